@@ -255,7 +255,8 @@ def test_a_tensor_in_two_shards_is_refused(folder):
     ("values", "messages"),
     [
         ({"architectures": ["Evil"]}, ("architectures: cannot be imported: ['Evil']", "GPT2LMHeadModel")),
-        ({"architectures": None}, ("cannot be imported: None",)),
+        ({"architectures": None, "model_type": "evil"}, ("model_type: cannot be imported: 'evil'", "gpt2, llama")),
+        ({"model_type": "llama"}, ("model_type: is 'llama', but architectures is ['GPT2LMHeadModel']",)),
         ({"activation_function": "relu"}, ("activation_function: must be 'gelu_new' for our blocks, but is 'relu'",)),
         ({"rope_scaling": {"factor": 8.0}}, ("rope_scaling.factor: has no counterpart in our blocks: 8.0",)),
         ({"n_layer": 10**9}, ("n_layer: is 1000000000, but there are only 28 tensors",)),
@@ -266,7 +267,8 @@ def test_a_tensor_in_two_shards_is_refused(folder):
         ({"n_head": 3}, ("config.json",)),
         ({"vocab_size": -1}, ("vocab_size: must be a whole number",)),
         ({"vocab_size": 2**30}, ("but config.json gives",)),
-        ({"eos_token_id": [1, 2]}, ("eos_token_id: must be a whole number from 0 to 36, but is [1, 2]",)),
+        ({"quantization_config": {"bits": 4}}, ("quantization_config.bits: has no counterpart", "dequantize()")),
+        ({"attention_sinks": 4}, ("attention_sinks: has no counterpart in our blocks: 4", "delete the key", "--family")),
         ({"bos_token_id": 37}, ("bos_token_id: must be a whole number from 0 to 36, but is 37",)),
         ({"layer_norm_epsilon": "${oc.env:HOME}"}, ("layer_norm_epsilon: must be a number",)),
         ({"tie_word_embeddings": "${oc.env:HOME}"}, ("tie_word_embeddings: must be true or false",)),
@@ -275,6 +277,15 @@ def test_a_tensor_in_two_shards_is_refused(folder):
 def test_a_config_that_our_blocks_cannot_express_is_refused_by_key(folder, values, messages):
     change_config(folder, **values)
     refused(folder, *messages)
+
+
+@pytest.mark.parametrize("ids", [[37, -1], None, [], "2"])
+def test_a_model_whose_texts_never_end_is_refused(ids, folder):
+    (folder / "generation_config.json").unlink()
+    change_config(folder, eos_token_id=ids)
+    refused(
+        folder, f"eos_token_id: must be a whole number from 0 to 36, but is {ids!r}", "write the right eos_token_id"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 10_000, '{"a":' * 100 + "1" + "}" * 100, "\x00", '"\ud800"'])

@@ -59,7 +59,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences_within_the_bounds(
 
 
 @torch.no_grad()
-def unstopped(made, src_S, longest, beam, penalty):
+def unstopped(made, src_S, longest, beam, penalty, ends):
     """Return scores and ids, best first, of a beam search up to the maximum length that runs the whole model in every step."""
     live, finished = [((), 0.0)], []
     for position in range(longest):
@@ -67,16 +67,16 @@ def unstopped(made, src_S, longest, beam, penalty):
         log_p_RV = made(src=src_S.expand(len(live), -1), tgt=tgt_RT)[:, -1].log_softmax(1)
         log_p_RV[:, :EOS] = -torch.inf
         total_RV = log_p_RV + torch.tensor([total for _, total in live])[:, None]
-        values, places = total_RV.flatten().topk(2 * beam)
+        values, places = total_RV.flatten().topk((1 + len(ends)) * beam)
         extended = [
             ((*live[place // total_RV.shape[1]][0], place % total_RV.shape[1]), value)
             for value, place in zip(values.tolist(), places.tolist(), strict=True)
         ]
-        finished += [one for one in extended[:beam] if one[0][-1] == EOS]
-        live = [one for one in extended if one[0][-1] != EOS][:beam]
+        finished += [one for one in extended[:beam] if one[0][-1] in ends]
+        live = [one for one in extended if one[0][-1] not in ends][:beam]
         if position == longest - 1:
             finished += live
-    scored = [(total / penalty(len(ids)), [id for id in ids if id != EOS]) for ids, total in finished]
+    scored = [(total / penalty(len(ids)), [id for id in ids if id not in ends]) for ids, total in finished]
     return sorted(scored, reverse=True)
 
 
@@ -94,12 +94,14 @@ PENALTIES = {
     ("beam", "nbest"), [(4, 4), *(pytest.param(beam, 1, marks=pytest.mark.grid) for beam in (2, 4))]
 )
 @pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
-def test_a_patient_search_equals_a_search_without_early_stopping(beam, nbest, penalty):
+@pytest.mark.parametrize("ends", [(EOS,), (EOS, 7, 11)], ids=["one", "three"])
+def test_a_patient_search_equals_a_search_without_early_stopping(ends, beam, nbest, penalty):
     made, put, most = network(20), sources(vocab=20), [14, 14, 5, 9, 14]
-    hypotheses = beam_search(made, put, bounds(most), beam=beam, penalty=penalty, nbest=nbest, patient=True)
+    limits = bounds(most)._replace(ends=ends)
+    hypotheses = beam_search(made, put, limits, beam=beam, penalty=penalty, nbest=nbest, patient=True)
     for row, longest in enumerate(most):
         src_S = put["src"][row][put["src"][row] != PAD]
-        best = unstopped(made, src_S, longest, beam, penalty)[:nbest]
+        best = unstopped(made, src_S, longest, beam, penalty, ends)[:nbest]
         assert [one.ids for one in hypotheses[row]] == [ids for _, ids in best]
 
 

@@ -89,6 +89,7 @@ def _expect_matrix(comparison: Comparison) -> Matrix:
 def _report(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.page import render_report
     from tfm_blocks.report.screen import print_line
+    from tfm_blocks.runs.files import write_bytes
 
     path: Path = arguments.path
     options.expect_html(path, "report.html")
@@ -96,6 +97,6 @@ def _report(arguments: argparse.Namespace) -> None:
     title = ", ".join(str(folder) for folder in arguments.folders)
     text = render_report(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
     data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character
-    path.write_bytes(data)
+    write_bytes(path, data)
     count = len(comparison.runs)
     print_line(f"{path}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")

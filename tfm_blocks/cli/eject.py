@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,25 +36,35 @@ def _eject(arguments: argparse.Namespace) -> None:
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
     title = printable(" ".join([Path(arguments.model).name, *arguments.overrides]))
     text = eject(spec, sources, title)
-    options.write_output(text, arguments.path)
+    if arguments.weights:
+        with _written_weights(arguments, spec) as parameters:
+            options.write_output(text, arguments.path)
+    else:
+        options.write_output(text, arguments.path)
     print(printable(f"{arguments.path}: {len(text.splitlines())} lines"))
     if arguments.weights:
-        _write_weights(arguments, spec)
+        print(printable(f"{arguments.weights}: {parameters:,} parameters"))
 
 
-def _write_weights(arguments: argparse.Namespace, spec: Spec) -> None:
-    """Write the state dict of the run, or of the model's initial values. Raises RunError."""
+@contextmanager
+def _written_weights(arguments: argparse.Namespace, spec: Spec) -> Iterator[int]:
+    """Write the state dict of the run, or of the model's initial values, and yield the number of parameters.
+
+    An error inside leaves no weights. Raises RunError.
+    """
     import torch
 
     from tfm_blocks.network.build import build_network
+    from tfm_blocks.runs.files import written_beside
     from tfm_blocks.runs.model import read_network
 
     run = Path(arguments.model)
     network = read_network(run, arguments.plugins) if run.is_dir() else build_network(spec, seed=INITIAL_SEED)
-    try:
-        torch.save(network.state_dict(), arguments.weights)
-    except RuntimeError as error:  # torch's writer does not raise OSError
-        rule = f"cannot be written: {str(error).rpartition('strerror: ')[2].splitlines()[0]}"
-        help = "choose a file in an existing folder, on a disk with enough space"
-        raise RunError(Problem(str(arguments.weights), rule, help=help)) from None
-    print(printable(f"{arguments.weights}: {sum(p.numel() for p in network.parameters()):,} parameters"))
+    with written_beside(arguments.weights) as part:
+        try:
+            torch.save(network.state_dict(), part)
+        except RuntimeError as error:  # torch's writer does not raise OSError
+            rule = f"cannot be written: {str(error).rpartition('strerror: ')[2].splitlines()[0]}"
+            help = "choose a file in an existing folder, on a disk with enough space"
+            raise RunError(Problem(str(arguments.weights), rule, help=help)) from None
+        yield sum(parameter.numel() for parameter in network.parameters())

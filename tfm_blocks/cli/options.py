@@ -54,7 +54,9 @@ def expect_html(path: Path, example: str) -> None:
 def write_output(text: str, path: Path | None) -> None:
     """Write the text to the file of -o, or to stdout."""
     if path:
-        path.write_text(text, "utf-8")
+        from tfm_blocks.runs.files import write_bytes
+
+        write_bytes(path, text.encode("utf-8"))
     else:
         print(text, end="")
 

@@ -32,6 +32,7 @@ def add_commands(commands: options.Commands) -> None:
 
 def _view(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.model_page import render_view
+    from tfm_blocks.runs.files import write_bytes
 
     words = split_models(arguments.words, (1, 2))
     if arguments.watch:
@@ -43,7 +44,7 @@ def _view(arguments: argparse.Namespace) -> None:
     options.expect_html(path, "page.html")
     text = render_view(_viewed(words, arguments)).encode("utf-8", "replace")
     try:
-        path.write_bytes(text)
+        write_bytes(path, text)
     except OSError as error:
         rule = f"cannot be written: {error.strerror}"
         raise ConfigError(Problem(str(path), rule, help="choose a file in a folder that you can write")) from None

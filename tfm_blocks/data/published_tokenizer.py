@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Pieces
 
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Vocabulary
-from tfm_blocks.errors import Problem, RunError, shown
+from tfm_blocks.errors import DataError, Problem, RunError, shown
 
 KEY = "published"
 BEGIN = b'{"published": '
@@ -50,10 +50,11 @@ class PublishedTokenizer(Tokenizer):
         with refusing_damage(where):
             self._expect_inert()
             self.open()
-        largest = max(self.names.values(), default=0)
+        largest = max(self.model_names.values(), default=0)
         if largest >= vocabulary.size:
             rule = f"has the id {largest}, but the vocabulary of the model has {vocabulary.size} ids"
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
+        self._beyond = {id: name for name, id in self.names.items() if id >= vocabulary.size}
 
     def _expect_inert(self) -> None:
         """Raise ValueError for a file of another name, a text that is not UTF-8, and a key that names code."""
@@ -75,6 +76,11 @@ class PublishedTokenizer(Tokenizer):
         """Return the published id of each subword."""
 
     @property
+    def model_names(self) -> Mapping[str, int]:
+        """Return the names without added tokens, which can have ids beyond the vocabulary of the model."""
+        return self.names
+
+    @property
     def special(self) -> Mapping[str, int]:
         """Return the published ids of names that can begin or end a sequence."""
         return self.names
@@ -94,6 +100,10 @@ class PublishedTokenizer(Tokenizer):
     def size(self) -> int:
         return self.vocabulary.size_here
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return (self.EOS, *self.vocabulary.to_here(self.vocabulary.stops))
+
     @cached_property
     def ids(self) -> dict[str, int]:
         """Return the id of each subword; ids without subword have a name with their number."""
@@ -108,7 +118,8 @@ class PublishedTokenizer(Tokenizer):
     @property
     def text(self) -> str:
         """Return the tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON."""
-        vocabulary = [self.vocabulary.size, self.vocabulary.start, self.vocabulary.eos]
+        own = self.vocabulary
+        vocabulary = [own.size, own.start, own.eos, *own.stops]
         files = {
             name: content.decode() if name.endswith(".json") else b64encode(content).decode()
             for name, content in self.files.items()
@@ -119,7 +130,11 @@ class PublishedTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.vocabulary.to_here(ids) for ids in self.published_ids(texts)]
+        rows = self.published_ids(texts)
+        for id in (id for ids in rows for id in ids if id in self._beyond) if self._beyond else ():
+            rule = f"has the token {self._beyond[id]} with the id {id}, but the model has {self.vocabulary.size} ids"
+            raise DataError(Problem("text", rule, help="remove the token from the text"))
+        return [self.vocabulary.to_here(ids) for ids in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.text_of(self.vocabulary.to_published(ids))
@@ -131,12 +146,12 @@ class PublishedTokenizer(Tokenizer):
     def load(cls, path: Path) -> PublishedTokenizer:
         with refusing_damage(str(path)):
             content = json.loads(path.read_text("utf-8"))
-            size, start, eos = content[KEY]
+            size, start, eos, *stops = content[KEY]
             files = {
                 name: text.encode() if name.endswith(".json") else b64decode(text)
                 for name, text in content["files"].items()
             }
-        return published_tokenizer(Vocabulary(size, start, eos), files, str(path))
+        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, str(path))
 
 
 class FastTokenizer(PublishedTokenizer):
@@ -148,6 +163,10 @@ class FastTokenizer(PublishedTokenizer):
     @cached_property
     def names(self) -> dict[str, int]:
         return self._pieces.get_vocab()
+
+    @property
+    def model_names(self) -> Mapping[str, int]:
+        return self._pieces.get_vocab(with_added_tokens=False)
 
     @property
     def special(self) -> Mapping[str, int]:

@@ -93,6 +93,11 @@ class Tokenizer:
         return self._pieces.get_vocab_size()
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """Return the ids that end a generated text."""
+        return (self.EOS,)
+
+    @property
     def ids(self) -> dict[str, int]:
         """Return the id of each subword, in its stored form."""
         return self._pieces.get_vocab()

@@ -13,18 +13,25 @@ OTHERS = 3  # the first id after padding, begin and end
 class Vocabulary:
     """A published vocabulary of `size` ids, with the ids that begin and end a sequence.
 
-    Padding has a new id without a row in any table of weights. If one id both begins and ends sequences, the begin has
-    a new id too, which reads the row of the end.
+    A generated text ends at `eos`, which the data adds, or at an id of `stops`, such as the end of a turn. Padding has
+    a new id without a row in any table of weights. If one id both begins and ends sequences, the begin has a new id
+    too, which reads the row of the end.
     """
 
     size: int
     start: int
     eos: int
+    stops: tuple[int, ...] = ()
 
     @cached_property
     def front(self) -> tuple[int, ...]:
         """Return the published ids that have the ids before OTHERS here, in their order."""
         return tuple(dict.fromkeys((self.start, self.eos)))
+
+    @property
+    def written_eos(self) -> int | list[int]:
+        """Return the ids that end a text as config.json has them."""
+        return [self.eos, *self.stops] if self.stops else self.eos
 
     @property
     def first(self) -> int:

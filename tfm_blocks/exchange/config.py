@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
@@ -16,8 +16,14 @@ from tfm_blocks.exchange.family import MISSING, Family, families, leaves, unused
 from tfm_blocks.exchange.rope import rope_rows, rope_rows_of
 
 FILE = "config.json"
+EOS = "eos_token_id"
 LARGEST = 2**31
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values of an unknown key that cannot enable a feature
+ACTIVATIONS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}  # two names of one function
+QUANTIZATION = "quantization_config"
+DEQUANTIZE = "import the weights before their quantisation, or load them with transformers, dequantize() and save them"
+DELETE = "delete the key from config.json if the model does not use it; otherwise write a family: --family FILE.yaml"
+OTHER = "correct config.json, or describe this model by a family of your own: --family FILE.yaml"
 
 
 @dataclass(frozen=True)
@@ -34,46 +40,59 @@ class Published:
         return compose_model(self.family.model).with_values({**self.knobs, **vocabulary})
 
 
-def read_published(config: Mapping[str, Any], weights: Collection[str], where: str) -> Published:
-    """Read a config.json. `weights` are the names of the tensors. Raises RunError that names every key at fault."""
-    family = _family(config, where)
+def read_published(
+    family: Family, config: Mapping[str, Any], generation: Mapping[str, Any], tensors: int, where: str
+) -> Published:
+    """Read config.json, and the ids of eos in generation_config.json. `tensors` is the number of stored tensors.
+
+    Raises RunError that names every key at fault.
+    """
     reader = _Reader(family, dict(leaves(config)))
-    published = Published(family, reader.knobs(weights), reader.vocabulary())
+    published = Published(family, reader.knobs(tensors), reader.vocabulary(generation.get(EOS)))
     reader.expect_known()
     if reader.problems:
-        raise RunError([Problem(f"{where}: {key}", rule) for key, rule in reader.problems])
+        raise RunError([Problem(f"{where}: {key}", rule, help=help) for key, rule, help in reader.problems])
     return published
 
 
-def _family(config: Mapping[str, Any], where: str) -> Family:
-    """Return the family of the architecture with the fewest differing fixed keys. Raises RunError if there is none."""
-    names = config.get("architectures")
-    flat = dict(leaves(config))
-    fitting = [family for family in families().values() if names == [family.architecture]]
+def family_of(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of the architecture with the fewest differing fixed keys. Raises RunError if there is none.
+
+    `architectures` may be missing or name the base model, because transformers decides by `model_type`.
+    """
+    flat, names = dict(leaves(config)), config.get("architectures")
+    fitting = [family for family in families().values() if family.fits(config)]
+    if any(family.fits({"architectures": names}) for family in families().values()) and not fitting:
+        rule = f"is {shown(config.get('model_type'))}, but architectures is {shown(names)}"
+        raise RunError(Problem(f"{where}: model_type", rule, help="correct the key that is wrong in config.json"))
     if not fitting:
-        known = ", ".join(sorted({family.architecture for family in families().values()}))
-        raise RunError(
-            Problem(f"{where}: architectures", f"cannot be imported: {shown(names)}", help=f"known: {known}")
-        )
+        key = "architectures" if names else "model_type"
+        known = {family.architecture if key == "architectures" else family.model_type for family in families().values()}
+        help = f"known: {', '.join(sorted(known))}; your own: --family FILE.yaml"
+        raise RunError(Problem(f"{where}: {key}", f"cannot be imported: {shown(config.get(key))}", help=help))
     return min(fitting, key=lambda family: sum(_differs(flat, key, family) for key in family.fixed))
 
 
 def _differs(flat: Mapping[str, Any], key: str, family: Family) -> bool:
-    value, fixed = flat.get(key), family.fixed[key]
+    value, fixed = flat.get(key, family.missing.get(key)), family.fixed[key]
     if isinstance(value, list) and isinstance(fixed, list):
         return value != list(islice(cycle(fixed), len(value)))
-    return value is not None and value != fixed
+    return value is not None and _same_activation(value) != _same_activation(fixed)
+
+
+def _same_activation(value: Any) -> Any:
+    return ACTIVATIONS.get(value, value) if isinstance(value, str) else value
 
 
 class _Reader:
     """Read the values of a flat config, and collect the problems by key."""
 
     def __init__(self, family: Family, flat: Mapping[str, Any]) -> None:
-        self.family, self.flat = family, flat
+        self.family, self.flat = family, {**family.missing, **flat}
         self.rows = (*family.config, *(rope_rows(flat) if family.rope else ()))
-        self.problems: list[tuple[str, str]] = []
+        self.problems: list[tuple[str, str, str]] = []
 
-    def knobs(self, weights: Collection[str]) -> dict[str, Any]:
+    def knobs(self, tensors: int) -> dict[str, Any]:
         defaults = knob_defaults(self.family.model)
         knobs: dict[str, Any] = {}
         for row in self.rows:
@@ -81,28 +100,31 @@ class _Reader:
             try:
                 value = row.to_knob(self.flat[key] if key else MISSING, knobs)
                 _expect_kind(value, defaults[row.knob])
-                if row.knob in ("layers", "experts") and value > len(weights):
-                    raise ValueError(f"is {value}, but there are only {len(weights)} tensors")
+                if row.knob in ("layers", "experts") and value > tensors:
+                    raise ValueError(f"is {value}, but there are only {tensors} tensors")
                 if knobs.setdefault(row.knob, value) != value:
                     raise ValueError(f"must be {shown(knobs[row.knob])} for our blocks, but is {shown(value)}")
             except ValueError as error:
-                self.problems.append((key or row.keys[0], str(error)))
+                self.problems.append((key or row.keys[0], str(error), OTHER))
                 knobs.setdefault(row.knob, defaults[row.knob])
-        untied = {knob: None for name, knob in self.family.output.items() if name in weights}
-        return knobs | untied
+        return knobs
 
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self, generated: Any) -> Vocabulary:
+        """Return the vocabulary. `generated` is the eos of generation_config.json: an id, several or none."""
         size = self._id("vocab_size", LARGEST)
         bound = size if size == self.flat.get("vocab_size") else LARGEST
-        eos = self._id("eos_token_id", bound)
+        ends = [id for value in (self.flat.get(EOS), generated) for id in _several(value, bound)]
+        eos = ends[0] if ends else self._id(EOS, bound)
         starts = [key for key in self.family.start if self.flat.get(key) is not None]
-        return Vocabulary(size, self._id(starts[0], bound) if starts else eos, eos)
+        start = self._id(starts[0], bound) if starts else eos
+        return Vocabulary(size, start, eos, tuple(dict.fromkeys(id for id in ends if id != eos)))
 
     def _id(self, key: str, bound: int) -> int:
         value = self.flat.get(key)
         if type(value) is int and 0 <= value < bound:
             return value
-        self.problems.append((key, f"must be a whole number from 0 to {bound - 1}, but is {shown(value)}"))
+        rule = f"must be a whole number from 0 to {bound - 1}, but is {shown(value)}"
+        self.problems.append((key, rule, f"write the right {key} into config.json"))
         return 1
 
     def expect_known(self) -> None:
@@ -110,12 +132,19 @@ class _Reader:
         for key in self.family.fixed:
             if _differs(self.flat, key, self.family):
                 fixed, value = shown(self.family.fixed[key]), shown(self.flat[key])
-                self.problems.append((key, f"must be {fixed} for our blocks, but is {value}"))
-        known = {*self.family.fixed, *self.family.unused, *self.family.start, *unused_keys()}
+                self.problems.append((key, f"must be {fixed} for our blocks, but is {value}", OTHER))
+        known = {*self.family.fixed, *self.family.unused, *self.family.start}
         known |= {key for row in self.rows for key in row.keys}
         for key, value in self.flat.items():
-            if key not in known and key.split(".")[0] not in known and value not in NOTHING:
-                self.problems.append((key, f"has no counterpart in our blocks: {shown(value)}"))
+            first = key.split(".")[0]
+            if not {key, first} & known and not unused_keys().match(first) and value not in NOTHING:
+                help = DEQUANTIZE if first == QUANTIZATION else DELETE
+                self.problems.append((key, f"has no counterpart in our blocks: {shown(value)}", help))
+
+
+def _several(value: Any, bound: int) -> list[int]:
+    """Return the ids below `bound` of a value that is an id or several: a model cannot generate the others."""
+    return [id for id in (value if isinstance(value, list) else [value]) if type(id) is int and 0 <= id < bound]
 
 
 def _expect_kind(value: Any, default: Any) -> None:
@@ -144,7 +173,7 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(Problem(row.knob, str(error))) from None
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
-    flat |= {"vocab_size": vocabulary.size, "eos_token_id": vocabulary.eos, family.start[0]: vocabulary.start}
+    flat |= {"vocab_size": vocabulary.size, EOS: vocabulary.written_eos, family.start[0]: vocabulary.start}
     return dict(_nested(flat))
 
 

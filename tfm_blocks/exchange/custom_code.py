@@ -36,11 +36,11 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
     }
 
 
-def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
+def _special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
     return {
         "bos_token_id": vocabulary.start,
         "decoder_start_token_id": vocabulary.start,
-        "eos_token_id": vocabulary.eos,
+        "eos_token_id": vocabulary.written_eos,
         "pad_token_id": vocabulary.eos if vocabulary.front else Tokenizer.PAD,
     }
 

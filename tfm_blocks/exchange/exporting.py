@@ -18,7 +18,7 @@ from tfm_blocks.exchange.custom_code import to_json, vocabulary_of, write_custom
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, SINGLE
 from tfm_blocks.exchange.importing import conversion_of
-from tfm_blocks.exchange.record import LEFTOVERS, PublishedFile
+from tfm_blocks.exchange.record import GENERATION, LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.reload import certify
 from tfm_blocks.language.difference import find_changes
 from tfm_blocks.language.spec import Spec
@@ -26,7 +26,7 @@ from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
-from tfm_blocks.runs.folder import TOKENIZER, make_folder
+from tfm_blocks.runs.folder import TOKENIZER, new_folder
 from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_tensors
 
 
@@ -40,7 +40,6 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     published = find_published(network.spec, read_config(run)[1], vocabulary_of(tokenizer))
     if published is None:
         files = write_custom_code(network, tokenizer, str(run))
-        make_folder(folder)
         record, tensors = PublishedFile(), {f"model.{name}": tensor for name, tensor in weights_of(network).items()}
         architecture = "custom code"
     else:
@@ -49,11 +48,12 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
         files = {name: text.encode() for name, text in record.texts.items()}
         files = files or {CONFIG: to_json(write_published(published, "float32")).encode()}
-        make_folder(folder)
-    for name, content in (tokenizer_files(tokenizer) | files).items():
-        (folder / name).write_bytes(content)
-    _write_weights(folder, tensors, record)
-    return architecture, certify(network, tokenizer, run, folder, own_code=published is None)
+    with new_folder(folder) as part:
+        for name, content in (tokenizer_files(tokenizer) | files).items():
+            (part / name).write_bytes(content)
+        _write_weights(part, tensors, record)
+        certificate = certify(network, tokenizer, run, part, own_code=published is None)
+    return architecture, certificate
 
 
 def _record(run: Path, published: Published) -> PublishedFile:
@@ -62,10 +62,14 @@ def _record(run: Path, published: Published) -> PublishedFile:
     if record == PublishedFile():
         return record
     try:
-        stated = read_published(record.parsed(CONFIG), record.tensors, str(where))
+        config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in record.texts else {}
+        stated = read_published(published.family, config, generation, len(record.tensors), str(where))
     except (KeyError, ValueError) as error:
         raise damaged(where, error) from None
-    if stated.vocabulary != published.vocabulary or not stated.knobs.items() <= published.knobs.items():
+    untied = {knob: None for knob in published.family.output.values() if published.knobs[knob] is None}
+    knobs = {**stated.knobs, **untied}  # transformers does not tie matrices that differ, whatever config.json says
+    is_fitting = published.family.fits(config) and stated.vocabulary == published.vocabulary
+    if not (is_fitting and knobs.items() <= published.knobs.items()):
         raise damaged(where, f"its {CONFIG} is of another model")
     return record
 

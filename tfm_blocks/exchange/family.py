@@ -1,26 +1,13 @@
 """A family of published models: a YAML file that maps its config.json and weights to a model of this project.
 
-A file has these keys:
-
-    architecture, model_type   values of config.json
-    model      the name of the model of this project
-    start      the keys of config.json that may have the id of bos; the first key with a value counts
-    config     keys of config.json, each with its knob
-    rope       true if the rows of `rope.yaml`, for scaled rotary positions, belong to `config`
-    fixed      keys of config.json, each with the only supported value, which is also the default
-    unused     keys that do not affect the output of a trained model
-    output     the published name of an output matrix that is not tied, and the knob that is then null
-    weights    the table of `weights.py`
-
-A row of `config` is a knob, or a mapping with these keys: `knob`; `missing`, the value for a missing or null key;
-`values`, the value of the knob for each published value; `is: 1/√` or `is: 1/2`, if the knob is the inverse root or
-half of the published value. `= 4*d_model` and `1/√d_model` are arithmetic with the knobs of earlier rows. Keys
-separated by commas are synonyms; export writes the first. A dot separates the keys of nested mappings.
+docs/families.md describes the keys of a file.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -99,16 +86,33 @@ class Family:
     """The content of the YAML file of a family."""
 
     name: str
-    architecture: str
+    architectures: tuple[str, ...]
     model_type: str
     model: str
     start: tuple[str, ...]
     config: tuple[ConfigRow, ...]
+    missing: Mapping[str, Any]
     rope: bool
     fixed: Mapping[str, Any]
     unused: frozenset[str]
     output: Mapping[str, str]
+    tied: Mapping[str, str]
+    prefix: str
+    ignored: frozenset[str]
+    zeros: frozenset[str]
+    also: Sequence[Row]
     weights: Sequence[Row]
+
+    @property
+    def architecture(self) -> str:
+        """Return the architecture that export writes."""
+        return self.architectures[0]
+
+    def fits(self, config: Mapping[str, Any]) -> bool:
+        """Return True if config.json names the family: `model_type` decides, and `architectures` may be missing."""
+        kind, names = config.get("model_type"), config.get("architectures")
+        named = isinstance(names, list) and names and all(name in self.architectures for name in names)
+        return (kind == self.model_type and not names) or (bool(named) and kind in (None, self.model_type))
 
 
 @cache
@@ -116,29 +120,36 @@ def families() -> dict[str, Family]:
     """Return all families by name."""
     folder = files("tfm_blocks.exchange") / "families"
     paths = sorted((path for path in folder.iterdir() if path.name.endswith(".yaml")), key=lambda path: path.name)
-    return {name: _read(name, path.read_text("utf-8")) for path in paths for name in [path.name.removesuffix(".yaml")]}
+    texts = {path.name.removesuffix(".yaml"): path.read_text("utf-8") for path in paths}
+    return {name: make_family(name, yaml.safe_load(text)) for name, text in texts.items()}
 
 
 @cache
-def unused_keys() -> frozenset[str]:
-    """Return the keys that are ignored in every family."""
+def unused_keys() -> re.Pattern[str]:
+    """Return a pattern of the keys that are ignored in every family."""
     text = (files("tfm_blocks.exchange") / "unused_keys.yaml").read_text("utf-8")
-    return frozenset(key for line in yaml.safe_load(text) for key in line)
+    return re.compile("|".join(fnmatch.translate(key) for line in yaml.safe_load(text) for key in line))
 
 
-def _read(name: str, text: str) -> Family:
-    content = yaml.safe_load(text)
+def make_family(name: str, content: Mapping[str, Any]) -> Family:
+    """Return the family of a file's content. Raises ValueError for an unknown operation of a weight."""
     return Family(
         name,
-        content["architecture"],
-        content["model_type"],
+        tuple(content.get("architecture", "").split(", ")),
+        content.get("model_type", ""),
         content["model"],
-        tuple(content["start"]),
+        tuple(content.get("start", ["bos_token_id"])),
         tuple(config_row(keys, value) for keys, value in content["config"].items()),
+        content.get("missing", {}),
         content.get("rope", False),
         content.get("fixed", {}),
         frozenset(content.get("unused", ())),
         content.get("output", {}),
+        content.get("tied", {}),
+        content.get("prefix", ""),
+        frozenset(content.get("ignored", ())),
+        frozenset(content.get("zeros", ())),
+        read_weight_table(content.get("also", {})),
         read_weight_table(content["weights"]),
     )
 

@@ -29,16 +29,17 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The file, shape and dtype of a tensor."""
+    """The file, name, shape and dtype of a tensor."""
 
     file: str
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
 
 @dataclass(frozen=True)
 class PublishedFolder:
-    """A folder whose weights were found; `tensors` has the tensors of all its files by name."""
+    """A folder whose weights were found; `tensors` has the tensors of all its files, by the names of its family."""
 
     path: Path
     tensors: Mapping[str, StoredTensor]
@@ -48,11 +49,20 @@ class PublishedFolder:
         loaded = {}
         for file in sorted({tensor.file for tensor in self.tensors.values()}):
             with _opened(self.path / file) as content:
-                loaded.update({name: content.get_tensor(name) for name in content.keys()})  # noqa: SIM118
-        for name, tensor in loaded.items():
-            if not tensor.isfinite().all():
+                for name, tensor in self.tensors.items():
+                    if tensor.file == file:
+                        loaded[name] = content.get_tensor(tensor.name)
+        for name, values in loaded.items():
+            if not values.isfinite().all():
                 raise RunError(Problem(str(self.path), f"{name} has values that are not finite"))
         return loaded
+
+    def is_equal(self, *tensors: StoredTensor) -> bool:
+        """Return True if two tensors have equal shapes and values. Raises RunError."""
+        if len({tensor.shape for tensor in tensors}) > 1:
+            return False
+        with _opened(self.path / tensors[0].file) as one, _opened(self.path / tensors[1].file) as other:
+            return torch.equal(one.get_tensor(tensors[0].name).float(), other.get_tensor(tensors[1].name).float())
 
 
 def open_folder(path: Path) -> PublishedFolder:
@@ -112,10 +122,7 @@ def _header(path: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
             raise RunError(Problem(str(path), f"has {len(names):,} tensors, but at most {MOST_TENSORS:,} are read"))
         for name in names:
             part = content.get_slice(name)
-            if part.get_dtype() not in DTYPES:
-                rule = f"{shown(name)} has the type {part.get_dtype()}, but only {', '.join(DTYPES)} are read"
-                raise RunError(Problem(str(path), rule))
-            yield name, StoredTensor(file, tuple(part.get_shape()), part.get_dtype())
+            yield name, StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
 
 
 @contextmanager

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer, without_code
 from tfm_blocks.data.tokenizer_files import read_folder
 from tfm_blocks.errors import ConfigError, Problem, RunError
-from tfm_blocks.exchange.config import Published, knob_defaults, read_published
-from tfm_blocks.exchange.folder import CONFIG, INDEX, SINGLE, PublishedFolder, metadata_of, open_folder, read_small_json
-from tfm_blocks.exchange.record import KEPT, LEFTOVERS, PublishedFile
+from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published
+from tfm_blocks.exchange.family import Family
+from tfm_blocks.exchange.folder import (
+    CONFIG,
+    DTYPES,
+    INDEX,
+    SINGLE,
+    PublishedFolder,
+    metadata_of,
+    open_folder,
+    read_small_json,
+)
+from tfm_blocks.exchange.layouts import rows_of, with_current_names, with_tied
+from tfm_blocks.exchange.record import GENERATION, KEPT, LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.runs.files import read_bytes
+from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
-from tfm_blocks.translation.save import save_network
+from tfm_blocks.translation.save import write_run
+
+INCOMPLETE = "download the folder again, or save the model with transformers: model.save_pretrained(FOLDER)"
+FOREIGN = "load the folder with transformers and save it again, which leaves out tensors that its model does not use"
 
 
 @dataclass(frozen=True)
@@ -43,25 +62,34 @@ class ImportReport:
         return f"{head}{removed}\ntrain it on: python train.py {shlex.join(overrides)} data=…"
 
 
-def import_folder(folder: Path, run: Path) -> ImportReport:
-    """Write the model, the weights and the tokenizer of a folder as a run folder. Raises RunError."""
-    stored = open_folder(folder)
+def import_folder(folder: Path, run: Path, family: Family | None = None) -> ImportReport:
+    """Write the model, the weights and the tokenizer of a folder as a run folder. Raises RunError.
+
+    `family` is the family of the folder if it is not a shipped one.
+    """
+    written = open_folder(folder)
     texts, removed = _texts(folder)
-    tensors = {name: (tensor.file, tensor.dtype) for name, tensor in stored.tensors.items()}
-    record = PublishedFile(texts=texts, tensors=tensors, metadata=metadata_of(stored))
-    published = read_published(record.parsed(CONFIG), stored.tensors, str(folder / CONFIG))
+    where, record = str(folder / CONFIG), PublishedFile(texts=texts)
+    config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in texts else {}
+    own = family or family_of(config, where)
+    named = with_current_names(written, own)
+    published = read_published(own, config, generation, len(named.tensors), where)
+    stored, published = with_tied(named, published)
     composed, spec = _checked(published, folder)
-    conversion = conversion_of(published)
-    _expect_tensors(stored, conversion, spec)
+    conversion = replace(conversion_of(published), rows=rows_of(own, stored.tensors))
+    zeros = _expect_tensors(stored, conversion, spec, own.zeros)
     tokenizer = _tokenizer(folder, published, removed)
-    weights, leftovers = conversion.present(stored.tensors).to_ours(stored.load())
+    tensors = stored.load() | zeros
+    weights, leftovers = conversion.present(tensors).to_ours(tensors)
     network = build_network(spec, seed=0)
     fill(network, weights)
     knobs = {name: value for name, value in composed.mapping.items() if name != "model"}
-    save_network(network, run, tokenizer, knobs)
-    if leftovers:
-        write_tensors(run / LEFTOVERS, leftovers)
-    replace(record, family=published.family.name).write(run)
+    is_current = stored.tensors == written.tensors and not zeros and conversion.rows == own.weights
+    current = [] if is_current else conversion_of(published).to_theirs(weights_of(network_without_values(spec)))
+    with new_folder(run) as part:
+        write_run(network, part, run.name, tokenizer, knobs)
+        if family is None:
+            _write_record(record, stored, own, part, leftovers, current)
     count = sum(parameter.numel() for parameter in network.parameters())
     overrides = _overrides(published.family.model, knobs)
     return ImportReport(run, published.family.name, overrides, count, tuple(removed))
@@ -82,20 +110,31 @@ def _checked(published: Published, folder: Path) -> tuple[Composed, Spec]:
         raise RunError(problems) from None
 
 
-def _expect_tensors(stored: PublishedFolder, conversion: Conversion, spec: Spec) -> None:
-    """Raise RunError unless the tensors have the names and shapes of the model, without allocating the model."""
+def _expect_tensors(
+    stored: PublishedFolder, conversion: Conversion, spec: Spec, may_lack: Collection[str]
+) -> dict[str, Tensor]:
+    """Return zeros for the tensors that the folder may lack.
+
+    Raises RunError unless the others have the names and shapes of the model, without allocating the model.
+    """
     expected = conversion.to_theirs(weights_of(network_without_values(spec)))
     without = conversion.without_counterpart(stored.tensors)
-    problems = [f"lacks the tensor {name}" for name in expected if name not in stored.tensors]
+    lacking = [name for name in expected if name not in stored.tensors]
+    problems = [(f"lacks the tensor {name}", INCOMPLETE) for name in lacking if name not in may_lack]
     extra = stored.tensors.keys() - expected.keys() - without
-    problems += [f"has the tensor {name}, which the model lacks" for name in extra]
-    for name in expected.keys() & stored.tensors.keys():
-        shapes = list(stored.tensors[name].shape), list(expected[name].shape)
+    problems += [(f"has the tensor {name}, which the model lacks", FOREIGN) for name in extra]
+    for name, tensor in stored.tensors.items():
+        shapes = list(tensor.shape), list(expected.get(name, tensor).shape)
         if shapes[0] != shapes[1]:
-            problems.append(f"{name} has the shape {shapes[0]}, but config.json gives {shapes[1]}")
+            problems.append((f"{name} has the shape {shapes[0]}, but config.json gives {shapes[1]}", INCOMPLETE))
+        if tensor.dtype not in DTYPES:
+            rule = f"{name} has the type {tensor.dtype}, but only {', '.join(DTYPES)} are read"
+            problems.append((rule, "import the weights before their quantisation"))
     if problems:
+        rule, help = min(problems)
         others = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise RunError(Problem(str(stored.path), f"{min(problems)}{others}"))
+        raise RunError(Problem(str(stored.path), f"{rule}{others}", help=help))
+    return {name: torch.zeros(expected[name].shape) for name in lacking}
 
 
 def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -119,6 +158,29 @@ def _tokenizer(folder: Path, published: Published, removed: list[str]) -> Publis
         return published_tokenizer(published.vocabulary, files, str(folder / next(iter(files))))
     help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
     raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
+
+
+def _write_record(
+    record: PublishedFile,
+    stored: PublishedFolder,
+    family: Family,
+    run: Path,
+    leftovers: Mapping[str, Tensor],
+    current: Collection[str],
+) -> None:
+    """Write the parts of the folder that export restores.
+
+    If the folder has another layout than the current one, export writes the `current` names to a single file.
+    """
+    tensors = {name: (tensor.file, tensor.dtype) for name, tensor in stored.tensors.items()}
+    if current:
+        usual = Counter(tensor.dtype for tensor in stored.tensors.values()).most_common(1)[0][0]
+        tensors = {name: (SINGLE, tensors.get(name, ("", usual))[1]) for name in (*current, *leftovers)}
+        record = replace(record, texts={name: text for name, text in record.texts.items() if name != INDEX})
+    if leftovers:
+        write_tensors(run / LEFTOVERS, leftovers)
+    metadata = {} if current else metadata_of(stored)
+    replace(record, family=family.name, tensors=tensors, metadata=metadata).write(run)
 
 
 def _overrides(model: str, knobs: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from tfm_blocks.errors import cut, shown
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, INDEX, PLAIN_NAME, shards
 from tfm_blocks.runs.json_file import JsonFile
 
-KEPT = (CONFIG, INDEX, "generation_config.json")
+GENERATION = "generation_config.json"
+KEPT = (CONFIG, INDEX, GENERATION)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def _types() -> dict[str, tuple[ConfigRow, ...]]:
 
 def _rows(config: Mapping[str, Any]) -> Iterator[ConfigRow]:
     for key, value in config.items():
-        yield config_row(f"rope_parameters.{key}, rope_scaling.{key}", value)
+        nested, *others = key.split(", ")
+        yield config_row(", ".join((f"rope_parameters.{nested}", f"rope_scaling.{nested}", *others)), value)
 
 
 def _type_row(values: Mapping[str, str]) -> ConfigRow:

@@ -203,6 +203,11 @@ class Conversion:
         return [int(evaluate(item, self.sizes.__getitem__)) for item in (value if isinstance(value, list) else [value])]
 
 
+def names_pattern(rows: Iterable[Row]) -> re.Pattern[str]:
+    """Return a pattern of the names of all rows."""
+    return re.compile("|".join(_pattern(text)[0].pattern for row in rows for text in row.names) or "(?!)")
+
+
 def _matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the names of a row in the order of its alternatives, with the values of its wildcards."""
     for chosen in row.names:

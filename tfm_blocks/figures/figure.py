@@ -15,6 +15,7 @@ from tfm_blocks.figures.themes import THEMES, Theme
 from tfm_blocks.figures.tikz import to_tikz
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.registry.blocks import Registry
+from tfm_blocks.runs.files import write_bytes
 
 SUFFIXES = (".svg", ".pdf", ".png", ".tex")
 
@@ -50,10 +51,10 @@ def write_figure(path: Path, picture: FigurePicture, style: Style) -> None:
     expect_format(path)
     try:
         if path.suffix == ".svg":
-            path.write_text(svg_of(picture, style), "utf-8")
+            write_bytes(path, svg_of(picture, style).encode("utf-8"))
         elif path.suffix == ".tex":
             text = to_tikz(picture, style.theme, title=style.title, scale=style.scale)
-            path.write_text(text, "utf-8")
+            write_bytes(path, text.encode("utf-8"))
         else:
             from tfm_blocks.figures.raster import write_raster
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from tfm_blocks.figures.marks import sign_of
 from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, PlacedBox, PlacedPlate, Text
 from tfm_blocks.figures.sizes import WAVE
 from tfm_blocks.figures.themes import Mark, Theme
+from tfm_blocks.runs.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +41,8 @@ def write_raster(path: Path, picture: FigurePicture, theme: Theme, *, scale: flo
         none = (
             {"CreationDate": None, "Creator": None, "Producer": None} if path.suffix == ".pdf" else {"Software": None}
         )
-        figure.savefig(path, dpi=DPI, metadata=none)
+        figure.savefig(content := BytesIO(), format=path.suffix[1:], dpi=DPI, metadata=none)
+    write_bytes(path, content.getvalue())
 
 
 class _Painter:

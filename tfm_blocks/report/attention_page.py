@@ -18,6 +18,7 @@ from matplotlib.font_manager import findfont, get_font
 
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.report.assets import asset
+from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.translation.sentence_attention import SentenceAttention
 
 MOST = 64  # tokens on an axis, to limit the size of the picture
@@ -56,9 +57,9 @@ def save_attention(attention: SentenceAttention, path: Path) -> list[str]:
     Raises DataError for sentences of more than MOST tokens.
     """
     if path.suffix == ".html":
-        path.write_text(render_attention(attention), "utf-8")
+        write_bytes(path, render_attention(attention).encode("utf-8"))
         return []
-    path.write_bytes(png(attention))
+    write_bytes(path, png(attention))
     missing = _find_missing_letters(attention)
     rule = f"the picture has no letters for {missing}: write a .html, which a browser shows in its own fonts"
     return [rule] if missing else []

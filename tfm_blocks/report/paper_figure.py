@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from tfm_blocks.runs.files import write_bytes
 
 WIDTH = 3.3  # inches of a column
 PAGE = 6.9  # inches of a page with two columns
@@ -61,5 +64,6 @@ def save_figure(drawn: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PDF and SVG."""
     paths = [folder / f"{name}{suffix}" for suffix in UNDATED]
     for path in paths:
-        drawn.savefig(path, metadata=UNDATED[path.suffix])
+        drawn.savefig(content := BytesIO(), format=path.suffix[1:], metadata=UNDATED[path.suffix])
+        write_bytes(path, content.getvalue())
     return paths

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.runs.files import read_bytes
-from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, TOKENIZER, claim_folder, expect_folder, step_files
+from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, TOKENIZER, expect_folder, new_folder, numbered_names, step_files
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.status import Status
 
@@ -28,11 +28,13 @@ def average(run: Path, last: int) -> Path:
         raise RunError(Problem(str(run), rule, help=help))
     weights = mean_weights(kept[-last:])
     files = {name: read_bytes(run / name) for name in (MODEL, TOKENIZER)}
-    folder = claim_folder(run.parent, f"{run.name}-average{last}")
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    write_weights(folder, weights)
-    Status("averaged", of=tuple(f"{run.name}/{path.name}" for path in kept[-last:])).write(folder)
+    names = numbered_names(f"{run.name}-average{last}")
+    folder = next(path for path in map(run.parent.joinpath, names) if not path.exists())
+    with new_folder(folder) as part:
+        for name, content in files.items():
+            (part / name).write_bytes(content)
+        write_weights(part, weights)
+        Status("averaged", of=tuple(f"{run.name}/{path.name}" for path in kept[-last:])).write(part)
     return folder
 
 

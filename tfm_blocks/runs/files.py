@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,14 +77,47 @@ def _is_deep(value: object) -> bool:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically. Raises OSError."""
+    with written_beside(path) as part:
+        part.write_bytes(content)
+
+
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """Yield `PATH.part` for a new file or folder, which is then renamed to `path`; on an error it is removed.
+
+    A device or a pipe is written directly, and a link keeps its place: its target is replaced. Raises OSError that
+    names `path`.
+    """
+    path = Path(os.path.realpath(path))
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    settle(part, path)
+    try:
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        try:
+            yield part
+            settle(part, path)
+        except BaseException:
+            remove(part)
+            raise
+    except OSError as error:
+        if error.errno and error.filename in (None, str(part)):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def settle(part: Path, path: Path) -> None:
-    """Rename a finished file to `path`, and flush both to disk, so that it is complete even after a power failure."""
-    _sync(part)
+    """Rename a finished file or folder to `path`, and flush it to disk, so that a power failure leaves it complete."""
+    for inner in (*part.rglob("*"), part):
+        _sync(inner)
     part.replace(path)
     _sync(path.parent)
 

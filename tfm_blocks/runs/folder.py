@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Literal
 
 from tfm_blocks.errors import Problem, RunError, cut, is_utf8
+from tfm_blocks.runs.files import remove, written_beside
+from tfm_blocks.runs.lock import try_lock
 
 MODEL = "model.json"
 TOKENIZER = "tokenizer.json"
@@ -42,14 +45,32 @@ def expect_utf8(path: Path) -> None:
         raise RunError(Problem(str(path), "is not a path in UTF-8", help="rename the folder, or choose another name"))
 
 
-def make_folder(folder: Path) -> None:
-    """Make a new folder. Raises RunError if it exists or if its path is not UTF-8."""
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `folder`, which is then renamed to `folder`; on an error nothing is left.
+
+    Raises RunError if `folder` exists, if another process is writing it, or if its path is not UTF-8.
+    """
     expect_utf8(folder)
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
+    if os.path.lexists(folder):
         rule, help = "exists already, and nothing is overwritten", "choose another name, or delete it first"
-        raise RunError(Problem(str(folder), rule, help=help)) from None
+        raise RunError(Problem(str(folder), rule, help=help))
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
+    part = folder.with_name(f"{folder.name}.part")
+    part.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(part, os.O_RDONLY)
+    try:
+        if not try_lock(descriptor):
+            raise RunError(Problem(str(folder), "is being written by another process", help="wait until it exits"))
+        with written_beside(folder):
+            for left in part.iterdir():  # of a process that was killed
+                remove(left)
+            yield part
+    finally:
+        os.close(descriptor)
+        for parent in new_parents:
+            with suppress(OSError):  # it contains the folder
+                parent.rmdir()
 
 
 def step_file(checkpoints: Path, step: int, kind: Literal["step", "best"] = "step") -> Path:

@@ -114,7 +114,7 @@ def _try(folder: Path) -> int | None:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         locked = False
         try:
-            if not _lock(descriptor):
+            if not try_lock(descriptor):
                 return None
             if not _is_file_at(folder / LOCK, descriptor):  # its holder removed it after it was opened
                 continue
@@ -128,7 +128,8 @@ def _try(folder: Path) -> int | None:
                 os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder, and return False if another process holds it. Raises OSError."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

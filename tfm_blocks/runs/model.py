@@ -16,7 +16,7 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.runs.files import settle
+from tfm_blocks.runs.files import written_beside
 from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_utf8, kept_weights
 from tfm_blocks.runs.model_file import FORMAT, SavedModel, read_saved_model
 from tfm_blocks.runs.status import expect_finished
@@ -34,18 +34,16 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically, with the default permissions of new files. Raises RunError."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    part.touch()
-    mode = part.stat().st_mode  # safetensors ignores the umask and makes files unreadable to others
-    try:
-        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(copies, part, dict(metadata) if metadata else None)
-    except SafetensorError as error:
+    with written_beside(path) as part:
         part.unlink(missing_ok=True)
-        raise RunError(Problem(str(path), f"cannot be written: {error}", help="free disk space")) from None
-    part.chmod(mode)
-    settle(part, path)
+        part.touch()
+        mode = part.stat().st_mode  # safetensors ignores the umask and makes files unreadable to others
+        try:
+            copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+            save_file(copies, part, dict(metadata) if metadata else None)
+        except SafetensorError as error:
+            raise RunError(Problem(str(path), f"cannot be written: {error}", help="free disk space")) from None
+        part.chmod(mode)
 
 
 def weights_of(network: Network) -> dict[str, Tensor]:

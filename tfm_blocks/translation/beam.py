@@ -19,7 +19,6 @@ from tfm_blocks.network.attention_maps import attention_nodes, attention_weights
 from tfm_blocks.network.graph import Network
 from tfm_blocks.translation.search import (
     BOS,
-    EOS,
     Begun,
     Bounds,
     Hypothesis,
@@ -60,9 +59,9 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best hypotheses of each sentence, best first.
 
-    Each step keeps the `beam` best unfinished hypotheses; among the `beam` best extensions, those with eos are
-    finished. The search of a sentence ends at `longest_B`, by `watch`, when no unfinished hypothesis can still enter
-    the nbest, or, unless `patient`, when `beam` hypotheses are finished. A beam of 1 without `patient` is greedy
+    Each step keeps the `beam` best unfinished hypotheses; among the `beam` best extensions, those with an end (eos)
+    are finished. The search of a sentence ends at `longest_B`, by `watch`, when no unfinished hypothesis can still
+    enter the nbest, or, unless `patient`, when `beam` hypotheses are finished. A beam of 1 without `patient` is greedy
     search. A sentence whose logits are not finite has no hypotheses.
     """
     begun = begin(network, sources, bounds, before_BN)
@@ -91,9 +90,10 @@ class _Extensions(NamedTuple):
     origin_BC: Tensor
     token_BC: Tensor
 
-    def live(self, beam: int) -> _Extensions:
-        """Return the first `beam` extensions without eos; at most half of 2·beam extensions have eos."""
-        live_BK = (self.token_BC == EOS).to(torch.int8).argsort(dim=1, stable=True)[:, :beam]
+    def live(self, beam: int, ends: tuple[int, ...]) -> _Extensions:
+        """Return the first `beam` extensions without an end; of (1 + ends)·beam extensions, so many have none."""
+        is_end_BC = (self.token_BC[:, :, None] == torch.tensor(ends, device=self.token_BC.device)).any(2)
+        live_BK = is_end_BC.to(torch.int8).argsort(dim=1, stable=True)[:, :beam]
         return _Extensions(*(tensor.gather(1, live_BK) for tensor in self))
 
 
@@ -125,7 +125,7 @@ class _Search:
 
     def step(self, position: int) -> None:
         best = self._extensions(self.x_RD, position)
-        self.score_BK, origin_BK, token_BK = live = best.live(self.beam)
+        self.score_BK, origin_BK, token_BK = live = best.live(self.beam, self.bounds.ends)
         log_p, origin, token = _read(best, live)
         if position == self.first:
             self.decoding = incremental.spread(self.decoding, self.beam)
@@ -139,21 +139,21 @@ class _Search:
             self.x_RD, self.decoding = incremental.step(self.network, token_BK.flatten(), self.decoding)
 
     def _extensions(self, x_RD: Tensor, position: int) -> _Extensions:
-        """Return the 2·beam best extensions of each sentence, best first.
+        """Return the best extensions of each sentence, best first: 2·beam of them, or more with several ends.
 
         Sentences are processed in chunks. If there are fewer extensions, the rest have log probability -inf.
         """
         hypotheses = self.score_BK.shape[1]
-        sentences = max(1, chunk(x_RD) // hypotheses)
+        sentences, count = max(1, chunk(x_RD) // hypotheses), (1 + len(self.bounds.ends)) * self.beam
         parts = []
         for first in range(0, len(self.sentences), sentences):
             part = slice(first, first + sentences)
             x_rD = x_RD[part.start * hypotheses : part.stop * hypotheses]
-            log_p_rV = next_log_p(self.network, x_rD, Bounds(*(bound[part] for bound in self.bounds)), position)
+            log_p_rV = next_log_p(self.network, x_rD, self.bounds.select(part), position)
             vocab = log_p_rV.shape[1]
-            parts.append(largest(log_p_rV.view(-1, hypotheses, vocab), self.score_BK[part], 2 * self.beam))
+            parts.append(largest(log_p_rV.view(-1, hypotheses, vocab), self.score_BK[part], count))
         total_BC, place_BC = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        missing = (0, 2 * self.beam - total_BC.shape[1])
+        missing = (0, count - total_BC.shape[1])
         total_BC, place_BC = F.pad(total_BC, missing, value=-torch.inf), F.pad(place_BC, missing)
         return _Extensions(total_BC, place_BC // vocab, place_BC % vocab)
 
@@ -162,8 +162,8 @@ class _Search:
     ) -> bool:
         """Record finished hypotheses of a sentence, and return True if its search continues.
 
-        The extensions are the `beam` best, then the `beam` best without eos. Those of the first that have eos are
-        finished. At the maximum length, unfinished hypotheses end without eos.
+        The extensions are the `beam` best, then the `beam` best without an end. Those of the first that have an end are
+        finished. At the maximum length, unfinished hypotheses end without it.
         """
 
         def ids(place: int) -> list[int]:
@@ -172,13 +172,13 @@ class _Search:
         if not math.isfinite(log_p[0]):  # NaN sorts as the largest
             self.finished[self.sentences[row]] = []
             return False
-        ended = [place for place in range(self.beam) if token[place] == EOS]
+        ended = [place for place in range(self.beam) if token[place] in self.bounds.ends]
         live = range(self.beam, 2 * self.beam)
         is_last = self.longest[row] == position + 1
         finished = self.finished[self.sentences[row]]
         for place in (*ended, *live) if is_last else ended:
             if math.isfinite(log_p[place]):
-                finished.append(hypothesis(ids(place), log_p[place]))
+                finished.append(hypothesis(ids(place), log_p[place], self.bounds.ends))
         self.ids[row] = [ids(place) for place in live]
         improves = not is_last and self._may_improve(finished, log_p[self.beam], self.longest[row])
         return improves and self.watch(self.sentences[row], self.ids[row][0])

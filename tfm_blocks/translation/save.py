@@ -17,7 +17,7 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import GROUP
-from tfm_blocks.runs.folder import CONFIG, TOKENIZER, make_folder
+from tfm_blocks.runs.folder import CONFIG, TOKENIZER, new_folder
 from tfm_blocks.runs.model import expect_weights, weights_of, write_model, write_weights
 from tfm_blocks.runs.status import Status
 
@@ -25,7 +25,14 @@ from tfm_blocks.runs.status import Status
 def save_network(
     network: Network, folder: Path, tokenizer: Tokenizer, knobs: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
-    """Write model, tokenizer, config, weights and, last, the status. Raises ConfigError or RunError.
+    """Write a new run folder, as `write_run` does. Raises ConfigError or RunError."""
+    with new_folder(folder) as part:
+        write_run(network, part, folder.name, tokenizer, knobs)
+    return folder
+
+
+def write_run(network: Network, folder: Path, name: str, tokenizer: Tokenizer, knobs: Mapping[str, Any]) -> None:
+    """Write model, tokenizer, config, weights and status to an empty folder. Raises ConfigError or RunError.
 
     `knobs` are the values of the knobs that gave the model.
     """
@@ -35,15 +42,13 @@ def save_network(
         raise ConfigError(Problem("tokenizer", rule, help=f"build the model with vocab={tokenizer.size}"))
     expect_weights(network_without_values(spec), weights, "network")
     plugins = _plugin_modules(spec)
-    make_folder(folder)
     write_model(folder, spec.mapping, plugins)
     tokenizer.save(folder / TOKENIZER)
     knobs = {**knobs, "vocab": tokenizer.size}
-    config = {"name": folder.name, **knobs, "plugins": plugins, "model": spec.mapping}
+    config = {"name": name, **knobs, "plugins": plugins, "model": spec.mapping}
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
     write_weights(folder, weights)
     Status("saved", parameters=sum(weight.numel() for weight in network.parameters())).write(folder)
-    return folder
 
 
 def _plugin_modules(spec: Spec) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,21 +45,26 @@ class Hypothesis:
 
 
 class Bounds(NamedTuple):
-    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, padded with PAD."""
+    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, padded with PAD.
+
+    `ends` are the ids that end a sentence, as eos does.
+    """
 
     shortest_B: Tensor
     longest_B: Tensor
     prefix_BP: Tensor
+    ends: tuple[int, ...] = (EOS,)
 
-    def select(self, sentences: Tensor) -> Bounds:
-        return Bounds(*(tensor.index_select(0, sentences) for tensor in self))
+    def select(self, sentences: Tensor | slice) -> Bounds:
+        return Bounds(self.shortest_B[sentences], self.longest_B[sentences], self.prefix_BP[sentences], self.ends)
 
     def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
         """Set tokens that are not allowed at `position` to -inf, in place; each sentence has R / B adjacent rows."""
         rows = log_p_RV.shape[0] // len(self.longest_B)
         log_p_RV[:, : BOS + 1] = -torch.inf  # PAD and BOS
         early_R = (self.shortest_B > position).repeat_interleave(rows)
-        log_p_RV[:, EOS].masked_fill_(early_R, -torch.inf)
+        for end in self.ends:
+            log_p_RV[:, end].masked_fill_(early_R, -torch.inf)
         if position < self.prefix_BP.shape[1]:
             forced_R = self.prefix_BP[:, position].repeat_interleave(rows)
             others_RV = torch.ones_like(log_p_RV, dtype=torch.bool).scatter_(1, forced_R[:, None], False)
@@ -140,16 +145,17 @@ def _append(
     sentences: Sequence[int],
     ids: list[list[int]],
     longest: Sequence[int],
+    ends: Collection[int],
     watch: Watch,
 ) -> set[int]:
-    """Append a token to each sentence, and return the rows whose sentence ends.
+    """Append a token to each sentence, and return the rows whose sentence is over.
 
-    A sentence ends by eos, the maximum length, a sum of log probabilities that is not finite, or `watch`.
+    That is by an end, the maximum length, a sum of log probabilities that is not finite, or `watch`.
     """
     over = set()
     for row, (sentence, token) in enumerate(zip(sentences, tokens, strict=True)):
         ids[sentence].append(int(token))
-        is_last = token == EOS or len(ids[sentence]) == longest[sentence] or not math.isfinite(sums[row])
+        is_last = token in ends or len(ids[sentence]) == longest[sentence] or not math.isfinite(sums[row])
         if is_last or not watch(sentence, ids[sentence]):
             over.add(row)
     return over
@@ -175,8 +181,8 @@ def one_by_one(
         ids_B = choose(log_p_BV, position, sentences_B)
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
         sums, tokens = torch.stack((log_p_B.double(), ids_B.double())).tolist()  # the only synchronisation
-        if over := _append(sums, tokens, sentences, ids, longest, watch):
-            done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row]) for row in over}
+        if over := _append(sums, tokens, sentences, ids, longest, bounds.ends, watch):
+            done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row], bounds.ends) for row in over}
             kept = [row for row in range(len(sentences)) if row not in over]
             if not kept:
                 break
@@ -194,9 +200,9 @@ def next_log_p(network: Network, x_RD: Tensor, bounds: Bounds, position: int) ->
     return bounds.refuse(torch.log_softmax(logits_RV, 1, out=logits_RV), position)  # in place: allocation is slow
 
 
-def hypothesis(ids: list[int], log_p: float) -> Hypothesis:
-    """Make a hypothesis from its ids, with or without eos at the end."""
-    return Hypothesis(ids[:-1] if ids[-1] == EOS else ids, log_p, len(ids))
+def hypothesis(ids: list[int], log_p: float, ends: Collection[int]) -> Hypothesis:
+    """Make a hypothesis from its ids, with or without an end."""
+    return Hypothesis(ids[:-1] if ids[-1] in ends else ids, log_p, len(ids))
 
 
 def chooser(sampling: Sampling, numbers: Sequence[int], length: int) -> Choose:

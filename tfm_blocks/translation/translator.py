@@ -282,7 +282,8 @@ class Translator:
         device = next(self.network.parameters()).device
         shortest = [search.fewest(task.tokens) for task in batch]
         prefix_BP = self._padded([task.prefix for task in batch])
-        return Bounds(torch.tensor(shortest, device=device), torch.tensor(longest, device=device), prefix_BP)
+        shortest_B, longest_B = torch.tensor(shortest, device=device), torch.tensor(longest, device=device)
+        return Bounds(shortest_B, longest_B, prefix_BP, self.tokenizer.ends)
 
     def _padded(self, rows: Sequence[list[int]]) -> Tensor:
         width = max(map(len, rows))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from tfm_blocks.exchange.ctranslate2.comparison import compare_log_p, compare_tr
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph
 from tfm_blocks.exchange.exporting import tokenizer_files
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.folder import make_folder
+from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.translation.translator import Translator
 
 
@@ -38,11 +36,11 @@ def export_to_ctranslate2(
         rule = "compares translations, but the model reads no source"
         raise ConfigError(Problem("--src", rule, help="leave --src and --ref out"))
     library = _library()
-    with _new_folder(folder):
-        write_network(translator.network, subwords, folder, quantization, str(run))
+    with new_folder(folder) as part:
+        write_network(translator.network, subwords, part, quantization, str(run))
         for name, content in tokenizer_files(translator.tokenizer).items():
-            (folder / name).write_bytes(content)
-        engine = (library.Translator if translator.inputs else library.Generator)(str(folder), device="cpu")
+            (part / name).write_bytes(content)
+        engine = (library.Translator if translator.inputs else library.Generator)(str(part), device="cpu")
         certificate = Certificate(
             run.name,
             "ctranslate2",
@@ -51,19 +49,8 @@ def export_to_ctranslate2(
             compare_log_p(engine, translator.network, subwords),
             compare_translations(engine, translator, subwords, sources, references) if sources else None,
         )
-        certificate.write(folder)
+        certificate.write(part)
     return certificate
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[None]:
-    """Create a folder, and remove it on an error: without a certificate, it would block the next export."""
-    make_folder(folder)
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
 
 
 def write_network(network: Network, subwords: list[str], folder: Path, quantization: str, where: str) -> None:

@@ -8,13 +8,12 @@ import torch
 
 from tfm_blocks import __version__
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.certificate import Certificate
 from tfm_blocks.exchange.exporting import tokenizer_files
 from tfm_blocks.exchange.onnx.conversion import OPSET, expect_libraries, to_onnx, write_files
 from tfm_blocks.exchange.onnx.tracing import trace_network
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.folder import TOKENIZER, make_folder
+from tfm_blocks.runs.folder import TOKENIZER, new_folder
 from tfm_blocks.runs.model import read_network
 
 
@@ -26,15 +25,12 @@ def export_to_onnx(run: Path, folder: Path) -> tuple[list[str], Certificate | No
     """
     expect_libraries()
     network, tokenizer = read_network(run), Tokenizer.load(run / TOKENIZER)
-    make_folder(folder)
-    try:
-        graphs = write_graphs(network, folder, str(run))
-    except RunError:
-        folder.rmdir()
-        raise
-    for name, content in tokenizer_files(tokenizer).items():
-        (folder / name).write_bytes(content)
-    return graphs, _certify(network, run, folder)
+    with new_folder(folder) as part:
+        graphs = write_graphs(network, part, str(run))
+        for name, content in tokenizer_files(tokenizer).items():
+            (part / name).write_bytes(content)
+        certificate = _certify(network, run, part)
+    return graphs, certificate
 
 
 def write_graphs(network: Network, folder: Path, where: str) -> list[str]:
