@@ -1,4 +1,4 @@
-"""Tests that need an accelerator: pytest -m gpu -n 0. Without one, they are skipped."""
+"""Runs on CUDA: pytest -m gpu -n 0. Without a CUDA device, they are skipped; tests/test_accelerator.py tests models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,9 @@ from safetensors.torch import load_file
 
 from tests.conftest import save, sentences
 from tests.launch.test_resume import go_on
-from tests.network.examples import ALL, build, has_target, inputs_of, name, sources_of
-from tests.training.test_accelerator import MODELS, batch_for, network_at_its_size, take_step
+from tests.test_accelerator import waiting_for_nothing
 from tests.training.test_memory_check import HEAVY
 from tests.training.test_module import feed_of, make
-from tests.translation.test_any_graph import sharper
-from tests.translation.test_search import bounds
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.signals import exit_on_signals
@@ -34,8 +31,6 @@ from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import _data
 from tfm_blocks.runs.folder import step_files
 from tfm_blocks.training.memory_check import Copies, MemoryCheck
-from tfm_blocks.translation.beam import beam_search, gnmt
-from tfm_blocks.translation.search import Bounds, one_by_one
 from tfm_blocks.translation.translator import Translator
 
 THERE = ["trainer.accelerator=cuda", "trainer.precision=fp32"]
@@ -53,16 +48,6 @@ def run(composed: Composed, root: Path) -> Path:
     exit_on_signals()
     train(check_run(composed), root)
     return max(root.glob("run*"), key=lambda path: path.stat().st_mtime)
-
-
-@contextmanager
-def waiting_raises() -> Iterator[None]:
-    """Raise an error for operations that make the CPU wait for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture
@@ -117,40 +102,6 @@ def test_two_parts_of_a_run_are_one(small: Small, tmp_path: Path, repeatable: No
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("path", ALL, ids=name)
-@torch.no_grad()
-def test_logits_of_any_model_match_the_processor(path: Path) -> None:
-    network = build(path).eval()
-    inputs = inputs_of(network)
-    expected = network(**inputs)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        logits = network.to(CUDA)(**{name: one.to(CUDA) for name, one in inputs.items()})
-    torch.testing.assert_close(logits.cpu(), expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("beam", [1, 4])
-@pytest.mark.parametrize("path", ALL, ids=name)
-def test_searches_of_any_model_find_the_translations_of_the_cpu(path: Path, beam: int) -> None:
-    """Compute in float64, so that rounding cannot change a choice."""
-    original = sharper(build(path)).double()
-    if not has_target(original):
-        pytest.skip("has no target")
-    sources = {
-        name: one if one.dtype == torch.int64 else one.double() for name, one in sources_of(inputs_of(original)).items()
-    }
-    results = []
-    for device in (torch.device("cpu"), CUDA):
-        network = deepcopy(original).to(device)
-        limits = Bounds(*(one.to(device) for one in bounds([9, 12, 7])))
-        read = {name: one.to(device) for name, one in sources.items()}
-        if beam == 1:
-            results.append([one.ids for one in one_by_one(network, read, limits)])
-        else:
-            best = beam_search(network, read, limits, beam=beam, penalty=gnmt(0.6), nbest=beam)
-            results.append([one.ids for hypotheses in best for one in hypotheses])
-    assert results[0] == results[1]
-
-
 @pytest.mark.parametrize("beam", [1, 4])
 def test_translations_match_the_processor(translator: Translator, beam: int) -> None:
     texts = sentences(64, 3)
@@ -170,25 +121,11 @@ def test_a_step_between_two_rows_of_metrics_waits_for_nothing(small: Small) -> N
     step = module.training_step
 
     def strict(batch: object) -> None:
-        with waiting_raises() if module.global_step > 2 else nullcontext():
+        with waiting_for_nothing(CUDA) if module.global_step > 2 else nullcontext():
             step(batch)  # type: ignore[arg-type]
 
     module.training_step = strict  # type: ignore[method-assign,assignment]
     trainer(6).fit(module, datamodule=data)
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: Path(model).stem)
-def test_a_step_of_any_model_waits_for_nothing(model: str) -> None:
-    """Use bf16, the precision of runs on CUDA; in float32 a mixture of experts waits."""
-    network = network_at_its_size(model, "cuda")
-    optimizer = torch.optim.Adam(network.parameters(), fused=True)
-    batch = batch_for(network)
-    with torch.autocast("cuda", torch.bfloat16):
-        for waits in (nullcontext(), waiting_raises()):  # first calls may wait
-            with waits:
-                take_step(network, batch, batch.to(CUDA))
-                optimizer.step()
-                optimizer.zero_grad()
 
 
 def test_training_takes_no_more_memory_than_a_trial(small: Small) -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from tests.damage import ODD, run_command, spoil
 from tests.exchange.published import publish
 
-COMMANDS = ("ruff",)
+COMMANDS = ("ruff", Path(sys.executable).name)  # ours: the formatter, and the trial of a tokenizer
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn")
 REMOTE = ("socket.connect", "socket.getaddrinfo", "pickle.find_class", "marshal.loads", "ctypes.dlopen")
 MODULES = ("evil", "modeling_tfm_blocks", "model", "modeling_gpt2", "torch", "tokenizers", "sitecustomize", "conftest")

@@ -162,6 +162,32 @@ def test_concatenated_sources_have_equal_logits_gradients_and_steps():
     agree_in_process(check_model({"inputs": inputs, "args": args, "add_norm": "post", "graph": graph}))
 
 
+NAMES = (
+    "None", "class", "step", "start", "encode", "ﬁ", "position", "rows", "like", "True", "import", "length", "state", "x",
+    "self", "torch", "F", "nn", "len", "keep_BT", "keep_BS", "Model", "Node", "Tensor", "Any", "getattr", "super", "int",
+    "match", "lambda", "Ⅷ", "ª", "y", "weight", "list", "zip", "tgt_B", "step2", "position2",
+)  # fmt: skip
+
+
+def named(name):
+    """Return graphs with a node of this name: before the logits, in an encoder, a stack of layers, and in a layer."""
+    attention = {"block": "attention", "mask": "causal"}
+    begin, end = {"emb": {"block": "embedding", "in": "tgt"}}, {"logits": {"block": "unembed"}}
+    yield {**begin, name: attention, **end}
+    yield {**begin, name: {"repeat": 2, "layer": {"a": attention}}, **end}
+    yield {**begin, "stack": {"repeat": 2, "layer": {name: attention, "f": {"block": "ffn", "d_ff": 12}}}, **end}
+    source = {"src_emb": {"block": "embedding", "in": "src"}, name: {"block": "attention"}}
+    yield {**source, **begin, "self_": attention, "cross": {"block": "attention", "kv": name}, **end}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.grid] * (i > 5)) for i, n in enumerate(NAMES)])
+def test_any_name_of_a_node_can_be_ejected(name):
+    for graph in named(name):
+        inputs = {"src": "B S", "tgt": "B T"} if name in graph and "src_emb" in graph else {"tgt": "B T"}
+        args = {"d_model": 8, "heads": 2, "vocab": 11}
+        agree_in_process(check_model({"inputs": inputs, "args": args, "add_norm": "post", "graph": graph}))
+
+
 @pytest.mark.slow
 def test_random_models_have_equal_logits_gradients_and_steps():
     REGISTRY.blocks.update(PLUGGED)

@@ -1,4 +1,4 @@
-"""`tfm report` in headless Chromium, if installed."""
+"""The page of `tfm report`: its charts and its safety as text, and all that moves in headless Chromium, if installed."""
 
 import csv
 import html
@@ -7,7 +7,10 @@ import json
 import re
 import time
 from base64 import b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
 from random import Random
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,21 +23,70 @@ from tests.run_folders import garbled, leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.attention_maps import AttentionMap
+from tfm_blocks.report.assets import asset
 from tfm_blocks.report.attention_images import MOST_PICTURES, shrink
 from tfm_blocks.report.attention_page import png
-from tfm_blocks.report.page_chart import colours_of
+from tfm_blocks.report.line_chart import LineChart, line_over
+from tfm_blocks.report.line_drawing import COLOURS, chart_svg
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.translation.sentence_attention import SentenceAttention
 
 REFERENCES = sentences(30, 7)
 HOSTILE = "</script><script>hacked=1</script><img src=x onerror='hacked=1'>\"'&"
-SOURCES = "Bokeh.documents.flatMap(one => [...one.all_models]).filter(one => one.type === 'GlyphRenderer' && one.glyph.type === 'Line')"
 
 
 def show(opened, page):
-    """Open the page and wait until the charts are drawn."""
+    """Open the page and wait until the pages of its models have addresses."""
     opened.get(page.as_uri())
     wait(opened, lambda: opened.execute_script("return document.body.dataset.drawn") is not None)
+
+
+def charts_of(text):
+    """Return the SVG elements of a page by the titles of their charts and their axes."""
+    figures = re.findall(r"<figure><figcaption>([^<]*?) ?<(.*?)</figure>", text, re.DOTALL)
+    drawn = {
+        title: re.findall(r'data-axis="([^"]*)"[^>]*>(<svg.*?</svg>)', content, re.DOTALL) for title, content in figures
+    }
+    return {
+        title: {axis: ElementTree.fromstring(svg) for axis, svg in drawings}
+        for title, drawings in drawn.items()
+        if drawings
+    }
+
+
+def line_of(svg, label):
+    """Return the group of the line of a model."""
+    groups = [group for group in svg.iter("g") if group.get("class", "").endswith(" line")]
+    return next(group for group in groups if group.findtext(".//title").startswith(f"{label}\n"))
+
+
+def marked_points(svg, label):
+    """Return the x, mean, lowest and highest seed of each tooltip of a model, and the places of its markers, as columns."""
+    markers = list(line_of(svg, label).iter("use"))
+    lines = [marker.findtext("title").replace(",", "").split("\n")[1:] for marker in markers]
+    numbers = [re.findall(r"(?<= )-?[\d.]+(?:e-\d+)?(?= to|\n|$)", "\n".join(texts)) for texts in lines]
+    values = np.array(
+        [[*map(float, found), *map(float, found[1:] * 2)][:4] for found in numbers]
+    )  # equal seeds: x, mean
+    return values.T, np.array([[float(marker.get(name)) for name in "xy"] for marker in markers]).T
+
+
+def assert_straight(values, places):
+    """Assert that places are a linear function of values, to the precision of a tooltip and a coordinate."""
+    slope, start = np.polyfit(values, places, 1)
+    assert np.allclose(slope * values + start, places, atol=0.15)
+
+
+class Elements(HTMLParser):
+    """The elements of a page as a browser reads them, and their attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
 
 
 def wait(opened, holds):
@@ -104,7 +156,7 @@ def base_attention():
 
 
 @pytest.mark.grid
-def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_3_megabytes(tmp_path):
+def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_2300_kilobytes(tmp_path):
     """The size of one picture, which takes seconds, is multiplied by the number of pictures."""
     random, model = Random(1), compose_model("base", []).model
     references = [" ".join(random.choices(WORDS, k=12)) for _ in range(40)]
@@ -127,58 +179,108 @@ def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "<img" not in text and text.count("of up to 4 rows") == 2
     picture = len(b64encode(shrink(png(base_attention()))))
-    assert picture > 100_000 and len(text.encode()) + MOST_PICTURES * picture < 3_000_000
+    assert picture > 100_000 and len(text.encode()) + MOST_PICTURES * picture < 2_300_000
 
 
 def test_the_page_asks_for_nothing(report):
     text = report.read_text("utf-8")
-    written = re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)  # Bokeh's script has unused addresses
-    written = written.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
-    assert "http:" not in written and "https:" not in written and "<link" not in written
-    assert "default-src 'none'" in html.unescape(written)
+    assert "http:" not in text and "https:" not in text and "<link" not in text and "url(http" not in text
+    assert "default-src 'none'" in html.unescape(text)
     assert (
-        written.count('<img src="data:image/png;base64,') == 6
+        text.count('<img src="data:image/png;base64,') == 6
         and "encoder.i.attn" not in text
         and "encoder.0.attn" in text
     )
 
 
-def test_a_browser_shows_it_without_errors_and_curves_have_the_points_of_metrics_csv(report):
+def test_a_page_of_short_runs_takes_less_than_250_kilobytes_besides_its_pictures(report):
+    text = re.sub('<img src="data:.*?>', "", report.read_text("utf-8"))
+    assert text.count("data-axis=") == 12 and len(text.encode()) < 250_000
+
+
+def test_text_of_a_run_is_escaped_and_only_our_scripts_may_run(report):
+    text = report.read_text("utf-8")
+    elements = Elements(text).found
+    assert not any(name.startswith("on") for _, attributes in elements for name in attributes)
+    assert all(attributes["src"].startswith("data:image/png") for tag, attributes in elements if tag == "img")
+    policy = next(attributes["content"] for tag, attributes in elements if tag == "meta" and "content" in attributes)
+    assert [attributes.get("type") for tag, attributes in elements if tag == "script"] == [
+        "application/octet-stream",
+        None,
+    ]
+    own, view = (b64encode(sha256(asset(name).encode()).digest()).decode() for name in ("page.js", "view.js"))
+    assert f"script-src 'sha256-{own}' 'sha256-{view}'; connect-src 'none'" in policy
+    assert f"<script>{asset('page.js')}</script>" in text
+
+
+def test_curves_have_the_points_of_metrics_csv(report):
+    charts = charts_of(report.read_text("utf-8"))
+    both = []
+    for seed in (0, 1):
+        with (report.parent / "runs" / f"model0-{seed}" / "metrics.csv").open() as file:
+            both.append(list(csv.DictReader(file)))
+    for key in ("train/loss", "val/loss", "val/bleu"):
+        steps = np.array([float(row["step"]) for row in both[0] if row[key]])
+        values_RN = np.array([[float(row[key]) for row in rows if row[key]] for rows in both])
+        assert list(charts[key]) == ["steps", "tokens", "seconds"]
+        for axis, unit in (("steps", 1), ("tokens", 10), ("seconds", 0.25)):
+            columns, (x, y) = marked_points(charts[key][axis], "heads 2")
+            expected = [unit * steps, values_RN.mean(0), values_RN.min(0), values_RN.max(0)]
+            assert np.allclose(columns, expected, rtol=1e-4)
+            assert_straight(unit * steps, x)
+            assert_straight(values_RN.mean(0), y)
+    bands = [group for group in charts["train/loss"]["steps"].iter("g") if group.get("class", "").endswith(" band")]
+    assert len(bands) == 4
+
+
+def test_a_long_curve_is_drawn_whole_and_some_of_its_points_are_marked(report):
+    drawn = charts_of(report.read_text("utf-8"))["train/loss"]["steps"]
+    (steps, *_), (x, _) = marked_points(drawn, "heads 3")
+    assert steps[0] == 20 and steps[-1] == 2060 and len(steps) == 16
+    assert_straight(steps, x)
+    assert 15 < line_of(drawn, "heads 3").find("path").get("d").count("L") <= 2 * 501
+
+
+def test_names_in_a_chart_are_text_and_identifiers_are_unique_in_a_page():
+    lines = [line_over("rate", label, {1: [0.5, 0.7], 2: [0.6]}) for label in (HOSTILE, "_b")]
+    chart = LineChart(HOSTILE, "task", lines, ["rate"], HOSTILE)
+    texts = [chart_svg(chart, "rate", [HOSTILE, "_b"], name) for name in ("0 rate", "1 rate")]
+    tags = [tag for tag, _ in Elements("".join(texts)).found]
+    assert set(tags) <= {"svg", "g", "path", "use", "title", "defs", "clippath", "rect", "text"}
+    svg = ElementTree.fromstring(texts[0])
+    first, second = svg.findall(".//g[@class='model-0 line']//title")
+    assert first.text == f"{HOSTILE}\nrate 1\n{HOSTILE} 0.6\nseeds from 0.5 to 0.7" and second.text.endswith(
+        f"{HOSTILE} 0.6"
+    )
+    ids = [set(re.findall(r' id="([^"]*)"', text)) for text in texts]
+    assert ids[0] and not ids[0] & ids[1]
+    for text, own in zip(texts, ids, strict=True):
+        assert set(re.findall(r"#(\w+)", re.sub("<title>.*?</title>", "", text, flags=re.DOTALL))) >= own
+
+
+def test_a_browser_shows_it_without_errors_and_its_controls_choose_axes_and_models(report):
     with browser() as opened:
         show(opened, report)
         assert complaints(opened) == []
-        assert (
-            opened.execute_script(
-                "return performance.getEntriesByType('resource').filter(one => !one.name.startsWith('data:')).length"
-            )
-            == 0
-        )
-        read = f"return {SOURCES}.map(one => [one.name, one.data_source.data]).map(([name, data]) => [name, ...['steps', 'tokens', 'seconds', 'mean', 'low', 'high'].map(key => Array.from(data[key]))])"
-        drawn = opened.execute_script(read)
-        both = []
-        for seed in (0, 1):
-            with (report.parent / "runs" / f"model0-{seed}" / "metrics.csv").open() as file:
-                both.append(list(csv.DictReader(file)))
-        for key in ("train/loss", "val/loss", "val/bleu"):
-            steps = [float(row["step"]) for row in both[0] if row[key]]
-            values_RN = np.array([[float(row[key]) for row in rows if row[key]] for rows in both])
-            expected = [steps, values_RN.mean(0), values_RN.min(0), values_RN.max(0)]
-            curves = [[x, *band] for name, x, _, _, *band in drawn if name == "heads 2"]
-            assert any(len(one[0]) == len(steps) and np.allclose(one, expected, rtol=1e-6) for one in curves)
-        losses = next(one for one in drawn if one[0] == "heads 2")
-        assert losses[2] == [10 * step for step in losses[1]] and losses[3] == [step / 4 for step in losses[1]]
-        assert max(len(one[1]) for one in drawn) <= 2 * 501
-        ends = "return Bokeh.documents.flatMap(one => [...one.all_models]).filter(one => one.type === 'Figure').map(one => one.x_range.end)"
-        assert 2060 < opened.execute_script(ends)[0] < 2300
+        fetched = "return performance.getEntriesByType('resource').filter(one => !one.name.startsWith('data:')).length"
+        assert opened.execute_script(fetched) == 0
+        visible = "return [...document.querySelectorAll('figure [data-axis]')].filter(one => one.checkVisibility()).map(one => one.dataset.axis)"
+        before = opened.execute_script(visible)
+        assert set(before) == {"steps"}
         opened.find_element("css selector", "input[value=tokens]").click()
-        wait(opened, lambda: 20_600 < opened.execute_script(ends)[0] < 23_000)
-        picture = Image.open(io.BytesIO(opened.find_element("id", "chart-0").screenshot_as_png)).convert("RGB")
-        colour = tuple(bytes.fromhex(colours_of(["heads 2"])["heads 2"][1:]))
-        seen = np.abs(np.asarray(picture).astype(int) - colour).max(2) < 12
-        assert seen.sum() > 50
-        opened.find_element("css selector", "input[value='heads 2']").click()
-        hidden = opened.execute_script(f"return {SOURCES}.filter(one => !one.visible).map(one => one.name)")
-        assert set(hidden) == {"heads 2"} and complaints(opened) == []
+        assert opened.execute_script(visible) == ["tokens"] * len(before)
+        (chart, *_) = opened.find_elements("css selector", "figure [data-axis=tokens]")
+
+        def pixels():
+            picture = Image.open(io.BytesIO(chart.screenshot_as_png)).convert("RGB")
+            return (np.abs(np.asarray(picture).astype(int) - tuple(bytes.fromhex(COLOURS[0][1:]))).max(2) < 12).sum()
+
+        assert pixels() > 50
+        opened.find_element("css selector", "input[name=model]").click()
+        shown = "return [...document.querySelectorAll('[class^=model-]')].filter(one => !one.checkVisibility()).map(one => one.classList[0])"
+        assert pixels() == 0
+        opened.find_element("css selector", "input[value=steps]").click()
+        assert "model-0" in opened.execute_script(shown) and complaints(opened) == []
 
 
 def test_a_link_opens_the_page_of_each_model_from_the_disk(report):
@@ -215,7 +317,7 @@ def test_a_phone_shows_it_at_its_width_in_light_and_in_dark(report, dark):
     with browser(390, 800, dark=dark) as opened:
         show(opened, report)
         width, high, screen = opened.execute_script(
-            "return [document.documentElement.scrollWidth, document.getElementById('chart-0').clientHeight, innerWidth]"
+            "return [document.documentElement.scrollWidth, document.querySelector('figure svg').clientHeight, innerWidth]"
         )
         assert width <= 390 == screen and high > 200
         style = "const style = getComputedStyle(document.querySelector(arguments[0])); return [style.color, style.backgroundColor]"
@@ -226,18 +328,15 @@ def test_a_phone_shows_it_at_its_width_in_light_and_in_dark(report, dark):
             contrast(*pair) >= 4.5 for pair in ((ink, paper), (soft, paper), (link, paper), (gone, paper), (ink, added))
         )
         assert (contrast(paper, "rgb(0, 0, 0)") < 2) == dark
-        probe = "const one = document.createElement('i'); one.style.color = arguments[0]; document.body.append(one); return getComputedStyle(one).color"
-        axes = opened.execute_script(
-            "return Bokeh.documents.flatMap(one => [...one.all_models]).filter(one => one.type === 'LinearAxis').map(one => one.major_label_text_color)"
-        )
-        assert axes and {opened.execute_script(probe, colour) for colour in axes} == {ink}
+        fills = "return [...document.querySelectorAll('figure svg text')].map(one => getComputedStyle(one).fill)"
+        assert set(opened.execute_script(fills)) == {ink}
 
 
 def test_text_of_a_run_stays_text(report):
     with browser() as opened:
         show(opened, report)
         assert opened.execute_script("return typeof hacked") == "undefined"
-        assert opened.execute_script("return document.scripts.length") == 4
+        assert opened.execute_script("return document.scripts.length") == 2
         assert (
             opened.execute_script("return document.querySelectorAll('img:not([src^=\"data:image/png\"])').length") == 0
         )

@@ -10,9 +10,9 @@ from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.line_chart import LineChart, line_over, line_through
+from tfm_blocks.report.line_drawing import draw_lines, line_style
 from tfm_blocks.report.paper import save_figures
-from tfm_blocks.report.paper_figure import WIDTH, paper_style
-from tfm_blocks.report.paper_lines import draw_lines, line_style
+from tfm_blocks.report.paper_figure import WIDTH, drawing_style
 from tfm_blocks.report.paper_matrix import draw_heat_map
 
 FIGURES = {
@@ -64,7 +64,7 @@ def test_the_same_runs_give_the_same_bytes(sweep, figures, tmp_path):
 
 def test_a_heat_map_has_the_mean_and_the_mark_of_each_cell(sweep):
     matrix = compare_runs([sweep]).matrix
-    with paper_style():
+    with drawing_style():
         (axes,) = draw_heat_map(matrix).axes
     shown = {text.get_position()[::-1]: text.get_text() for text in axes.texts}
     assert shown == {place: f"{cell.mean:.1f}{'*' * cell.differs}" for place, cell in matrix.cells.items()}
@@ -97,7 +97,7 @@ def test_a_legend_of_long_names_lies_within_the_figure():
     labels = [f"gated_delta_rule, positions between layers {number}" for number in range(5)]
     lines = [line_over("step", label, {0: [0.0], 1: [1.0]}) for label in labels]
     for tasks in (1, 6):
-        with paper_style():
+        with drawing_style():
             drawn = draw_lines([LineChart("loss", str(task), lines, ["step"], "nats") for task in range(tasks)])
             drawn.draw_without_rendering()
         box, (legend,) = drawn.bbox, drawn.legends

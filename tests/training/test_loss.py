@@ -68,6 +68,18 @@ def test_without_gradients_the_sums_are_the_same() -> None:
     assert not without[0].requires_grad
 
 
+def test_a_label_that_shares_the_largest_logit_counts_as_in_the_test_if_it_is_the_first() -> None:
+    labels_N, x_ND = torch.tensor([0, 1, 2, 0]), torch.ones(4, D)
+    options: dict[str, Any] = {"smoothing": 0.0, "chunk": 3}
+
+    def head(x_nD: Tensor) -> Tensor:
+        return torch.zeros(len(x_nD), V)
+
+    _, _, correct = smoothed_loss(head, [], x_ND, labels_N, **options)
+    _, _, best_N = position_losses(head, x_ND, labels_N, **options)
+    assert correct.item() == (best_N == labels_N).sum().item() == 2
+
+
 class Operators(TorchDispatchMode):
     """Record the names of the operators that run."""
 

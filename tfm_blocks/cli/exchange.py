@@ -16,6 +16,8 @@ def add_commands(commands: options.Commands) -> None:
     what = "import a published model, a folder with config.json, *.safetensors and tokenizer.json, as a run folder"
     command = options.add_command(commands, "import", _import, "import a published model as a run", what)
     command.add_argument("folder", type=Path, metavar="FOLDER", help="a folder as transformers saves it")
+    what = "a table of a family that is not shipped, next to the YAML file of its model"
+    command.add_argument("--family", type=Path, metavar="FILE", help=what)
     _add_output(command, "RUN", "the new run folder")
     what = "write a run as a folder that transformers, CTranslate2 or ONNX Runtime loads"
     command = options.add_command(commands, "export", _export, "write a run for another library", what)
@@ -39,8 +41,10 @@ def _add_ctranslate2(command: argparse.ArgumentParser) -> None:
 
 def _import(arguments: argparse.Namespace) -> None:
     from tfm_blocks.exchange.importing import import_folder
+    from tfm_blocks.exchange.own_family import read_own_family
 
-    print(printable(str(import_folder(arguments.folder, arguments.path))))
+    family = read_own_family(arguments.family) if arguments.family else None
+    print(printable(str(import_folder(arguments.folder, arguments.path, family))))
 
 
 def _export(arguments: argparse.Namespace) -> None:

@@ -11,12 +11,14 @@ from abc import abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Pieces
+from tokenizers import models
 
-from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
+from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, SPECIAL, Tokenizer, expect_small, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Vocabulary
 from tfm_blocks.errors import DataError, Problem, RunError, shown
 
@@ -34,13 +36,14 @@ CODE = re.compile(
     "|_?(attn|experts)_implementation(_internal)?|kernel_config|use_kernels|allow_all_kernels"
 )
 """Matches the keys with which transformers loads code from a folder or a hub."""
+SHOWING = 1000  # subwords that are read to find out whether decoding adds a space
 
 
 class PublishedTokenizer(Tokenizer):
     """The tokenizer of a published model, with the ids of `Vocabulary`.
 
-    `files` are the contents of its files by name. Its rules for special tokens around a text are not used, because the
-    layout of the data adds bos and eos.
+    `files` are the contents of its files by name. Special tokens that are written in a text are matched. The rules for
+    special tokens around a text are not used, because the layout of the data adds bos and eos.
     """
 
     lossless = False  # it can normalise its text, or lack characters
@@ -49,6 +52,7 @@ class PublishedTokenizer(Tokenizer):
         self.vocabulary, self.files = vocabulary, dict(files)
         with refusing_damage(where):
             self._expect_inert()
+            self.config = dict(json.loads(self.files.get(CONFIG, b"{}")))
             self.open()
         largest = max(self.model_names.values(), default=0)
         if largest >= vocabulary.size:
@@ -85,6 +89,11 @@ class PublishedTokenizer(Tokenizer):
         """Return the published ids of names that can begin or end a sequence."""
         return self.names
 
+    @property
+    @abstractmethod
+    def published_unknown(self) -> int | None:
+        """Return the published id of text that is not in the vocabulary, or None if there is none."""
+
     @abstractmethod
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the published ids of each text."""
@@ -117,41 +126,48 @@ class PublishedTokenizer(Tokenizer):
 
     @property
     def text(self) -> str:
-        """Return the tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON."""
-        own = self.vocabulary
-        vocabulary = [own.size, own.start, own.eos, *own.stops]
-        files = {
-            name: content.decode() if name.endswith(".json") else b64encode(content).decode()
-            for name, content in self.files.items()
-        }
-        return json.dumps({KEY: vocabulary, "files": files}, ensure_ascii=False)
+        """Return the tokenizer as JSON."""
+        return stored_text(self.vocabulary, self.files)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        rows = self.published_ids(texts)
+        with refusing_damage("tokenizer", "cannot encode this text"):
+            rows = self.published_ids(texts)
         for id in (id for ids in rows for id in ids if id in self._beyond) if self._beyond else ():
             rule = f"has the token {self._beyond[id]} with the id {id}, but the model has {self.vocabulary.size} ids"
             raise DataError(Problem("text", rule, help="remove the token from the text"))
         return [self.vocabulary.to_here(ids) for ids in rows]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.text_of(self.vocabulary.to_published(ids))
+    @cached_property
+    def unknown(self) -> int | None:
+        return None if self.published_unknown is None else self.vocabulary.to_here([self.published_unknown])[0]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        with refusing_damage("tokenizer", "cannot decode these ids"):
+            return self.text_of(self.vocabulary.to_published(ids))
 
     def piece(self, id: int) -> str:
         return self._subwords[id]
 
     @classmethod
     def load(cls, path: Path) -> PublishedTokenizer:
+        expect_small(path, LARGEST_OF_RUN)
         with refusing_damage(str(path)):
-            content = json.loads(path.read_text("utf-8"))
+            return cls.from_text(path.read_text("utf-8"), str(path))
+
+    @staticmethod
+    def from_text(text: str, where: str) -> PublishedTokenizer:
+        """Return the tokenizer of a text of `stored_text`. Raises RunError."""
+        with refusing_damage(where):
+            content = json.loads(text)
             size, start, eos, *stops = content[KEY]
             files = {
                 name: text.encode() if name.endswith(".json") else b64decode(text)
                 for name, text in content["files"].items()
             }
-        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, str(path))
+        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, where)
 
 
 class FastTokenizer(PublishedTokenizer):
@@ -159,6 +175,7 @@ class FastTokenizer(PublishedTokenizer):
 
     def open(self) -> None:
         Tokenizer.__init__(self, Pieces.from_str(self.files[FAST].decode()))
+        self._pieces.encode_special_tokens = bool(self.config.get("split_special_tokens"))
 
     @cached_property
     def names(self) -> dict[str, int]:
@@ -173,12 +190,44 @@ class FastTokenizer(PublishedTokenizer):
         added = self._pieces.get_added_tokens_decoder()
         return {token.content: id for id, token in added.items() if token.special}
 
+    @cached_property
+    def published_unknown(self) -> int | None:
+        if isinstance(self._pieces.model, models.Unigram):
+            id: int | None = json.loads(self.files[FAST])["model"]["unk_id"]
+            return id
+        return self.names.get(self._pieces.model.unk_token or "")
+
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def text_of(self, published: Sequence[int]) -> str:
-        return self._pieces.decode(list(published), skip_special_tokens=True)
+        return self._pieces.decode(list(published), skip_special_tokens=True).removeprefix(self._added_space)
+
+    @cached_property
+    def _added_space(self) -> str:
+        """Return the space that decoding adds before every text, or ''; the first subwords that are texts show it."""
+        for id in islice(sorted(self.names.values()), SHOWING):
+            text = self._pieces.decode([id]).strip()
+            restored = self._pieces.decode(self._pieces.encode(text, add_special_tokens=False).ids)
+            if text and restored.strip() == text:
+                return " " if restored == f" {text}" else ""
+        return ""
+
+
+def stored_text(vocabulary: Vocabulary, files: Mapping[str, bytes]) -> str:
+    """Return a tokenizer as JSON: the vocabulary, and the files, in base64 unless they are JSON.
+
+    Raises UnicodeDecodeError for JSON that is not UTF-8.
+    """
+    texts = {
+        name: content.decode() if name.endswith(".json") else b64encode(content).decode()
+        for name, content in files.items()
+    }
+    return json.dumps(
+        {KEY: [vocabulary.size, vocabulary.start, vocabulary.eos, *vocabulary.stops], "files": texts},
+        ensure_ascii=False,
+    )
 
 
 def without_code(content: bytes) -> tuple[bytes, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,10 @@ from tfm_blocks.errors import ConfigError, Problem, RunError
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
+LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
+LARGEST_OF_RUN = 4 * LARGEST_FILE  # a run stores all files of a tokenizer in one
 LONGEST = 1024  # maximum bytes of a word in training; longer words are split
+MOST_UNKNOWN = 0.01  # share of unknown tokens above which commands print a warning
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 KNOWN_PARTS = {
@@ -103,6 +107,11 @@ class Tokenizer:
         return self._pieces.get_vocab()
 
     @property
+    def unknown(self) -> int | None:
+        """Return the id of text that is not in the vocabulary, or None if there is none."""
+        return self.UNK
+
+    @property
     def text(self) -> str:
         """Return the tokenizer as JSON, in the format of the tokenizers library."""
         return self._pieces.to_str()
@@ -119,8 +128,21 @@ class Tokenizer:
         """Encode each text, on all cores."""
         return [encoding.ids for encoding in self._pieces.encode_batch_fast(list(texts))]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`; special ids are skipped, and invalid UTF-8 becomes U+FFFD."""
+    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """Return the text of `ids`, as it continues the text of `after`.
+
+        Special ids are skipped, and invalid UTF-8 becomes U+FFFD.
+        """
+        return self._decode([*after, *ids])[len(self._decode(after)) if after else 0 :]
+
+    def count_unknown(self, rows: Iterable[Sequence[int]]) -> Counter[str]:
+        """Return the numbers of `tokens` and of `unknown` tokens in rows of ids."""
+        counts = Counter(tokens=0, unknown=0)
+        for ids in rows:
+            counts.update(tokens=len(ids), unknown=0 if self.unknown is None else ids.count(self.unknown))
+        return counts
+
+    def _decode(self, ids: Sequence[int]) -> str:
         return self._pieces.decode(list(ids), skip_special_tokens=True)
 
     def piece(self, id: int) -> str:
@@ -152,10 +174,19 @@ class Tokenizer:
         return cls(pieces)
 
 
+def unknown_warning(place: str, tokens: int, unknown: int) -> str:
+    """Return a warning if more than MOST_UNKNOWN of the tokens of a text are unknown, else ''."""
+    share = f"{100 * unknown / max(tokens, 1):.1f} % of the tokens of {place} are <unk>"
+    help = "the tokenizer lacks their words or characters, so the model cannot read them"
+    return f"{share}: {help}" if unknown > MOST_UNKNOWN * tokens else ""
+
+
 def is_learned(record: object) -> bool:
     """Return True if the JSON of a tokenizer has the settings and the first ids of `Tokenizer.train` or `of_words`."""
     if not isinstance(record, dict) or not _has_known_settings(record):
         return False
+    if any(token["content"] not in SPECIAL for token in record.get("added_tokens", ())):
+        return False  # these tokens are matched in a text
     if record["pre_tokenizer"].get("add_prefix_space") or record["normalizer"] not in (None, PREPEND_SPACE):
         return False  # decode(encode(text)) could begin with another character than `text`
     vocabulary = record["model"].get("vocab")
@@ -166,13 +197,22 @@ def _read_pieces(path: Path) -> Pieces:
     """Read the library's tokenizer; unsupported settings give a tokenizer without BPE. Raises RunError."""
     if not path.is_file():
         raise RunError(Problem(str(path), "the tokenizer is missing"))
+    expect_small(path, LARGEST_OF_RUN)
     with refusing_damage(str(path)):
         text = path.read_text(encoding="utf-8")
         return Pieces.from_str(text) if _has_known_settings(json.loads(text)) else Pieces(models.WordLevel())
 
 
+def expect_small(path: Path, most: int = LARGEST_FILE) -> None:
+    """Raise RunError if a file has more than `most` bytes or does not exist."""
+    if not path.is_file():
+        raise RunError(Problem(str(path), "the file is missing"))
+    if path.stat().st_size > most:
+        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {most:,} are read"))
+
+
 @contextmanager
-def refusing_damage(where: str) -> Iterator[None]:
+def refusing_damage(where: str, rule: str = "cannot be read as a tokenizer") -> Iterator[None]:
     """Raise RunError for any error inside, a panic of the Rust library included."""
     try:
         yield
@@ -181,10 +221,9 @@ def refusing_damage(where: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        rule = f"cannot be read as a tokenizer: {(str(error).splitlines() or [''])[0]}"
-        raise RunError(
-            Problem(where, rule, help="the file is damaged, or of another kind: restore it, or name another")
-        ) from None
+        reason = (str(error).splitlines() or [""])[0]
+        help = "the file is damaged, or of another kind: restore it, or name another"
+        raise RunError(Problem(where, f"{rule}: {reason}", help=help)) from None
 
 
 def _has_known_settings(record: object) -> bool:

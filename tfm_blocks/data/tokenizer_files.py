@@ -8,7 +8,6 @@ from pathlib import Path
 from tfm_blocks.data.cache import expand_home
 from tfm_blocks.data.published_tokenizer import (
     COMPANIONS,
-    CONFIG,
     FAST,
     PAIR,
     SETTINGS,
@@ -18,7 +17,8 @@ from tfm_blocks.data.published_tokenizer import (
     published_tokenizer,
     without_code,
 )
-from tfm_blocks.data.tokenizer import Tokenizer, is_learned, refusing_damage
+from tfm_blocks.data.tokenizer import Tokenizer, expect_small, is_learned, refusing_damage
+from tfm_blocks.data.tokenizer_trial import expect_usable
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
@@ -27,7 +27,6 @@ FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
 BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")  # usual names, in order
 ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
 LARGEST = 2**31  # above all ids
-LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
 HELP = "name a run folder, a tokenizer.json, a folder saved by transformers, or a .model of SentencePiece"
 
 
@@ -40,6 +39,7 @@ def read_tokenizer(written: str) -> Tokenizer:
     if file.suffix == ".json" and file.is_file() and _is_of_run(file):
         return Tokenizer.load(file)
     files = _read_files(path)
+    expect_usable(files, str(path))
     opened = published_tokenizer(Vocabulary(LARGEST, 0, 0), files, str(path))
     return published_tokenizer(_vocabulary(opened, path), files, str(path))
 
@@ -57,15 +57,9 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], list[str]]:
             with refusing_damage(str(folder / name)):
                 files[name], keys = without_code(files[name])
                 removed += [f"{name}: {key}" for key in keys]
+                if not isinstance(json.loads(files[name]), dict):
+                    raise ValueError("it must be a mapping")
     return files, removed
-
-
-def expect_small(path: Path) -> None:
-    """Raise RunError if a file has more than LARGEST_FILE bytes or does not exist."""
-    if not path.is_file():
-        raise RunError(Problem(str(path), "the file is missing"))
-    if path.stat().st_size > LARGEST_FILE:
-        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {LARGEST_FILE:,} are read"))
 
 
 def _is_of_run(file: Path) -> bool:
@@ -98,8 +92,8 @@ def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
     if not opened.names:
         raise RunError(Problem(str(path), "has no subwords", help=HELP))
     size = max(opened.names.values()) + 1
-    ends = [*_from_config(opened, "eos_token", path), *ENDS]
-    begins = [*_from_config(opened, "bos_token", path), *BEGINS]
+    ends = [*_from_config(opened, "eos_token"), *ENDS]
+    begins = [*_from_config(opened, "bos_token"), *BEGINS]
     eos = next((opened.special[name] for name in ends if name in opened.special), size)
     start = next((opened.special[name] for name in begins if name in opened.special), eos)
     if start == eos:
@@ -107,9 +101,8 @@ def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
     return Vocabulary(max(size, start + 1, eos + 1), start, eos)
 
 
-def _from_config(opened: PublishedTokenizer, key: str, path: Path) -> list[str]:
+def _from_config(opened: PublishedTokenizer, key: str) -> list[str]:
     """Return the token of a key in tokenizer_config.json, which is a text or has it as `content`."""
-    with refusing_damage(str(path / CONFIG)):
-        token = dict(json.loads(opened.files.get(CONFIG, b"{}"))).get(key)
-        token = token.get("content") if isinstance(token, dict) else token
-        return [token] if isinstance(token, str) else []
+    token = opened.config.get(key)
+    token = token.get("content") if isinstance(token, dict) else token
+    return [token] if isinstance(token, str) else []

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfm_blocks.data.tokenizer_files import expect_small
+from tfm_blocks.data.tokenizer import expect_small
 from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.runs.files import damaged, read_json
 from tfm_blocks.runs.folder import expect_utf8

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer, without_code
 from tfm_blocks.data.tokenizer_files import read_folder
+from tfm_blocks.data.tokenizer_trial import expect_usable
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published
 from tfm_blocks.exchange.family import Family
@@ -59,7 +61,7 @@ class ImportReport:
         head = f"{self.run}: {self.family}, {self.parameters:,} parameters"
         overrides = [*self.overrides, f"init_from={self.run}", f"data.tokenizer={self.run}"]
         removed = "".join(f"\nnot kept, because it names code: {key}" for key in self.removed)
-        return f"{head}{removed}\ntrain it on: python train.py {shlex.join(overrides)} data=…"
+        return f"{head}{removed}\ntrain it on: tfm train {shlex.join(overrides)} data=…"
 
 
 def import_folder(folder: Path, run: Path, family: Family | None = None) -> ImportReport:
@@ -77,10 +79,11 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     stored, published = with_tied(named, published)
     composed, spec = _checked(published, folder)
     conversion = replace(conversion_of(published), rows=rows_of(own, stored.tensors))
-    zeros = _expect_tensors(stored, conversion, spec, own.zeros)
-    tokenizer = _tokenizer(folder, published, removed)
-    tensors = stored.load() | zeros
-    weights, leftovers = conversion.present(tensors).to_ours(tensors)
+    with _naming_the_table(own):
+        zeros = _expect_tensors(stored, conversion, spec, own.zeros)
+        tokenizer = _tokenizer(folder, published, removed)
+        tensors = stored.load() | zeros
+        weights, leftovers = conversion.present(tensors).to_ours(tensors)
     network = build_network(spec, seed=0)
     fill(network, weights)
     knobs = {name: value for name, value in composed.mapping.items() if name != "model"}
@@ -97,7 +100,19 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
 
 def conversion_of(published: Published) -> Conversion:
     """Return the table of weights for the knobs and the vocabulary of a model."""
-    return Conversion(published.family.weights, published.knobs, published.vocabulary.front)
+    sizes = {**knob_defaults(published.family.model), **published.knobs}
+    return Conversion(published.family.weights, sizes, published.vocabulary.front)
+
+
+@contextmanager
+def _naming_the_table(family: Family) -> Iterator[None]:
+    """Raise RunError that names the table of weights for an operation that does not fit the tensors."""
+    try:
+        yield
+    except (ValueError, IndexError, KeyError, RuntimeError) as error:
+        rule = f"there is no knob {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        help = "correct the row of weights: docs/families.md describes the operations"
+        raise RunError(Problem(f"family {family.name}: weights", rule, help=help)) from None
 
 
 def _checked(published: Published, folder: Path) -> tuple[Composed, Spec]:
@@ -155,7 +170,9 @@ def _tokenizer(folder: Path, published: Published, removed: list[str]) -> Publis
     files, keys = read_folder(folder)
     removed += keys
     if files:
-        return published_tokenizer(published.vocabulary, files, str(folder / next(iter(files))))
+        where = str(folder / next(iter(files)))
+        expect_usable(files, where)
+        return published_tokenizer(published.vocabulary, files, where)
     help = "save it with transformers: tokenizer.save_pretrained(FOLDER) writes tokenizer.json"
     raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
 
@@ -187,4 +204,6 @@ def _overrides(model: str, knobs: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the overrides that build the model in a new run, without `vocab`, which the tokenizer determines."""
     defaults = {**knob_defaults(model), "vocab": knobs["vocab"]}
     changed = {name: value for name, value in knobs.items() if value != defaults[name]}
-    return (f"model={model}", *(f"{name}={'null' if value is None else value}" for name, value in changed.items()))
+    own = [f"--config-dir={Path(model).parents[1]}"] if Path(model).parent.name == "model" else []
+    values = [f"{name}={'null' if value is None else value}" for name, value in changed.items()]
+    return (*own, f"model={Path(model).stem}", *values)

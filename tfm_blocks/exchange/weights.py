@@ -203,6 +203,11 @@ class Conversion:
         return [int(evaluate(item, self.sizes.__getitem__)) for item in (value if isinstance(value, list) else [value])]
 
 
+def matches_address(address: str, weight: str) -> bool:
+    """Return True if an address with wildcards has the weight."""
+    return _wildcards(address, weight) is not None
+
+
 def names_pattern(rows: Iterable[Row]) -> re.Pattern[str]:
     """Return a pattern of the names of all rows."""
     return re.compile("|".join(_pattern(text)[0].pattern for row in rows for text in row.names) or "(?!)")

@@ -1,6 +1,6 @@
 """A chart as values: a line for each model through the means of its seeds, and a band from the lowest to the highest.
 
-`page_chart.py` draws it in the browser, and `paper_figure.py` as a file.
+`line_drawing.py` draws it for a page or a paper.
 """
 
 from __future__ import annotations

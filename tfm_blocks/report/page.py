@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bokeh.core.json_encoder import serialize_json
-from bokeh.resources import Resources
 from markupsafe import Markup
 
 from tfm_blocks.errors import RunError
@@ -19,10 +20,10 @@ from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.curves import AXES, MOST_POINTS, learning_curves
 from tfm_blocks.report.forest import forests_of
 from tfm_blocks.report.length_chart import length_charts
+from tfm_blocks.report.line_drawing import chart_svg, legend_svg
 from tfm_blocks.report.matrix import Matrix
 from tfm_blocks.report.matrix_table import legend, matrix_table
 from tfm_blocks.report.model_grid import ModelGrid
-from tfm_blocks.report.page_chart import colours_of, page_chart
 from tfm_blocks.report.page_models import models_of
 from tfm_blocks.report.rate_chart import rate_charts
 from tfm_blocks.report.samples import MOST_SAMPLES, common_test_set, samples_of
@@ -43,14 +44,14 @@ def render_report(
 
     `sentence` replaces the sentence of the test set whose attention is shown.
     """
-    scripts = {"bokeh": Resources(mode="inline", components=["bokeh"]).js_raw[0], "own": asset("page.js")}
+    script = asset("page.js")
     groups = choose_drawn(comparison.compared)
     matrix = matrix_of(comparison)
     models = models_of(groups, plugins)
     return page_template("page.html").render(
         title=title,
-        policy=content_policy([*scripts.values(), asset("view.js")]),  # pages of models inherit the policy of this page
-        scripts={name: Markup(text) for name, text in scripts.items()},
+        policy=content_policy([script, asset("view.js")]),  # pages of models inherit the policy of this page
+        script=Markup(script),
         style=Markup(asset("page.css")),
         comparison=comparison,
         most_rows=MOST_ROWS,
@@ -59,7 +60,7 @@ def render_report(
         **_charts(comparison, matrix),
         **_samples(comparison.grid, sentence, plugins),
         models=models,
-        model_pages=_data([model.page for model in models]),
+        model_pages=_compressed([model.page for model in models]),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
 
@@ -86,16 +87,17 @@ def _charts(comparison: Comparison, matrix: Matrix | None) -> dict[str, Any]:
     drawn = {task: {label: groups[label] for label in labels if label in groups} for task, groups in tasks.items()}
     curves = learning_curves(drawn)
     others = [*length_charts(drawn), *rate_charts(comparison.grid, comparison.curves, matrix.score if matrix else None)]
-    colours = colours_of(comparison.grid.labels)
-    items = [page_chart(chart, colours) for chart in (*curves, *others)]
+    all_labels = comparison.grid.labels
+    charts = [
+        (chart, {axis: chart_svg(chart, axis, all_labels, f"{number} {axis}") for axis in chart.axes})
+        for number, chart in enumerate((*curves, *others))
+    ]
     return {
-        "curves": curves,
-        "other_charts": others,
-        "colours": {label: colours[label] for label in labels},
-        "left_out": f"{len(labels)} of {len(colours)} models are drawn." if len(labels) < len(colours) else "",
-        "axes": list(AXES),
+        "charts": charts,
+        "axes": list(AXES) if curves else [],
+        "lines": {label: (number, legend_svg(number)) for number, label in enumerate(all_labels) if label in labels},
+        "left_out": f"{len(labels)} of {len(all_labels)} models are drawn." if len(labels) < len(all_labels) else "",
         "most_points": MOST_POINTS,
-        "chart_data": _data(items),
     }
 
 
@@ -126,6 +128,6 @@ def _config(run: RunRecord) -> str:
         return ""
 
 
-def _data(value: object) -> Markup:
-    """Return JSON in which no text can end a script element."""
-    return Markup(serialize_json(value).replace("<", "\\u003c"))
+def _compressed(pages: Sequence[str]) -> str:
+    """Return a JSON list as gzip in base64."""
+    return b64encode(gzip.compress(json.dumps(pages).encode(), mtime=0)).decode()

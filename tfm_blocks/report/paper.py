@@ -10,9 +10,9 @@ from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.curves import learning_curves
 from tfm_blocks.report.length_chart import length_charts
 from tfm_blocks.report.line_chart import LineChart
+from tfm_blocks.report.line_drawing import draw_lines
 from tfm_blocks.report.matrix import Matrix
-from tfm_blocks.report.paper_figure import paper_style, save_figure
-from tfm_blocks.report.paper_lines import draw_lines
+from tfm_blocks.report.paper_figure import drawing_style, save_figure
 from tfm_blocks.report.paper_matrix import draw_heat_map, draw_means
 from tfm_blocks.report.rate_chart import rate_charts
 
@@ -23,7 +23,7 @@ def save_figures(comparison: Comparison, folder: Path) -> list[Path]:
         raise ConfigError(Problem("--figures", f"must be a folder, but is a file: {folder}"))
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    with paper_style():
+    with drawing_style():
         if matrix := matrix_of(comparison):
             paths += save_figure(draw_means(matrix), folder, "means")
             if comparison.grid.crossed:

@@ -28,6 +28,8 @@ STYLE: dict[Any, Any] = {
     "ytick.major.width": 0.5,
     "xtick.minor.width": 0.4,
     "legend.frameon": False,
+    "lines.linewidth": 1,
+    "lines.markersize": 3,
     "text.parse_math": False,
     "pdf.fonttype": 42,  # embedded TrueType
     "svg.fonttype": "path",
@@ -37,9 +39,9 @@ UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 
 @contextmanager
-def paper_style() -> Iterator[None]:
-    """Draw with the sizes and fonts of a paper."""
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+def drawing_style(changes: dict[Any, Any] | None = None) -> Iterator[None]:
+    """Draw with the sizes and fonts of a paper, with these changes."""
+    with matplotlib.rc_context({**STYLE, **(changes or {})}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a name with a letter that the font lacks
         yield
 

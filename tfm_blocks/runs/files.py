@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from tfm_blocks.errors import Place, Problem, RunError
 
+LARGEST_FILE = 1 << 30  # bytes; the largest are translations of test sets
 DEEPEST = 64  # mappings and lists inside each other; a config or a model has at most half of that
 
 
@@ -34,6 +35,8 @@ def read_bytes(path: Path) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise damaged(path, "it is not a regular file")
+            if (size := os.fstat(descriptor).st_size) > LARGEST_FILE:
+                raise damaged(path, f"it has {size:,} bytes, but at most {LARGEST_FILE:,} are read")
             return file.read()
     except FileNotFoundError:
         rule = "the file is missing: this is not a run folder, or its training did not finish"

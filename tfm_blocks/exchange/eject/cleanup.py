@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 from collections import Counter
 from collections.abc import Collection, Iterator
 
@@ -179,7 +180,8 @@ def _with_short_names(body: Statements) -> Statements:
     stored = dict.fromkeys(node.id for node in nodes if isinstance(node.ctx, ast.Store))
     for variable in stored:
         short = variable.rstrip("0123456789").rstrip("_")
-        if short and short != variable and short not in used and f"{short}1" != variable:
+        is_free = short and short != variable and short not in used and not keyword.iskeyword(short)
+        if is_free and f"{short}1" != variable:
             used.add(short)
             for node in nodes:
                 if node.id == variable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 from typing import Any
 
 from torch import nn
@@ -10,7 +9,7 @@ from torch import nn
 from tfm_blocks.exchange.eject.context import EjectContext
 from tfm_blocks.exchange.eject.plain import constructor, is_leaf
 from tfm_blocks.exchange.eject.scopes import CallScope, LayerStack
-from tfm_blocks.exchange.eject.values import CannotEjectError
+from tfm_blocks.exchange.eject.values import CannotEjectError, is_attribute
 from tfm_blocks.layers.add_norm import Branch, Steps
 
 
@@ -72,7 +71,10 @@ def _operation(context: EjectContext, step: nn.Module) -> Any:
 
 def init_lines(tree: dict[str, Any]) -> list[str]:
     """Return the statements that set the parameters and submodules of a class."""
-    return [f"self.{key} = {render(child)}" for key, child in tree.items()]
+    return [
+        f"self.{key} = {render(child)}" if is_attribute(key) else f"setattr(self, {key!r}, {render(child)})"
+        for key, child in tree.items()
+    ]
 
 
 def tree_of(module: nn.Module) -> dict[str, Any]:
@@ -102,8 +104,7 @@ def render(tree: Any) -> str:
         entries = [f"**{{str(i): {layers[0]} for i in range({len(layers)})}}"] if same else []
         entries += [f"{key!r}: {text}" for key, text in parts.items() if not (same and key.isdigit())]
         return f"nn.ModuleDict({{{', '.join(entries)}}})"
-    named = [f"{key}={text}" for key, text in parts.items() if not keyword.iskeyword(key)]
-    named += [f"**{{{key!r}: {text}}}" for key, text in parts.items() if keyword.iskeyword(key)]
+    named = [f"{key}={text}" if is_attribute(key) else f"**{{{key!r}: {text}}}" for key, text in parts.items()]
     return f"Node({', '.join(named)})"
 
 

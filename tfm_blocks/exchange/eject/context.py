@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.exchange.eject.values import RUNS, CannotEjectError, Code, parse, unused
+from tfm_blocks.exchange.eject.values import RUNS, CannotEjectError, Code, is_attribute, parse, unused
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET, Axis, Node, Shape, Size
 from tfm_blocks.network.call import Call
@@ -144,7 +143,7 @@ class EjectContext:
         children = self.children(parent)
         if any(child.isdigit() for child in children):
             return f"{text}[{part}]" if all(child.isdigit() for child in children) else f"{text}[{part!r}]"
-        return f"getattr({text}, {part!r})" if keyword.iskeyword(part) else f"{text}.{part}"
+        return f"{text}.{part}" if is_attribute(part) else f"{text}._modules[{part!r}]"
 
     def children(self, address: str) -> Sequence[str]:
         """Return the names of the modules directly below an address that are part of the ejected file."""

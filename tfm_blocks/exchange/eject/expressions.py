@@ -23,6 +23,7 @@ from tfm_blocks.exchange.eject.values import (
     to_expr,
     trial,
     unused,
+    variable_name,
 )
 
 NOTHING = object()
@@ -57,7 +58,7 @@ class Expressions(Attributes):
 
     def fresh(self, text: str) -> str:
         """Return a name that no other variable of the function has."""
-        free = unused(text if text.isidentifier() else "x", self.names)
+        free = unused(variable_name(text), self.names)
         self.names.add(free)
         return free
 

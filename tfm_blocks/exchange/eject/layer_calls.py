@@ -22,6 +22,7 @@ from tfm_blocks.network.call import Call, pad_last
 Mode = Literal["forward", "start", "step"]
 Source = tuple[str, Any]  # the origin of a parameter: ("value", address), ("mask", axis) or ("size", name)
 KEEP = "keep:"  # prefix of the key of a keep mask, which distinguishes it from addresses
+SIZE = "size:"  # prefix of the key of `position`, `rows`, `length` and `like`
 INLINED_OPERATIONS = (Add, Scale, Gain, DropPath, Dropout)  # operations of add & norm that are written out
 
 
@@ -48,10 +49,7 @@ class ScopeMethod:
         """Return the value at an address: a variable, an entry of the state, or a new parameter."""
         if address not in self.values:
             if self.steps and not self.context.moves(address):
-                used = {"position", *(self.scope.relative(item.address) for item in self.scope.items)}
-                key = unused(address.split(".")[0], used.union(self.state_keys.values()))
-                self.state_keys.setdefault(address, key)
-                return value(f"state[{self.state_keys[address]!r}]", self.context.runs(address))
+                return value(self._stored(address, address.split(".")[0]), self.context.runs(address))
             word = "x" if not self.parameters and self.scope.address else address.split(".")[0]
             self.values[address] = self._parameter(
                 word, ("value", address), self.context.runs(address, step=self.steps)
@@ -62,17 +60,29 @@ class ScopeMethod:
         """Return the keep mask of an axis."""
         key, word = f"{KEEP}{axis}", f"keep_B{axis.replace('+', '')}"
         if self.steps and TARGET not in self.context.axes[axis].inputs:
-            self.state_keys[key] = word
-            return value(f"state[{word!r}]", self.context.mask_runs(axis))
+            return value(self._stored(key, word), self.context.mask_runs(axis))
         if key not in self.values:
             self.values[key] = self._parameter(word, ("mask", axis), self.context.mask_runs(axis, step=self.steps))
         return self.values[key]
 
+    def _stored(self, address: str, word: str) -> str:
+        """Return the entry of the state with the value or the mask of this address."""
+        if address not in self.state_keys:
+            used = {self.position_key, *(self.scope.relative(item.address) for item in self.scope.items)}
+            self.state_keys[address] = unused(word, used.union(self.state_keys.values()))
+        return f"state[{self.state_keys[address]!r}]"
+
+    @property
+    def position_key(self) -> str:
+        """Return the key of the position in the state of a model, which differs from the keys of its nodes."""
+        return unused("position", {self.scope.relative(item.address) for item in self.scope.items})
+
     def size(self, word: str) -> Code:
         """Return the parameter `position`, `rows`, `length` or `like`."""
-        if word not in self.values:
-            self.values[word] = self._parameter(word, ("size", word), POSITIONS)
-        return self.values[word]
+        key = f"{SIZE}{word}"
+        if key not in self.values:
+            self.values[key] = self._parameter(word, ("size", word), POSITIONS)
+        return self.values[key]
 
     def source(self, source: Source) -> Code:
         """Return the value of the origin of a layer's parameter."""

@@ -11,7 +11,7 @@ import torch
 from tfm_blocks.exchange.eject.block_class import RESERVED, MethodCode, class_body
 from tfm_blocks.exchange.eject.constructors import init_lines, scope_tree
 from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, EjectContext, value
-from tfm_blocks.exchange.eject.layer_calls import KEEP, Mode, ScopeMethod
+from tfm_blocks.exchange.eject.layer_calls import KEEP, SIZE, Mode, ScopeMethod
 from tfm_blocks.exchange.eject.layers import initial_state, state_entries, write_items
 from tfm_blocks.exchange.eject.scopes import CallScope, reads, scope_of
 from tfm_blocks.exchange.eject.statements import Evaluator
@@ -136,13 +136,13 @@ class ModelWriter:
         """Return the method that encodes the sources and allocates the state of the steps."""
         method = self._new_method("start", scope, sources, decodes=bool(self.encoded))
         rows = [] if sources else ["rows"]
-        method.values["rows"] = value(f"{sources[0].name}.shape[0]" if sources else "rows", BATCHES)
-        method.values["length"] = value("length", LENGTHS)
+        method.values[f"{SIZE}rows"] = value(f"{sources[0].name}.shape[0]" if sources else "rows", BATCHES)
+        method.values[f"{SIZE}length"] = value("length", LENGTHS)
         first = next(key for key, _ in self.context.network.named_parameters())
         path = f"{self.context.path(first.rpartition('.')[0], '')}.{first.rpartition('.')[2]}"
-        method.values["like"] = value(path, None)
+        method.values[f"{SIZE}like"] = value(path, None)
         write_items(method)
-        entries = [("position", ast.Constant(0)), *state_entries(method)]
+        entries = [(method.position_key, ast.Constant(0)), *state_entries(method)]
         result = initial_state(method, entries, state_keys)
         names = [*(tensor.name for tensor in sources), *rows, "length"]
         return self._finish("start", method, names, result, "State")
@@ -154,12 +154,13 @@ class ModelWriter:
         evaluator.names |= {"tgt_B", "state"}
         runs = self.context.runs(TARGET, step=True)
         method.values[TARGET] = evaluator.bind("tgt", value("tgt_B[:, None]", runs))
-        method.values["position"] = evaluator.bind("position", Code(parse("state['position'] + 0"), (0, 1, 2)))
-        evaluator.body[-1] = ast.parse("position = state['position']").body[0]
+        entry = f"state[{method.position_key!r}]"
+        method.values[f"{SIZE}position"] = evaluator.bind("position", Code(parse(f"{entry} + 0"), (0, 1, 2)))
+        evaluator.body[-1] = ast.parse(f"position = {entry}").body[0]
         axis = str(self.context.shape(TARGET)[1])
         self._add_mask(method, axis, "torch.ones_like(tgt, dtype=torch.bool)")
         write_items(method)
-        evaluator.body += ast.parse("state['position'] = position + 1").body
+        evaluator.body += ast.parse(f"{entry} = position + 1").body
         result = ast.Subscript(method.read(self.exit).expr, parse("x[:, -1]").slice, ast.Load())  # type: ignore[attr-defined]
         return self._finish("step", method, ["tgt_B", "state"], result, "Tensor", method.state_keys)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import types
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import normalize
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+METHODS = ("forward", "encode", "start", "step")  # of the classes in the ejected file
 RUNS = 3  # trial runs with different batch sizes and lengths: a size that is equal in all runs is a constant
 
 
@@ -85,6 +88,17 @@ class AnyDevice:
     """The type of a device. It is unequal to every string, which removes code for special devices."""
 
     expr: ast.expr
+
+
+def is_attribute(name: str) -> bool:
+    """Return True if `x.name` reads a module of this name: Python changes no letter, and no method has the name."""
+    return not keyword.iskeyword(name) and normalize("NFKC", name) == name and name not in METHODS
+
+
+def variable_name(text: str) -> str:
+    """Return a name for a variable: the text as Python normalises it, unless it is a keyword, or `x`."""
+    text = normalize("NFKC", text)
+    return f"{text}_" if keyword.iskeyword(text) else text if text.isidentifier() else "x"
 
 
 def unused(text: str, used: Container[str]) -> str:

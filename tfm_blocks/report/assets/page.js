@@ -1,29 +1,16 @@
 "use strict";
-// Everything that moves: charts in the colours of the page, what they are drawn over, and tables that sort.
+// Everything that moves: the axis of the charts, the models that they show, tables that sort, and pages of models.
 
-function models(type) {
-  return Bokeh.documents.flatMap((one) => [...one.all_models]).filter((model) => model.type === type);
-}
-
-function paint() {
-  const style = getComputedStyle(document.documentElement);
-  const [ink, line] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
-  for (const axis of [...models("LinearAxis"), ...models("LogAxis")]) {
-    axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: line});
-  }
-  for (const grid of models("Grid")) grid.setv({grid_line_color: line});
-}
-
-function drawOver(name) {
-  for (const figure of models("Figure")) {
-    const drawn = figure.renderers.filter((renderer) => name in renderer.data_source.data);
-    for (const renderer of drawn) renderer.glyph.x = {field: name};
-    if (drawn.length) figure.below[0].axis_label = name;  // charts over lengths and rates keep their axis
+function drawOver(axis) {
+  for (const figure of document.querySelectorAll("figure")) {
+    const drawings = [...figure.querySelectorAll("[data-axis]")];
+    if (!drawings.some((drawing) => drawing.dataset.axis === axis)) continue;  // charts over lengths and rates
+    for (const drawing of drawings) drawing.hidden = drawing.dataset.axis !== axis;
   }
 }
 
-function showModel(name, visible) {
-  for (const renderer of models("GlyphRenderer").filter((one) => one.name === name)) renderer.visible = visible;
+function showModel(number, visible) {
+  for (const group of document.querySelectorAll(`.model-${number}`)) group.classList.toggle("hidden", !visible);
 }
 
 function compareCells(one, other) {
@@ -43,23 +30,16 @@ function sortBy(button) {
   body.append(...rows);
 }
 
-function linkModels() {
-  const pages = JSON.parse(document.getElementById("model-pages").textContent);
+async function linkModels() {
+  const bytes = Uint8Array.from(atob(document.getElementById("model-pages").textContent), (letter) => letter.charCodeAt(0));
+  const pages = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
   for (const link of document.querySelectorAll("a.model")) {
     link.href = URL.createObjectURL(new Blob([pages[link.dataset.number]], {type: "text/html"}));
   }
-}
-
-async function draw() {
-  const items = JSON.parse(document.getElementById("chart-data").textContent);
-  for (const [place, item] of items.entries()) await Bokeh.embed.embed_item(item, `chart-${place}`);
-  paint();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
-  document.body.dataset.drawn = items.length;
+  document.body.dataset.drawn = pages.length;
 }
 
 for (const button of document.querySelectorAll(".sortable th button")) button.addEventListener("click", () => sortBy(button));
 for (const input of document.querySelectorAll("input[name=axis]")) input.addEventListener("change", () => drawOver(input.value));
 for (const input of document.querySelectorAll("input[name=model]")) input.addEventListener("change", () => showModel(input.value, input.checked));
 linkModels();
-draw();

@@ -1,0 +1,156 @@
+"""Read the table of a family of one's own, and check it against its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.compose.folders import read_yaml
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError, shown, suggest
+from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, make_family
+from tfm_blocks.exchange.weights import BRACES, matches_address, read_weight_table
+from tfm_blocks.language.files import display_path
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.registry.expression import names_in
+from tfm_blocks.runs.model import weights_of
+
+KINDS: dict[str, type] = {
+    **dict.fromkeys(("config", "missing", "fixed", "output", "tied", "also", "weights"), dict),
+    **dict.fromkeys(("start", "unused", "ignored", "zeros"), list),
+    **dict.fromkeys(("architecture", "model_type", "model", "prefix"), str),
+    "rope": bool,
+}
+NEEDED = {
+    "model": "the name of a model, or the path of its YAML file from this file: model: my_model.yaml",
+    "config": "the keys of config.json, each with its knob: config: {hidden_size: d_model}",
+    "weights": "the names of tensors, each with its address: weights: {model.norm.weight: decoder.last.norm.weight}",
+}
+ROW_KEYS = ("knob", "missing", "values", "is")
+KNOBS = {
+    "vocab": "the size of the vocabulary: a root key vocab, and vocab: ${vocab} where the model needs it",
+    "first_id": "the number of ids without a row: a root key first_id: 0, and args: {first_id: '${first_id}'}",
+}
+
+
+def read_own_family(path: Path) -> Family:
+    """Read a family from a YAML file. Raises ConfigError that names each problem with its line."""
+    content, sources = read_yaml(path), Sources()
+    sources.add_file(display_path(path), path.read_text("utf-8"))
+    check = _Check(content, sources)
+    check.keys()
+    check.end()
+    content = {**content, "model": _model_file(content["model"], path)}
+    composed = compose_model(content["model"])
+    check.rows({name: value for name, value in composed.mapping.items() if name != "model"})
+    check.end()
+    check.addresses(composed)
+    check.end()
+    return make_family(path.stem, content)
+
+
+def _model_file(model: str, table: Path) -> str:
+    """Return the path of the model's file next to the table or in its folder `model`, or a name of a shipped model."""
+    file = model if model.endswith((".yaml", ".yml")) else f"{model}.yaml"
+    options = [table.parent / file, table.parent / "model" / file]
+    return next((str(path) for path in options if path.is_file() and path != table), model)
+
+
+class _Check:
+    """The problems of a table."""
+
+    def __init__(self, content: Mapping[str, Any], sources: Sources) -> None:
+        self.content, self.sources = content, sources
+        self.problems: list[Any] = []
+
+    def report(self, path: tuple[str, ...], rule: str, help: str) -> None:
+        self.problems.append(self.sources.problem(path, rule, help=help))
+
+    def end(self) -> None:
+        """Raise ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError(self.problems)
+
+    def keys(self) -> None:
+        """Check the names of the keys and the types of their values."""
+        for key in NEEDED.keys() - self.content.keys():
+            self.report((key,), "is missing in the table of the family", NEEDED[key])
+        for key, value in self.content.items():
+            if key not in KINDS:
+                self.report((str(key),), "is not a key of a family", suggest(str(key), KINDS))
+            elif not isinstance(value, KINDS[key]):
+                kind = {dict: "a mapping", list: "a list", str: "text", bool: "true or false"}[KINDS[key]]
+                self.report((key,), f"must be {kind}, but is {shown(value)}", NEEDED.get(key, f"write {kind}"))
+
+    def rows(self, knobs: Mapping[str, Any]) -> None:
+        """Check the rows of `config`, and the knobs that other keys name."""
+        for name in KNOBS.keys() - knobs.keys():
+            self.report(("model",), f"{self.content['model']} lacks the knob {name}", KNOBS[name])
+        before: set[str] = set()
+        for keys, value in self.content["config"].items():
+            row = value if isinstance(value, Mapping) else {"knob": value}
+            for rule, help in _row_problems(row, knobs, before):
+                self.report(("config", str(keys)), rule, help)
+            before.add(str(row.get("knob")))
+        for tensor, knob in self.content.get("output", {}).items():
+            if knob not in knobs:
+                self.report(("output", str(tensor)), f"the model has no knob {shown(knob)}", suggest(str(knob), knobs))
+
+    def addresses(self, composed: Composed) -> None:
+        """Check that each address is a weight of the model, and that each weight of the model has an address."""
+        knobs = dict.fromkeys(self.content.get("output", {}).values())
+        weights = _weights(composed) | (_weights(composed.with_values(knobs)) if knobs else set())
+        kinds, covered = {re.sub(r"(?<=\.)\d+(?=\.)", "{i}", weight) for weight in weights}, set()
+        for section in ("weights", "also"):
+            for theirs, value in self.content.get(section, {}).items():
+                try:
+                    (row,) = read_weight_table({theirs: value})
+                except ValueError as error:
+                    self.report((section, theirs), str(error).removeprefix(f"{theirs}: "), "see docs/families.md")
+                    continue
+                for address in row.ours:
+                    found = {weight for weight in weights if matches_address(address, weight)}
+                    covered |= found
+                    if not found:
+                        self.report((section, theirs), f"the model has no weight {address}", suggest(address, kinds))
+                    elif lacking := {*BRACES.findall(address)} - {*BRACES.findall(re.sub(r"\d+\*|\+\d+", "", theirs))}:
+                        rule = f"{', '.join(sorted(lacking))} stands in the address only"
+                        self.report((section, theirs), rule, "write the same braces on both sides")
+        if uncovered := sorted(weights - covered):
+            more = f" and {len(uncovered) - 1} more" if len(uncovered) > 1 else ""
+            rule = f"no row has the weight {uncovered[0]} of the model{more}"
+            self.report(
+                ("weights",), rule, f"add a row: NAME OF THE TENSOR: {re.sub(r'[.][0-9]+[.]', '.{i}.', uncovered[0])}"
+            )
+
+
+def _weights(composed: Composed) -> set[str]:
+    return {*weights_of(network_without_values(check_model(composed.model)))}
+
+
+def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the rule and the fix of each problem of a row of `config`; `before` are the knobs of earlier rows."""
+    for option in row.keys() - {*ROW_KEYS}:
+        yield f"has the unknown option {shown(option)}", suggest(str(option), ROW_KEYS)
+    if row.get("knob") not in knobs:
+        yield f"the model has no knob {shown(row.get('knob'))}", suggest(str(row.get("knob")), knobs)
+    if row.get("is", ROOT) not in CONVERSIONS:
+        yield f"is: {shown(row['is'])} is not a conversion", suggest(str(row["is"]), CONVERSIONS)
+    values = row.get("values", {})
+    if not isinstance(values, Mapping):
+        yield f"values must be a mapping, but is {shown(values)}", "values: {PUBLISHED VALUE: VALUE OF THE KNOB}"
+        values = {}
+    for value in (row.get("missing"), *values.values()):
+        text = str(value)
+        if text.startswith(("=", ROOT)):
+            try:
+                used = names_in(text[1:]) if text.startswith("=") else [text.removeprefix(ROOT)]
+            except ValueError as error:
+                yield str(error), "arithmetic with knobs of earlier rows: = 4*d_model"
+                continue
+            for name in {*used} - before:
+                yield f"{text} reads {name}, which no earlier row has", suggest(name, before)

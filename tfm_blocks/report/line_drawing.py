@@ -1,0 +1,193 @@
+"""Line charts as figures for papers and as SVGs for a page. Models differ in colour, dashes and markers."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tfm_blocks.report.line_chart import Line, LineChart
+from tfm_blocks.report.paper_figure import drawing_style, panel_columns, panels
+
+HEIGHT = {1: 2.0, 2: 1.6, 4: 1.4}  # inches of a panel, by columns of panels
+HANDLE, LETTER = 0.45, 0.052  # inches of the line and of a letter in a legend
+# Colours of Okabe and Ito (2008), which most colour-blind readers can distinguish; dashes and markers need no colour.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKED = 8  # most markers on a line of a paper
+FEW, MANY = 50, 16  # points up to which a page marks each; markers on a longer line
+
+
+CHART, SAMPLE = (7.0, 4.1), (0.8, 0.2)  # inches of a chart of a page, and of a line in its legend
+INK, FAINT = "#000000", "#d4d4d4"  # replaced by colours of the page
+PAGE_STYLE: dict[Any, Any] = {
+    "font.size": 13,
+    "axes.edgecolor": FAINT,
+    "axes.grid": True,
+    "axes.linewidth": 1,
+    "grid.color": FAINT,
+    "lines.linewidth": 2,
+    "lines.markersize": 6,
+    "svg.fonttype": "none",
+    "xtick.bottom": False,
+    "ytick.left": False,
+}
+
+
+def draw_lines(charts: Sequence[LineChart]) -> Figure:
+    """Draw charts that differ in their tasks, for a paper."""
+    labels = list(dict.fromkeys(line.label for chart in charts for line in chart.lines))
+    columns = panel_columns(len(charts))
+    drawn, axes = panels(len(charts), HEIGHT[columns])
+    handles: dict[str, Artist] = {}
+    for panel, chart in zip(axes, charts, strict=True):
+        artists = _draw_panel(panel, chart, chart.axes[0], labels, few=MARKED, many=MARKED)
+        handles |= {label: line for label, (line, *_) in artists.items()}
+        if len(charts) > 1:
+            panel.set_title(chart.task)
+    for panel in axes[-columns:]:
+        panel.set_xlabel(charts[0].axes[0])
+    drawn.supylabel(charts[0].unit, fontsize=7)
+    if len(labels) > 1:
+        # matplotlib hides labels that begin with an underscore
+        shown = [f" {label}" if label.startswith("_") else label for label in labels]
+        fitting = int(drawn.get_figwidth() / (HANDLE + LETTER * max(map(len, shown))))
+        options: dict[str, Any] = {"loc": "outside lower center", "ncols": max(1, min(fitting, len(labels)))}
+        drawn.legend([handles[label] for label in labels], shown, handlelength=3, **options)
+    return drawn
+
+
+def chart_svg(chart: LineChart, axis: str, labels: Sequence[str], name: str) -> Markup:
+    """Return a chart over an axis for a page, in which `name` is unique.
+
+    The groups of a model have a class with its number in `labels`, and its markers have tooltips.
+    """
+    with drawing_style({**PAGE_STYLE, "svg.hashsalt": name}):
+        drawn = Figure(CHART, frameon=False, layout="constrained")
+        panel = drawn.subplots()
+        panel.patch.set_visible(False)
+        panel.set_xlabel(axis)
+        for label, artists in _draw_panel(panel, chart, axis, labels, few=FEW, many=MANY).items():
+            for kind, artist in zip(("line", "band"), artists, strict=False):
+                artist.set_gid(f"model-{labels.index(label)} {kind}")
+        root = _page_svg(drawn)
+    root.attrib |= {"role": "img", "aria-label": f"{chart.title} over {axis}"}
+    for line in chart.lines:
+        group = root.find(f".//g[@class='model-{labels.index(line.label)} line']")
+        markers = [] if group is None else list(group.iter("use"))
+        for marker, tip in zip(markers, _tooltips(chart.unit, axis, line), strict=True):
+            ElementTree.SubElement(marker, "title").text = tip
+    return Markup(ElementTree.tostring(root, "unicode"))
+
+
+def legend_svg(number: int) -> Markup:
+    """Return the line of a model in the legend of a page."""
+    with drawing_style({**PAGE_STYLE, "svg.hashsalt": f"legend {number}"}):
+        drawn = Figure(SAMPLE, frameon=False)
+        drawn.add_artist(Line2D([0.05, 0.5, 0.95], [0.5] * 3, markevery=[1], **line_style(number)))
+        root = _page_svg(drawn)
+    root.attrib |= {"width": root.attrib["viewBox"].split()[2], "aria-hidden": "true"}
+    return Markup(ElementTree.tostring(root, "unicode"))
+
+
+def _draw_panel(
+    panel: Axes, chart: LineChart, axis: str, labels: Sequence[str], *, few: int, many: int
+) -> dict[str, list[Artist]]:
+    """Draw a chart over an axis. Return the line of each model, and its band if its seeds differ.
+
+    Up to `few` points of a line are all marked, and `many` points of a longer line.
+    """
+    artists: dict[str, list[Artist]] = {}
+    for line in chart.lines:
+        style = line_style(labels.index(line.label))
+        x = line.x[axis]
+        artists[line.label] = list(panel.plot(x, line.mean, markevery=_marked(len(x), few, many), **style))
+        if (line.high > line.low).any():
+            options: dict[str, Any] = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+            artists[line.label].append(panel.fill_between(x, line.low, line.high, **options))
+    if chart.log_x:
+        rates = sorted({float(x) for line in chart.lines for x in line.x[axis]})
+        panel.set_xscale("log")
+        panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        panel.minorticks_off()
+    return artists
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return the style of a model, distinct for up to 56 models."""
+    dash, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": dash, "marker": marker}
+
+
+def _marked(points: int, few: int, many: int) -> list[int]:
+    """Return the points of a line that are marked: all of few, or evenly spaced ones that include both ends."""
+    return list(range(points)) if points <= few else [round(place) for place in np.linspace(0, points - 1, many)]
+
+
+def _tooltips(unit: str, axis: str, line: Line) -> list[str]:
+    """Return a text for each marker of a line in a page."""
+    marked = _marked(len(line.mean), FEW, MANY)
+    texts = []
+    for x, mean, low, high in zip(
+        *(values[marked] for values in (line.x[axis], line.mean, line.low, line.high)), strict=True
+    ):
+        if np.isfinite(x) and np.isfinite(mean):
+            spread = f"\nseeds from {low:.5g} to {high:.5g}" if high > low else ""
+            place = f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
+            texts.append(f"{line.label}\n{axis} {place}\n{unit} {mean:.5g}{spread}")
+    return texts
+
+
+def _page_svg(drawn: Figure) -> ElementTree.Element:
+    """Return the SVG of a figure in the font and colours of its page: short, and with no styles for other elements."""
+    file = io.StringIO()
+    drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = file.getvalue().replace("xlink:href", "href").replace('xmlns="http://www.w3.org/2000/svg"', "")
+    root = ElementTree.fromstring(text)
+    root.remove(root[0])  # a style of all elements
+    root.attrib = {"viewBox": root.attrib["viewBox"], "fill": "var(--ink)"}
+    referenced = set(re.findall(r"#(\w+)", text))
+    for element in root.iter():
+        element.text, element.tail = (element.text or "").strip(), None
+        attributes = {name: _short(name, value) for name, value in element.items()}
+        if attributes.get("id", "").startswith("model-"):
+            attributes["class"] = attributes.pop("id")
+        elif attributes.get("id") not in referenced:
+            attributes.pop("id", None)
+        element.attrib = {name: value for name, value in attributes.items() if value}
+    _flatten(root)
+    return root
+
+
+def _short(name: str, value: str) -> str:
+    if name == "style":
+        value = re.sub(r"font-(size|family): [^;]*(; )?|stroke-dashoffset: 0; ", "", value)
+        return value.replace(INK, "var(--ink)").replace(FAINT, "var(--line)").replace("; ", ";").replace(": ", ":")
+    if name in ("id", "href", "clip-path", "class"):
+        return value
+    rounded = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), value)
+    return "" if rounded.startswith("rotate(-0 ") else " ".join(rounded.split())
+
+
+def _flatten(element: ElementTree.Element) -> None:
+    """Remove groups without attributes, and move the style that all elements of a group share to the group."""
+    children = []
+    for child in element:
+        _flatten(child)
+        children += list(child) if child.tag == "g" and not child.attrib else [child]
+    element[:] = children
+    styles = {child.get("style", "") for child in children}
+    if element.tag == "g" and element.attrib and len(styles) == 1 and (shared := styles.pop()):
+        element.set("style", shared)
+        for child in children:
+            del child.attrib["style"]
