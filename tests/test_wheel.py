@@ -7,6 +7,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.test_train import SMALL
 from tfm_blocks import __version__ as version
@@ -44,6 +45,21 @@ def test_the_wheel_builds_a_model_from_any_folder(python, tmp_path):
     where, count = done.stdout.split()
     assert str(python.parent.parent) in where, "the installed package, not the checkout"
     assert count == "2569216"
+
+
+def test_the_wheel_accepts_the_tested_versions_and_no_later_ones_of_packages_whose_private_parts_are_used(python):
+    code = "from importlib.metadata import metadata as m; d = m('tfm-blocks'); print(*d.get_all('Requires-Dist'), *d.get_all('Classifier'), sep='\\n')"
+    done = run(python, ROOT.parent, "-c", code)
+    assert done.returncode == 0, done.stderr
+    required = [Requirement(line) for line in done.stdout.splitlines() if " :: " not in line]
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for requirement in required:
+        if requirement.name in pinned:
+            assert pinned[requirement.name] in requirement.specifier, requirement
+    later = {"torch": "2.14.0", "lightning": "2.7.0", "hydra-core": "1.4.0", "sacrebleu": "2.7.0"}
+    bounds = {requirement.name: requirement.specifier for requirement in required}
+    assert not [name for name, version in later.items() if version in bounds[name]]
+    assert "Intended Audience :: Science/Research" in done.stdout
 
 
 def test_the_installed_command_shows_a_model_from_any_folder(python, tmp_path):

@@ -1,6 +1,8 @@
 """Invalid and unusual text files."""
 
+import bz2
 import gzip
+import lzma
 
 import pytest
 
@@ -64,6 +66,34 @@ def test_a_byte_that_is_not_utf8_is_an_error_with_file_and_line(text, tmp_path):
     with pytest.raises(DataError) as error:
         train_pairs(text(train(["a", "b"], b"x\nM\xe4rz\n")))
     assert "0xe4" in str(error.value) and f"{tmp_path / 'train.tgt'}:2:2" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind", "help"),
+    [
+        (
+            gzip.compress(b"ein Haus\n" * 9),
+            "compressed with gzip, but its name does not end in .gz",
+            "mv train.tgt train.tgt.gz",
+        ),
+        (lzma.compress(b"ein Haus\n" * 9), "compressed with xz", "xz -d train.tgt"),
+        (bz2.compress(b"ein Haus\n" * 9), "compressed with bzip2", "bzip2 -d train.tgt"),
+        (bytes.fromhex("28b52ffd2400") + b"\xff\n", "compressed with zstd", "zstd -d train.tgt"),
+        ("Häuser\n".encode("utf-16"), "UTF-16 text", "iconv -f utf-16 -t utf-8 train.tgt"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(text, begin, kind, help):
+    with pytest.raises(DataError, match=rf"must be UTF-8 text, plain or \.gz, but the file is {kind}(.|\n)*{help}"):
+        train_pairs(text(train(["a", "b"], begin)))
+
+
+def test_a_list_of_files_for_a_column_is_answered_with_what_to_do(text):
+    with pytest.raises(
+        ConfigError, match=r"data\.train\.src: must be one file, but is a list of 2(.|\n)*cat FILE FILE"
+    ):
+        text(train={"src": ["a.src", "b.src"], "tgt": "a.tgt"})
+    with pytest.raises(ConfigError, match=r"data\.dir: must be a str, but is the list \['a', 'b'\]"):
+        text(dir=["a", "b"])
 
 
 def test_a_cut_gzip_is_an_error_with_file_and_line(text):

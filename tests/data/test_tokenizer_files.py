@@ -9,8 +9,8 @@ import sentencepiece
 from tokenizers import ByteLevelBPETokenizer, Regex, decoders, models
 from tokenizers import Tokenizer as Pieces
 from tokenizers.normalizers import Replace
-from tokenizers.pre_tokenizers import ByteLevel, Split
-from tokenizers.trainers import BpeTrainer
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Split, Whitespace
+from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordLevelTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tfm_blocks.data.prepare import prepare
@@ -116,14 +116,98 @@ def test_the_tokenizer_of_a_run_is_read_from_its_folder_and_its_file(tmp_path):
         assert read_tokenizer(str(path)).text == learned.text
 
 
+TAGS = ["<s>", "</s>", "<pad>", "<unk>", "<2de>", "<2fr>", "<|im_start|>"]
+TAGGED = ["<2de> a red house", "a<2fr>blue </s> boat", "<|im_start|>a red <2de>house<pad>", "<2xx> zebra <s>"]
+
+
+def words_with_tags():
+    pieces = Pieces(models.WordLevel(unk_token="<unk>"))
+    pieces.pre_tokenizer = Whitespace()
+    pieces.train_from_iterator(LINES, WordLevelTrainer(special_tokens=TAGS, show_progress=False))
+    return pieces
+
+
+def unigram_with_tags():
+    pieces = Pieces(models.Unigram())
+    pieces.pre_tokenizer, pieces.decoder = Metaspace(), decoders.Metaspace()
+    trainer = UnigramTrainer(vocab_size=60, special_tokens=TAGS, unk_token="<unk>", show_progress=False)
+    pieces.train_from_iterator(LINES * 9, trainer)
+    return pieces
+
+
+@pytest.mark.parametrize("learn", [words_with_tags, unigram_with_tags, lambda: learn_fast(TAGS)])
+@pytest.mark.parametrize("split", [False, True])
+def test_special_tokens_in_a_text_are_matched_as_by_transformers(learn, split, tmp_path):
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Pieces.from_str(learn().to_str()), bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    fast.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"split_special_tokens": split}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), read_tokenizer(str(tmp_path))
+    for again in (ours, pickle.loads(pickle.dumps(ours))):
+        ids = again.encode_batch(TAGGED)
+        assert [again.vocabulary.to_published(row) for row in ids] == [
+            theirs(text, add_special_tokens=False).input_ids for text in TAGGED
+        ]
+        assert split or [again.piece(id) for id in ids[0]].count("<2de>") == 1
+        decoded = [theirs.decode(again.vocabulary.to_published(row), skip_special_tokens=True) for row in ids]
+        assert [again.decode(row) for row in ids] == decoded
+
+
+def test_a_learned_tokenizer_with_further_special_tokens_matches_them(tmp_path):
+    """Its settings and first ids are those of a run, but a run learns no further special tokens."""
+    pieces = Pieces(models.BPE())
+    pieces.pre_tokenizer, pieces.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = BpeTrainer(special_tokens=[*SPECIAL, "<2de>"], initial_alphabet=ByteLevel.alphabet(), show_progress=False)
+    pieces.train_from_iterator(LINES, trainer)
+    pieces.save(str(tmp_path / "t.json"))
+    tokenizer = read_tokenizer(str(tmp_path / "t.json"))
+    assert [tokenizer.piece(id) for id in tokenizer.encode("<2de>a")] == ["<2de>", "a"]
+
+
+@pytest.mark.parametrize("learn", [words_with_tags, unigram_with_tags, lambda: learn_fast(TAGS)])
+def test_unknown_tokens_are_counted(learn, tmp_path):
+    learn().save(str(tmp_path / "t.json"))
+    tokenizer = read_tokenizer(str(tmp_path / "t.json"))
+    ids = tokenizer.encode_batch(["a red Ω", "a blue"])
+    names = [tokenizer.piece(id) for row in ids for id in row]
+    assert tokenizer.count_unknown(ids) == {"tokens": len(names), "unknown": names.count("<unk>")}
+    assert ("<unk>" in names) == (tokenizer._pieces.model.__class__.__name__ != "BPE")
+
+
+@pytest.mark.parametrize("texts", [["a red house", "das rote"], ["naïve 🙂  café"]])
+def test_a_text_begins_without_the_space_that_its_tokenizer_adds(texts, tmp_path):
+    pieces = ByteLevelBPETokenizer(add_prefix_space=True)
+    pieces.train_from_iterator(LINES * 9, vocab_size=290, special_tokens=["<s>", "</s>"], show_progress=False)
+    pieces.save(str(tmp_path / "t.json"))
+    tokenizer = read_tokenizer(str(tmp_path / "t.json"))
+    for text in texts:
+        assert pieces.decode(pieces.encode(text).ids) == f" {text}"
+        assert tokenizer.decode([1, *tokenizer.encode(text), 2]) == text
+
+
+@pytest.mark.parametrize("name", [*FILES, "space.json", "learned.json"])
+def test_a_continuation_keeps_the_space_between_two_words(files, name, tmp_path):
+    """Decoded alone, it would lose the space where the decoder removes the first one."""
+    Tokenizer.train(LINES * 9, 300, add_prefix_space=True).save(tmp_path / "learned.json")
+    pieces = ByteLevelBPETokenizer(add_prefix_space=True)
+    pieces.train_from_iterator(LINES * 9, vocab_size=290, special_tokens=["<s>", "</s>"], show_progress=False)
+    pieces.save(str(tmp_path / "space.json"))
+    tokenizer = read_tokenizer(str((files if name in FILES else tmp_path) / name))
+    prompt, whole = tokenizer.encode("a red"), tokenizer.encode("a red house")
+    assert whole[: len(prompt)] == prompt
+    assert tokenizer.decode(whole[len(prompt) :], prompt) == " house"
+
+
 def test_a_file_whose_decoder_keeps_the_added_space_stores_the_original_text(text, sentences, tmp_path):
-    """decode(encode(text)) begins with a space, so that scores need the original text."""
+    """decode(encode(text)) lacks a space with which a text begins, so that scores need the original text."""
     pieces = Pieces(models.BPE())
     pieces.pre_tokenizer, pieces.decoder = ByteLevel(add_prefix_space=True), decoders.ByteLevel()
     pieces.train_from_iterator(LINES, BpeTrainer(special_tokens=list(SPECIAL), initial_alphabet=ByteLevel.alphabet()))
     pieces.save(str(tmp_path / "t.json"))
     data = prepare(text(tokenizer=str(tmp_path / "t.json")), 999, lambda line: None)
-    assert data.tokenizer.decode(data.val.ids("tgt", 0).tolist()) == " " + sentences["tgt"][0]
+    assert data.tokenizer.decode(data.tokenizer.encode(" " + sentences["tgt"][0])) == sentences["tgt"][0]
     assert data.val.rows(slice(0, 1))[0]["tgt"] == sentences["tgt"][0]
 
 

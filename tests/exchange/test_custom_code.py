@@ -88,7 +88,7 @@ def test_a_changed_gpt2_keeps_the_ids_of_its_published_vocabulary(tmp_path):
     new_ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), pad_token_id=36, **GREEDY)[0, 4:].tolist()
     ((best,),) = translator.generate(["w3 w4 w7"], 9, Search())
     end = new_ids.index(36) if 36 in new_ids else len(new_ids)
-    assert best.text == " ".join(f"w{id}" for id in new_ids[:end])
+    assert best.text == "".join(f" w{id}" for id in new_ids[:end])
 
 
 def test_padding_at_the_beginning_is_refused(tmp_path):

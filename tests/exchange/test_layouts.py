@@ -71,7 +71,7 @@ def test_each_of_several_ids_of_eos_ends_a_text(file, tmp_path):
     assert expected.shape[1] < free.shape[1]
     import_folder(tmp_path / "theirs", tmp_path / "run")
     ours = tfm.load(tmp_path / "run")
-    texts = [" ".join(f"w{id}" for id in row if id not in ends) for row in expected.tolist()]
+    texts = ["".join(f" w{id}" for id in row if id not in ends) for row in expected.tolist()]
     for beam in ({}, {"beam": 3, "patient": True}):
         written = [best.text for (best,) in ours.generate(["w5 w9", "w17 w4"], 9, Search(**beam))]
         assert written == texts if not beam else all(f"w{end}" not in text.split() for end in ends for text in written)

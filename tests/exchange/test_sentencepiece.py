@@ -5,7 +5,7 @@ import json
 
 import pytest
 import sentencepiece
-from transformers import MarianTokenizer
+from transformers import MarianTokenizer, T5Tokenizer
 
 import tfm_blocks as tfm
 from tests.exchange.published import publish
@@ -20,9 +20,9 @@ TARGET = ["ein rotes Haus", "ein blaues Boot", "das rote Boot ist blau", "kein H
 FILES = ("source.spm", "target.spm", "vocab.json")
 
 
-def learned(lines, size):
+def learned(lines, size, **special):
     content = io.BytesIO()
-    options = {"vocab_size": size, "model_type": "unigram", "hard_vocab_limit": False, "minloglevel": 2}
+    options = {"vocab_size": size, "model_type": "unigram", "hard_vocab_limit": False, "minloglevel": 2, **special}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines * 9), model_writer=content, **options)
     return content.getvalue()
 
@@ -54,13 +54,40 @@ def test_each_side_is_split_by_its_model_as_by_transformers(files, tmp_path):
         (tmp_path / name).write_bytes(files[name])
     theirs = MarianTokenizer(*(str(tmp_path / name) for name in FILES))
     tokenizer = ours(files)
-    for text in [*SOURCE, ">>de<< a red boat", "a green house?"]:
+    special = ["a red</s> boat <unk>", "<pad> >>de<< a", ">>xx<< a red", ">> a < b", "a </s>>>de<< red"]
+    for text in [*SOURCE, ">>de<< a red boat", "a green house?", *special]:
         expected = theirs(text).input_ids[:-1]
         assert tokenizer.vocabulary.to_published(tokenizer.of("src").encode(text)) == expected
     for text in TARGET:
         expected = theirs(text_target=text).input_ids[:-1]
         assert tokenizer.vocabulary.to_published(tokenizer.of("tgt").encode(text)) == expected
         assert tokenizer.decode(tokenizer.of("tgt").encode(text)) == text
+    tagged = tokenizer.of("tgt").encode("ein </s> rotes <unk> Haus<pad>")
+    decoded = theirs.decode(tokenizer.vocabulary.to_published(tagged), skip_special_tokens=True)
+    assert tokenizer.decode(tagged) == decoded == "ein rotes Haus"
+
+
+@pytest.mark.parametrize(("extra_ids", "size"), [(None, 192), (None, 40), (3, 64)])
+def test_the_sentinels_of_t5_are_matched_as_by_transformers(files, extra_ids, size, tmp_path):
+    """Without extra_ids there are 100, if the vocabulary of the model has room for them."""
+    options = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    config = {} if extra_ids is None else {"extra_ids": extra_ids}
+    content = {"spiece.model": learned(SOURCE, 30, **options), "tokenizer_config.json": json.dumps(config).encode()}
+    for name, text in content.items():
+        (tmp_path / name).write_bytes(text)
+    theirs = T5Tokenizer.from_pretrained(tmp_path)
+    ours = SentencePieceTokenizer(Vocabulary(size, 0, 1), content)
+    for text in ["<extra_id_0> a red<extra_id_2>house", "a</s> blue <pad>boat <unk> <extra_id_99>"]:
+        expected = theirs(text, add_special_tokens=False).input_ids
+        ids = ours.vocabulary.to_published(ours.encode(text))
+        assert (ids == expected) == (size > 40)
+        assert ours.encode(text).count(ours.unknown) == ids.count(2)
+    added = {"added_tokens_decoder": {str(size - 1): {"content": "<2de>", "special": True}}}
+    ours = SentencePieceTokenizer(
+        Vocabulary(size, 0, 1), {**content, "tokenizer_config.json": json.dumps(added).encode()}
+    )
+    assert ours.vocabulary.to_published(ours.encode("<2de> a"))[0] == size - 1
+    assert ours.decode(ours.encode("<2de> a red")) == "a red"
 
 
 def test_a_marian_folder_is_imported_and_exported_with_its_tokenizer(files, tmp_path):

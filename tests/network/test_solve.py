@@ -94,8 +94,8 @@ def test_a_budget_that_no_value_meets_is_refused_with_the_nearest_values(knobs, 
 def test_the_printed_command_line_has_the_printed_cost(capsys):
     main(["solve", "swiglu", "d_ff", *SMALL[:1], *SMALL[2:], "--like", "base", *SMALL, "--multiply-adds", "--json"])
     report = json.loads(capsys.readouterr().out)
-    program, *overrides = shlex.split(report["command"])[1:]
-    assert (program, overrides[0]) == ("train.py", "model=swiglu")
+    program, command, *overrides = shlex.split(report["command"])
+    assert (program, command, overrides[0]) == ("tfm", "train", "model=swiglu")
     assert report["requested"] == cost("base", SMALL, BUDGETS["multiply_adds"])
     assert report["reached"] == cost("swiglu", overrides[1:], BUDGETS["multiply_adds"])
     assert report["reached"] == pytest.approx(report["requested"], rel=0.01)

@@ -46,7 +46,7 @@ def unfinished(tmp_path):
         ({"state": "diverged", "reason": "the loss is nan", "resume": "GO ON"}, [425], ["training diverged (the loss is nan)", "help: tfm translate RUN --checkpoint last"]),
         ({"state": "diverged", "resume": "GO ON"}, [], ["training diverged", "train it again"]),
         ({"state": "running", "resume": "GO ON"}, [], ["training was killed", "help: GO ON resumes it"]),
-        ({"state": "running"}, [425], ["training was killed", "help: python train.py resume=RUN resumes it, or: tfm translate RUN --checkpoint last"]),
+        ({"state": "running"}, [425], ["training was killed", "help: tfm train resume=RUN resumes it, or: tfm translate RUN --checkpoint last"]),
         ({"state": "done"}, [], ["the training has finished, but the file is lost", "restore it"]),
         ({"state": "new in a later version"}, [], ["the training did not finish", "train it again"]),
         ({"state": "failed", "reason": "x" * 9000}, [], ["training failed (xxx"]),

@@ -94,6 +94,7 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
     documents = read_documents(arguments.text, "--text", *trained_documents(arguments.folder))
     with options.precision_of(arguments, translator.network):
         result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
+    translator.warn_of_unknown()
     show_perplexity(result, str(arguments.folder), as_json=arguments.json)
 
 
@@ -150,4 +151,6 @@ def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[s
         raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
     fit = fitting(rows, translator, search, str(arguments.src[0]), strict=arguments.strict)
     with options.precision_of(arguments, translator.network):
-        return [best.text for best, *_ in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
+        nbest = translator.search(fit, search, batch_tokens=arguments.batch_tokens)
+    translator.warn_of_unknown()
+    return [best.text for best, *_ in nbest]

@@ -93,6 +93,7 @@ def _attention(arguments: argparse.Namespace) -> None:
         rule = f"has {len(arguments.sentence)} texts, but the model reads {', '.join(translator.sources)}"
         raise ConfigError(Problem("SENTENCE", rule, help="put each text in quotes"))
     attention = attention_of(translator, arguments.sentence, arguments.target)
+    translator.warn_of_unknown()
     for warning in save_attention(attention, arguments.path):
         print(printable(f"warning: {warning}"), file=sys.stderr)
     print(printable(f"{attention.target}\n{arguments.path}"))

@@ -120,7 +120,9 @@ def _translate(
 
     fit = fitting([row[:-1] for row in rows], translator, search, str(where), strict=arguments.strict)
     with precision_of(arguments, translator.network):
-        return [best.text for best, *_ in translator.search(fit, search, batch_tokens=arguments.batch_tokens)]
+        nbest = translator.search(fit, search, batch_tokens=arguments.batch_tokens)
+    translator.warn_of_unknown()
+    return [best.text for best, *_ in nbest]
 
 
 def _describe_rows(rows: Sequence[Row]) -> ScoredSet:

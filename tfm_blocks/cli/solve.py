@@ -97,7 +97,7 @@ def _command(arguments: argparse.Namespace, overrides: list[str], solution: Solu
     folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
     if Path(arguments.model).suffix:
         return shlex.join(["tfm", "show", *folder, arguments.model, *overrides, *values])
-    return shlex.join(["python", "train.py", *folder, f"model={arguments.model}", *overrides, *values])
+    return shlex.join(["tfm", "train", *folder, f"model={arguments.model}", *overrides, *values])
 
 
 def _print(solution: Solution, budget: Budget, command: str) -> None:

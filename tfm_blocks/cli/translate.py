@@ -70,6 +70,7 @@ def _write(arguments: argparse.Namespace, work: Translating) -> None:
     source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
     with counting("lines") as tell, options.precision_of(arguments, work.translator.network):
         stream(work, source, sys.stdout, prefix=arguments.prefix, scores=arguments.scores, tell=tell)
+    work.translator.warn_of_unknown()
 
 
 def _expect_streams(command: str) -> None:

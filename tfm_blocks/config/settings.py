@@ -65,6 +65,7 @@ WORDINGS = {
     "finite_number": Wording("must be a finite number, but is {value}", "write a number, such as 0.1"),
     "bool_type": Wording("must be a bool{or_null}, but is {value}", "write true or false"),
     "string_type": Wording("must be a str{or_null}, but is {value}", "write text in quotes"),
+    "string_for_list": Wording("must be a str{or_null}, but is the list {value}", "write one of its items"),
     "list_type": Wording("must be a list{or_null}, but is {value}", "write {address}=[a,b]"),
     "dict_type": _MAPPING,
     "model_type": _MAPPING,
@@ -95,6 +96,8 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
     if kind not in WORDINGS:
         return Problem(address, error["msg"])
     or_null = " or null" if type(None) in get_args(annotation) else ""
+    if kind == "string_type" and isinstance(error["input"], list):
+        kind = "string_for_list"
     context |= {"address": address, "value": _shown(error["input"]), "or_null": or_null}
     return Problem(address, WORDINGS[kind].rule.format(**context), help=WORDINGS[kind].help.format(**context))
 

@@ -18,6 +18,7 @@ from tfm_blocks.language.spec import TARGET
 from tfm_blocks.probes.example import Example
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+FORMAT = 4  # version of the files
 CHUNK = 8192  # maximum rows that are encoded together
 CHUNK_SIZE = 1 << 22  # characters, or tokens, at which a chunk ends early
 TEXT = "text.json"  # the text of held-out rows, if the tokenizer is not lossless
@@ -31,7 +32,7 @@ class Corpus:
     Each row of a corpus of answers at positions also has the `positions` of its source at which its target tokens are
     due. `lengths_NC` is int32. `text` is the text by column: the original of held-out rows, the decoded ids of training
     rows. They are equal if the tokenizer is lossless. `groups` names a group for each row, or is empty. `skipped`
-    counts skipped rows by reason, `cut` the truncated rows.
+    counts skipped rows by reason, `cut` the truncated rows, and `unknown` the unknown tokens of each column.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
@@ -46,6 +47,7 @@ class Corpus:
         self._ids = mapped.view(np.ndarray)  # slicing a plain array is faster than a memmap
         self.skipped: dict[str, int] = about["skipped"]
         self.cut: int = about["cut"]
+        self.unknown: dict[str, int] = {column: about["unknown"][column] for column in self.columns}
         self.text: dict[str, Sequence[str]] = {column: Decoded(self, column, tokenizer) for column in self.columns}
         if (folder / TEXT).is_file():
             self.text = json.loads((folder / TEXT).read_text("utf-8"))
@@ -219,10 +221,17 @@ def _write(
     folder: Path, columns: Sequence[str], sequences: Iterator[list[int]], tokenizer: Tokenizer, counts: dict[str, int]
 ) -> None:
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
+    unknown_C, rows = np.zeros(len(columns), np.int64), 0
     with (folder / "ids.bin").open("wb") as ids_file, (folder / "lengths.bin").open("wb") as lengths_file:
         for chunk in _chunks(sequences, len):
-            np.fromiter(chain.from_iterable(chunk), dtype).tofile(ids_file)
-            np.fromiter(map(len, chunk), np.int32).tofile(lengths_file)
+            ids, lengths = np.fromiter(chain.from_iterable(chunk), dtype), np.fromiter(map(len, chunk), np.int32)
+            column_of_id = np.repeat((rows + np.arange(len(chunk))) % len(columns), lengths)
+            if tokenizer.unknown is not None:
+                unknown_C += np.bincount(column_of_id[ids == tokenizer.unknown], minlength=len(columns))
+            rows += len(chunk)
+            ids.tofile(ids_file)
+            lengths.tofile(lengths_file)
+    unknown = dict(zip(columns, unknown_C.tolist(), strict=True))
     cut = counts.pop("cut")
-    about = {"columns": list(columns), "dtype": np.dtype(dtype).name, "skipped": counts, "cut": cut}
+    about = {"columns": columns, "dtype": np.dtype(dtype).name, "skipped": counts, "cut": cut, "unknown": unknown}
     (folder / "about.json").write_text(json.dumps(about))

@@ -8,19 +8,20 @@ from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
+
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
-from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
+from tfm_blocks.data.corpus import FORMAT, LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.documents import LINES, find_document_splits
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings, TextSettings
 from tfm_blocks.data.text import Split, find_splits
-from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.errors import DataError, Problem
 
-FORMAT = 3  # version of the cache format
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
 SAMPLE_CHARACTERS = 100 * SAMPLE  # approximate maximum, for long rows
 LinesSettings = DatesSettings | TextSettings | LmSettings
@@ -62,6 +63,11 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
         tell(_report(name, corpora[name], settings))
     requested = f", {vocab:,} requested" if tokenizer.size < vocab and not settings.tokenizer else ""
     tell(f"data: vocabulary of {tokenizer.size:,} subwords{requested}")
+    for name, corpus in corpora.items():
+        for column, unknown in corpus.unknown.items():
+            tokens = int(corpus.lengths_N(column).sum(dtype=np.int64))
+            if warning := unknown_warning(f"the {column} text of {name}", tokens, unknown):
+                tell(f"warning: {warning}")
     return Prepared(tokenizer=tokenizer, **corpora)
 
 

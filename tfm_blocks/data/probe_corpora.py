@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
-from tfm_blocks.data.corpus import Corpus, write_examples
+from tfm_blocks.data.corpus import FORMAT, Corpus, write_examples
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.probes.example import Example
@@ -76,7 +76,7 @@ def _splits(settings: ProbeSettings) -> Iterator[ProbeSplit]:
 
 
 def _corpus(split: ProbeSplit, tokenizer: Tokenizer, settings: ProbeSettings) -> Corpus:
-    folder = cache_folder(settings.cache) / "probes" / cache_key(*split.fingerprint)
+    folder = cache_folder(settings.cache) / "probes" / cache_key(FORMAT, *split.fingerprint)
     built = find_or_build(folder, lambda folder: write_examples(folder, split.examples(), tokenizer))
     return Corpus(built, tokenizer, split.groups)
 

@@ -11,10 +11,12 @@ from abc import abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Pieces
+from tokenizers import models
 
 from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, SPECIAL, Tokenizer, expect_small, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Vocabulary
@@ -34,13 +36,14 @@ CODE = re.compile(
     "|_?(attn|experts)_implementation(_internal)?|kernel_config|use_kernels|allow_all_kernels"
 )
 """Matches the keys with which transformers loads code from a folder or a hub."""
+SHOWING = 1000  # subwords that are read to find out whether decoding adds a space
 
 
 class PublishedTokenizer(Tokenizer):
     """The tokenizer of a published model, with the ids of `Vocabulary`.
 
-    `files` are the contents of its files by name. Its rules for special tokens around a text are not used, because the
-    layout of the data adds bos and eos.
+    `files` are the contents of its files by name. Special tokens that are written in a text are matched. The rules for
+    special tokens around a text are not used, because the layout of the data adds bos and eos.
     """
 
     lossless = False  # it can normalise its text, or lack characters
@@ -49,6 +52,7 @@ class PublishedTokenizer(Tokenizer):
         self.vocabulary, self.files = vocabulary, dict(files)
         with refusing_damage(where):
             self._expect_inert()
+            self.config = dict(json.loads(self.files.get(CONFIG, b"{}")))
             self.open()
         largest = max(self.model_names.values(), default=0)
         if largest >= vocabulary.size:
@@ -84,6 +88,11 @@ class PublishedTokenizer(Tokenizer):
     def special(self) -> Mapping[str, int]:
         """Return the published ids of names that can begin or end a sequence."""
         return self.names
+
+    @property
+    @abstractmethod
+    def published_unknown(self) -> int | None:
+        """Return the published id of text that is not in the vocabulary, or None if there is none."""
 
     @abstractmethod
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -131,7 +140,11 @@ class PublishedTokenizer(Tokenizer):
             raise DataError(Problem("text", rule, help="remove the token from the text"))
         return [self.vocabulary.to_here(ids) for ids in rows]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    @cached_property
+    def unknown(self) -> int | None:
+        return None if self.published_unknown is None else self.vocabulary.to_here([self.published_unknown])[0]
+
+    def _decode(self, ids: Sequence[int]) -> str:
         with refusing_damage("tokenizer", "cannot decode these ids"):
             return self.text_of(self.vocabulary.to_published(ids))
 
@@ -162,6 +175,7 @@ class FastTokenizer(PublishedTokenizer):
 
     def open(self) -> None:
         Tokenizer.__init__(self, Pieces.from_str(self.files[FAST].decode()))
+        self._pieces.encode_special_tokens = bool(self.config.get("split_special_tokens"))
 
     @cached_property
     def names(self) -> dict[str, int]:
@@ -176,12 +190,29 @@ class FastTokenizer(PublishedTokenizer):
         added = self._pieces.get_added_tokens_decoder()
         return {token.content: id for id, token in added.items() if token.special}
 
+    @cached_property
+    def published_unknown(self) -> int | None:
+        if isinstance(self._pieces.model, models.Unigram):
+            id: int | None = json.loads(self.files[FAST])["model"]["unk_id"]
+            return id
+        return self.names.get(self._pieces.model.unk_token or "")
+
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def text_of(self, published: Sequence[int]) -> str:
-        return self._pieces.decode(list(published), skip_special_tokens=True)
+        return self._pieces.decode(list(published), skip_special_tokens=True).removeprefix(self._added_space)
+
+    @cached_property
+    def _added_space(self) -> str:
+        """Return the space that decoding adds before every text, or ''; the first subwords that are texts show it."""
+        for id in islice(sorted(self.names.values()), SHOWING):
+            text = self._pieces.decode([id]).strip()
+            restored = self._pieces.decode(self._pieces.encode(text, add_special_tokens=False).ids)
+            if text and restored.strip() == text:
+                return " " if restored == f" {text}" else ""
+        return ""
 
 
 def stored_text(vocabulary: Vocabulary, files: Mapping[str, bytes]) -> str:

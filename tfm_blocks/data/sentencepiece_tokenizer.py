@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,9 @@ from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET
 
 UNKNOWN = "<unk>"
-LANGUAGE = re.compile(r"(>>[^<>]+<<) *")  # in multilingual models of OPUS-MT, the first token of a source
+LANGUAGE = re.compile(r">>.*?<<", re.DOTALL)  # in multilingual models of OPUS-MT, the first token of a source
+SPECIAL_OF_PAIR = ("</s>", UNKNOWN, "<pad>")
+SENTINELS = 100  # tokens <extra_id_0>, … of T5, from the last id downwards
 
 
 class SentencePieceTokenizer(PublishedTokenizer):
@@ -36,6 +38,30 @@ class SentencePieceTokenizer(PublishedTokenizer):
             (model,) = self._models
             self._names = {model.id_to_piece(id): id for id in range(len(model))}
             self._unknown = model.unk_id()
+        self._special = self._special_names()
+        self._names |= self._special
+        self._pattern = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
+
+    def _special_names(self) -> dict[str, int]:
+        """Return the ids of the names that are matched in a text: control symbols, and the tokens that a config adds.
+
+        Added tokens above the vocabulary of the model are left out.
+        """
+        if "vocab.json" in self.files:
+            special = {name: self._names[name] for name in SPECIAL_OF_PAIR if name in self._names}
+        else:
+            (model,) = self._models
+            control = [id for id in range(len(model)) if model.is_control(id) or model.is_unknown(id)]
+            special = {model.id_to_piece(id): id for id in control}
+        added = {str(name): int(id) for name, id in json.loads(self.files.get("added_tokens.json", b"{}")).items()}
+        for id, token in self.config.get("added_tokens_decoder", {}).items():
+            added[str(token["content"])] = int(id)
+        first = len(self._models[0])
+        usual = SENTINELS if first + SENTINELS <= self.vocabulary.size <= first + 2 * SENTINELS else 0
+        if "spiece.model" in self.files and not added:
+            count = int(self.config.get("extra_ids", usual))
+            added = {f"<extra_id_{number}>": first + count - 1 - number for number in range(count)}
+        return special | {name: id for name, id in added.items() if id < self.vocabulary.size}
 
     def of(self, column: str) -> SentencePieceTokenizer:
         other = copy(self)
@@ -47,24 +73,36 @@ class SentencePieceTokenizer(PublishedTokenizer):
         return self._names
 
     @property
+    def published_unknown(self) -> int:
+        return self._unknown
+
+    @property
     def _model(self) -> Any:
         return self._models[-1 if self._column == TARGET else 0]
 
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
         return [[self._names.get(name, self._unknown) for name in self._split(text)] for text in texts]
 
-    def _split(self, text: str) -> list[str]:
-        language = LANGUAGE.match(text)
-        if language and language[1] in self._names:
-            return [language[1], *self._model.encode(text[language.end() :], out_type=str)]
-        return self._model.encode(text, out_type=str)  # type: ignore[no-any-return]
+    def _split(self, text: str) -> Iterator[str]:
+        """Yield the subwords of a text, whose special tokens separate texts that the model splits."""
+        end = 0
+        for match in self._pattern.finditer(text):
+            yield from self._subwords_of(text[end : match.start()])
+            yield match[0]
+            end = match.end()
+        yield from self._subwords_of(text[end:])
+
+    def _subwords_of(self, text: str) -> list[str]:
+        language = LANGUAGE.match(text) if "vocab.json" in self.files else None
+        begin = [language[0]] if language else []
+        return [*begin, *self._model.encode(text[language.end() if language else 0 :], out_type=str)]
 
     @cached_property
     def _texts(self) -> dict[int, str]:
         return {id: name for name, id in self._names.items()}
 
     def text_of(self, published: Sequence[int]) -> str:
-        special = self.vocabulary.front
+        special = {*self.vocabulary.front, *self._special.values()}
         text: str = self._models[-1].decode([self._texts.get(id, "") for id in published if id not in special])
         return text.replace("▁", " ").strip()
 

@@ -155,7 +155,17 @@ def _has_a_target(files: dict[str, str]) -> dict[str, str]:
     return files
 
 
-Files = Annotated[dict[str, str], AfterValidator(_has_a_target)]
+def _one_file(file: object) -> object:
+    if isinstance(file, list):
+        help = (
+            "join the files, line-aligned with the other columns: cat FILE FILE > JOINED; data=lm reads several files"
+        )
+        raise RuleError(f"must be one file, but is a list of {len(file)}", help)
+    return file
+
+
+File = Annotated[str, BeforeValidator(_one_file, json_schema_input_type=str)]
+Files = Annotated[dict[str, File], AfterValidator(_has_a_target)]
 
 
 class TextSettings(PairSettings):

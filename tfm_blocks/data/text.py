@@ -19,6 +19,16 @@ from tfm_blocks.data.settings import TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem
 
 UTF8_MARK = b"\xef\xbb\xbf"
+OTHER_KINDS = {  # first bytes of files of other kinds: the kind, and a command that converts one
+    b"\x1f\x8b": ("compressed with gzip, but its name does not end in .gz", "mv {name} {name}.gz"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstd -d {name}"),
+    b"\xfd7zXZ": ("compressed with xz", "xz -d {name}"),
+    b"BZh": ("compressed with bzip2", "bzip2 -d {name}"),
+    b"PK\x03\x04": ("a zip archive", "unzip {name}"),
+    b"PAR1": ("a Parquet file", "write its text to a plain file"),
+    b"\xff\xfe": ("UTF-16 text", "iconv -f utf-16 -t utf-8 {name}"),
+    b"\xfe\xff": ("UTF-16 text", "iconv -f utf-16 -t utf-8 {name}"),
+}
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
                     line = line.removeprefix(UTF8_MARK)
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
+        _refuse_other_kinds(path, address)
         rule = f"must be UTF-8, but has the byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
         help = f"iconv -f latin1 -t utf-8 {path.name}, if it is Latin-1"
         raise DataError(Problem(address, rule, Place(str(path), number, error.start + 1), help=help)) from None
@@ -109,3 +120,13 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
         raise DataError(Problem(address, rule, Place(str(path), number + 1), help="download it again")) from None
     except OSError as error:
         raise DataError(Problem(address, f"cannot be read: {error.strerror}", Place(str(path)))) from None
+
+
+def _refuse_other_kinds(path: Path, address: str) -> None:
+    """Raise DataError for a compressed file, an archive and UTF-16, by its first bytes."""
+    with path.open("rb") as file:
+        begin = file.read(6)
+    for first, (kind, command) in OTHER_KINDS.items():
+        if begin.startswith(first):
+            rule = f"must be UTF-8 text, plain or .gz, but the file is {kind}"
+            raise DataError(Problem(address, rule, Place(str(path)), help=command.format(name=path.name))) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ SMALLEST = len(SPECIAL) + 256  # one subword for each byte
 LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
 LARGEST_OF_RUN = 4 * LARGEST_FILE  # a run stores all files of a tokenizer in one
 LONGEST = 1024  # maximum bytes of a word in training; longer words are split
+MOST_UNKNOWN = 0.01  # share of unknown tokens above which commands print a warning
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 KNOWN_PARTS = {
@@ -105,6 +107,11 @@ class Tokenizer:
         return self._pieces.get_vocab()
 
     @property
+    def unknown(self) -> int | None:
+        """Return the id of text that is not in the vocabulary, or None if there is none."""
+        return self.UNK
+
+    @property
     def text(self) -> str:
         """Return the tokenizer as JSON, in the format of the tokenizers library."""
         return self._pieces.to_str()
@@ -121,8 +128,21 @@ class Tokenizer:
         """Encode each text, on all cores."""
         return [encoding.ids for encoding in self._pieces.encode_batch_fast(list(texts))]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`; special ids are skipped, and invalid UTF-8 becomes U+FFFD."""
+    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """Return the text of `ids`, as it continues the text of `after`.
+
+        Special ids are skipped, and invalid UTF-8 becomes U+FFFD.
+        """
+        return self._decode([*after, *ids])[len(self._decode(after)) if after else 0 :]
+
+    def count_unknown(self, rows: Iterable[Sequence[int]]) -> Counter[str]:
+        """Return the numbers of `tokens` and of `unknown` tokens in rows of ids."""
+        counts = Counter(tokens=0, unknown=0)
+        for ids in rows:
+            counts.update(tokens=len(ids), unknown=0 if self.unknown is None else ids.count(self.unknown))
+        return counts
+
+    def _decode(self, ids: Sequence[int]) -> str:
         return self._pieces.decode(list(ids), skip_special_tokens=True)
 
     def piece(self, id: int) -> str:
@@ -154,10 +174,19 @@ class Tokenizer:
         return cls(pieces)
 
 
+def unknown_warning(place: str, tokens: int, unknown: int) -> str:
+    """Return a warning if more than MOST_UNKNOWN of the tokens of a text are unknown, else ''."""
+    share = f"{100 * unknown / max(tokens, 1):.1f} % of the tokens of {place} are <unk>"
+    help = "the tokenizer lacks their words or characters, so the model cannot read them"
+    return f"{share}: {help}" if unknown > MOST_UNKNOWN * tokens else ""
+
+
 def is_learned(record: object) -> bool:
     """Return True if the JSON of a tokenizer has the settings and the first ids of `Tokenizer.train` or `of_words`."""
     if not isinstance(record, dict) or not _has_known_settings(record):
         return False
+    if any(token["content"] not in SPECIAL for token in record.get("added_tokens", ())):
+        return False  # these tokens are matched in a text
     if record["pre_tokenizer"].get("add_prefix_space") or record["normalizer"] not in (None, PREPEND_SPACE):
         return False  # decode(encode(text)) could begin with another character than `text`
     vocabulary = record["model"].get("vocab")

@@ -8,7 +8,6 @@ from pathlib import Path
 from tfm_blocks.data.cache import expand_home
 from tfm_blocks.data.published_tokenizer import (
     COMPANIONS,
-    CONFIG,
     FAST,
     PAIR,
     SETTINGS,
@@ -58,6 +57,8 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], list[str]]:
             with refusing_damage(str(folder / name)):
                 files[name], keys = without_code(files[name])
                 removed += [f"{name}: {key}" for key in keys]
+                if not isinstance(json.loads(files[name]), dict):
+                    raise ValueError("it must be a mapping")
     return files, removed
 
 
@@ -91,8 +92,8 @@ def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
     if not opened.names:
         raise RunError(Problem(str(path), "has no subwords", help=HELP))
     size = max(opened.names.values()) + 1
-    ends = [*_from_config(opened, "eos_token", path), *ENDS]
-    begins = [*_from_config(opened, "bos_token", path), *BEGINS]
+    ends = [*_from_config(opened, "eos_token"), *ENDS]
+    begins = [*_from_config(opened, "bos_token"), *BEGINS]
     eos = next((opened.special[name] for name in ends if name in opened.special), size)
     start = next((opened.special[name] for name in begins if name in opened.special), eos)
     if start == eos:
@@ -100,9 +101,8 @@ def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
     return Vocabulary(max(size, start + 1, eos + 1), start, eos)
 
 
-def _from_config(opened: PublishedTokenizer, key: str, path: Path) -> list[str]:
+def _from_config(opened: PublishedTokenizer, key: str) -> list[str]:
     """Return the token of a key in tokenizer_config.json, which is a text or has it as `content`."""
-    with refusing_damage(str(path / CONFIG)):
-        token = dict(json.loads(opened.files.get(CONFIG, b"{}"))).get(key)
-        token = token.get("content") if isinstance(token, dict) else token
-        return [token] if isinstance(token, str) else []
+    token = opened.config.get(key)
+    token = token.get("content") if isinstance(token, dict) else token
+    return [token] if isinstance(token, str) else []

@@ -61,7 +61,7 @@ class ImportReport:
         head = f"{self.run}: {self.family}, {self.parameters:,} parameters"
         overrides = [*self.overrides, f"init_from={self.run}", f"data.tokenizer={self.run}"]
         removed = "".join(f"\nnot kept, because it names code: {key}" for key in self.removed)
-        return f"{head}{removed}\ntrain it on: python train.py {shlex.join(overrides)} data=…"
+        return f"{head}{removed}\ntrain it on: tfm train {shlex.join(overrides)} data=…"
 
 
 def import_folder(folder: Path, run: Path, family: Family | None = None) -> ImportReport:

@@ -130,7 +130,7 @@ def _fix(run: Path, state: str) -> str:
     kept = step_files(run / CHECKPOINTS)
     fixes = {"running": "wait until it ends", "done": "restore it"}
     if state in RESUMABLE:
-        fixes[state] = f"{Status.read_or_empty(run).resume or f'python train.py resume={run}'} resumes it"
+        fixes[state] = f"{Status.read_or_empty(run).resume or f'tfm train resume={run}'} resumes it"
     if kept:
         command = f"tfm translate {run} --checkpoint last uses its weights after step {step_of(kept[-1]):,}"
         return f"{fixes[state]}, or: {command}" if state in fixes else command

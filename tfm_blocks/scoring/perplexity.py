@@ -62,14 +62,14 @@ def perplexity(translator: Translator, documents: Iterable[str], *, context: int
 
     Raises RunError for a model that reads sources, and DataError for a text without words.
     """
-    network, tokenizer = translator.network, translator.tokenizer
+    network = translator.network
     if translator.inputs:
         rule = f"reads {', '.join(translator.inputs)} besides the target, so it has no perplexity of plain text"
         raise RunError(Problem("model", rule, help="tfm evaluate RUN --src FILE --ref FILE"))
     texts = [text for text in documents if text.strip()]
     if not texts:
         raise DataError(Problem("--text", "has no words", help="name a file with text"))
-    ids = [id for text_ids in tokenizer.encode_batch(texts) for id in (*text_ids, EOS)]
+    ids = [id for text_ids in translator.encode(texts) for id in (*text_ids, EOS)]
     rows = iter(torch.tensor(ids[first : first + context]) for first in range(0, len(ids), context))
     with evaluating(network):
         nll = sum(_nll(network, batch) for batch in _batches(rows, max(1, batch_tokens // context)))

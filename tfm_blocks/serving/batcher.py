@@ -34,12 +34,14 @@ class Job:
     """The tasks of a request, and the future of their outputs. Cancelling the future cancels the tasks.
 
     A blank text has no task. After each step, the batcher calls `progress` with the ids of the unfinished output.
-    `cost` is an upper bound of the tokens that all hypotheses read and generate.
+    `cost` is an upper bound of the tokens that all hypotheses read and generate. The response contains a `warning`
+    that is not empty.
     """
 
     def __init__(self, tasks: Sequence[Task], texts: int, search: Search) -> None:
         self.tasks, self.search = tasks, search
         self.progress: Progress = ignore
+        self.warning = ""
         self.outputs: Future[Outputs] = Future()
         self.tokens = sum(task.tokens for task in tasks) * search.beam
         self.cost = sum(len(task.before) + task.tokens + search.most(task.tokens) for task in tasks) * search.beam

@@ -7,10 +7,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tfm_blocks.data.tokenizer import unknown_warning
 from tfm_blocks.errors import DataError, Problem, TfmError
 from tfm_blocks.serving.batcher import Batcher, Job, Progress, ignore
 from tfm_blocks.serving.errors import RequestRefusedError
 from tfm_blocks.serving.settings import Limits
+from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 from tfm_blocks.translation.stream import fitting, fitting_prompts
 from tfm_blocks.translation.tasks import plain_texts, texts_of
@@ -109,5 +111,8 @@ def submit(body: TranslateBody | GenerateBody, batcher: Batcher, progress: Progr
     except (ValueError, TypeError) as error:
         raise RequestRefusedError(422, Problem("", str(error), help="docs/serving.md describes the settings")) from None
     job.progress = progress
+    rows = [ids for task in job.tasks for ids in (*task.sources, task.before, task.prefix)]
+    texts = [[id for id in ids if id not in (BOS, EOS)] for ids in rows]
+    job.warning = unknown_warning("the texts", **batcher.translator.tokenizer.count_unknown(texts))
     batcher.submit(job)
     return job

@@ -31,7 +31,7 @@ async def respond(job: Job, request: Request, metrics: Metrics) -> Response:
             return error_response(500, error.problems[0])
     if not any(outputs):
         return error_response(500, not_finite("sentence 1"))
-    return JSONResponse(outputs_body(outputs))
+    return JSONResponse(outputs_body(outputs, job.warning))
 
 
 def stream_response(body: GenerateBody, request: Request, batcher: Batcher) -> Response:
@@ -45,7 +45,7 @@ def stream_response(body: GenerateBody, request: Request, batcher: Batcher) -> R
     job.outputs.add_done_callback(lambda outputs: put(None))
 
     async def lines() -> AsyncIterator[str]:
-        pieces = TextPieces(batcher.translator)
+        pieces = TextPieces(batcher.translator, [prompt for task in job.tasks for prompt in task.prompt])
         async with cancel_on_disconnect(job, request, batcher.metrics):
             while (ids := await steps.get()) is not None:
                 if piece := pieces.next(ids):
@@ -64,7 +64,7 @@ def _last_lines(job: Job, pieces: TextPieces) -> list[dict[str, object]]:
         return [error_body(error.problems[0])]
     if not any(outputs):
         return [error_body(not_finite("sentence 1"))]
-    return [{"piece": pieces.rest(outputs[0][0].text)}, outputs_body(outputs)]
+    return [{"piece": pieces.rest(outputs[0][0].text)}, outputs_body(outputs, job.warning)]
 
 
 def json_line(value: dict[str, object]) -> str:
@@ -72,13 +72,18 @@ def json_line(value: dict[str, object]) -> str:
     return json.dumps(value, ensure_ascii=False) + "\n"
 
 
-def outputs_body(outputs: Outputs) -> dict[str, object]:
-    """Return the body of a response: the outputs of each text, best first, and the errors of texts without outputs."""
+def outputs_body(outputs: Outputs, warning: str) -> dict[str, object]:
+    """Return the body of a response: the outputs of each text, best first, and the errors of texts without outputs.
+
+    A warning is added unless it is empty.
+    """
     body: dict[str, object] = {
         "outputs": [[{"text": output.text, "score": output.score} for output in nbest] for nbest in outputs]
     }
     if failed := [number for number, nbest in enumerate(outputs, 1) if not nbest]:
         body["errors"] = [error_of(not_finite(f"sentence {number}")) for number in failed]
+    if warning:
+        body["warning"] = warning
     return body
 
 
@@ -105,14 +110,17 @@ async def cancel_on_disconnect(job: Job, request: Request, metrics: Metrics) -> 
 
 
 class TextPieces:
-    """Splits the text of a growing list of ids into pieces. An incomplete character is sent once it is complete."""
+    """Splits the text of a growing list of ids after a prompt into pieces.
 
-    def __init__(self, translator: Translator) -> None:
-        self.decode, self.sent = translator.tokenizer.decode, ""
+    An incomplete character is sent once it is complete.
+    """
+
+    def __init__(self, translator: Translator, prompt: Sequence[int]) -> None:
+        self.decode, self.prompt, self.sent = translator.tokenizer.decode, prompt, ""
 
     def next(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` after the text that was already sent, without an incomplete last character."""
-        return self.rest(self.decode(ids).rstrip("\ufffd"))
+        return self.rest(self.decode(ids, self.prompt).rstrip("\ufffd"))
 
     def rest(self, text: str) -> str:
         """Return the part of `text` after the text that was already sent, and mark it as sent."""

@@ -44,7 +44,7 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         rule = "none of its nodes has attention weights"
         raise RunError(Problem("model.graph", rule, help="give your attention blocks a method weights"))
     (texts,) = texts_of([sentence], translator.sources)
-    sources = [tokenizer.encode(text) for text in texts]
+    sources = translator.encode(texts)
     ids = {name: [*source, EOS] for name, source in zip(translator.inputs, sources, strict=False)}
     before = [BOS] if translator.inputs else prompt(sources).tolist()
     if target is None:
@@ -53,7 +53,7 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         longest = min(len(ids[TARGET]), network.longest(TARGET).tokens)
         del ids[TARGET][int(longest) :]  # the last token of an output that fills the positions is not an input
     else:
-        ids[TARGET] = [*before, *tokenizer.of(TARGET).encode(target)]
+        ids[TARGET] = [*before, *translator.encode([target], TARGET)[0]]
     _expect_fits(network, ids)
     device = next(network.parameters()).device
     with evaluating(network):

@@ -22,6 +22,7 @@ from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translation, Translator
 
 BREAKING = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # characters that break lines or columns
+WORD = 64  # characters of a long word
 READ = 1 << 16  # bytes per read: some hundred lines, enough for batches of similar length
 
 
@@ -92,16 +93,23 @@ def _fit(text: str, longest: float, tokenizer: Tokenizer, search: Search, place:
         help = "split the line, or raise --max-tokens" if search.max_tokens < longest else "split the line"
         raise DataError(Problem(place.file, rule, place, help=help))
     print(printable(f"warning: {place.file}:{place.line}: {rule}: the rest is cut"), file=sys.stderr)
-    return _beginning(text, ids, most, tokenizer)
+    return _beginning(text, most, tokenizer)
 
 
-def _beginning(text: str, ids: Sequence[int], most: int, tokenizer: Tokenizer) -> str:
-    """Return the longest prefix of whole characters of `text` that has at most `most` tokens."""
-    for count in range(most, 0, -1):
-        begin = tokenizer.decode(ids[:count])
-        if text.startswith(begin) and len(tokenizer.encode(begin)) <= most:
-            return begin
-    return ""
+def _beginning(text: str, most: int, tokenizer: Tokenizer) -> str:
+    """Return the beginning of `text` that has at most `most` tokens; the whole text has more."""
+
+    def fits(length: int) -> bool:
+        return len(tokenizer.encode(text[:length])) <= most
+
+    fitting, longer = 0, max(most, 1)
+    while fits(longer):
+        fitting, longer = longer, 2 * longer
+    while longer - fitting > 1:
+        middle = (fitting + longer) // 2
+        fitting, longer = (middle, longer) if fits(middle) else (fitting, middle)
+    lengths = range(fitting + WORD, fitting, -1)  # a part of a word can have more tokens than the word
+    return text[: next(filter(fits, lengths), fitting)]
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,10 @@ class Generating(Translating):
 
     def outputs(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[list[Translation]]:
         prompts = fitting_prompts(lines, self.translator, self.search, "stdin", strict=self.strict, first_line=first)
+        for number, prompt in enumerate(prompts, first):
+            if BREAKING.search(prompt):
+                rule = "the prompt has control characters, such as tabs, which are printed as spaces"
+                print(f"warning: stdin:{number}: {rule}", file=sys.stderr)
         continuations = self.translator.generate(
             prompts, self.tokens, self.search, batch_tokens=self.batch_tokens, first_line=first
         )

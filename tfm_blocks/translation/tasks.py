@@ -17,6 +17,7 @@ class Task:
 
     `sources` are the ids of each source with eos. `before` are the ids before the output, with bos at the end or the
     start. `prefix` are the forced first ids of the output. `tokens` is the number of source tokens, eos included.
+    `prompt` are the ids of the text that the output continues.
     """
 
     place: int
@@ -25,6 +26,7 @@ class Task:
     before: list[int]
     prefix: list[int]
     tokens: int
+    prompt: Sequence[int] = ()
 
     @property
     def begin(self) -> tuple[int, int]:

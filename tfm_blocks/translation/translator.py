@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -12,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm_blocks.data.layout import prompt
-from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.layout import SOURCE, prompt
+from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.build import choose_device
@@ -79,6 +81,7 @@ class Translator:
         if network.spec.sink.shape[-1] != tokenizer.size:
             rule = f"has {tokenizer.size} subwords, but the model has {network.spec.sink.shape[-1]}"
             raise RunError(Problem("tokenizer", rule, help="use the tokenizer of the model's run folder"))
+        self._counts = Counter(tokens=0, unknown=0)
         self.network = network
         self.tokenizer = tokenizer
         self.inputs = tuple(names(network.spec.sources))
@@ -157,6 +160,17 @@ class Translator:
         tasks = self.generation_tasks(list(prompts), search, first_line=first_line)
         return self._outputs(tasks, len(tasks), search, batch_tokens, lambda: False)
 
+    def encode(self, texts: Sequence[str], column: str = SOURCE) -> list[list[int]]:
+        """Return the ids of each text of a column, and count them for `warn_of_unknown`."""
+        ids = self.tokenizer.of(column).encode_batch(texts)
+        self._counts.update(self.tokenizer.count_unknown(ids))
+        return ids
+
+    def warn_of_unknown(self) -> None:
+        """Print a warning if many tokens of the texts encoded so far are unknown."""
+        if warning := unknown_warning("the text", **self._counts):
+            print(f"warning: {warning}", file=sys.stderr)
+
     def translation_tasks(
         self, sentences: Iterable[Text], search: Search, *, prefixes: Iterable[str] = (), first_line: int = 1
     ) -> list[Task]:
@@ -165,9 +179,8 @@ class Translator:
         rows, begins = texts_of(sentences, self.sources), list(prefixes)
         if begins and len(begins) != len(rows):
             raise ValueError(f"there are {len(rows)} sentences, but {len(begins)} prefixes")
-        encoded = iter(self.tokenizer.encode_batch([text for row in rows for text in row]))
-        target = self.tokenizer.of(TARGET)
-        starts = target.encode_batch(plain_texts(begins, "prefixes")) if begins else [[]] * len(rows)
+        encoded = iter(self.encode([text for row in rows for text in row]))
+        starts = self.encode(plain_texts(begins, "prefixes"), TARGET) if begins else [[]] * len(rows)
         tasks = []
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
             ids = [next(encoded) for _ in row]
@@ -181,9 +194,10 @@ class Translator:
     def generation_tasks(self, prompts: Sequence[str], search: Search, *, first_line: int = 1) -> list[Task]:
         """Return the task of each prompt; `search` is from `continuing`, and errors are those of `generate`."""
         self.expect_prompts()
-        ids = self.tokenizer.encode_batch(plain_texts(prompts, "prompts"))
+        ids = self.encode(plain_texts(prompts, "prompts"))
         tasks = [
-            Task(index, first_line + index, [], [BOS, *start], [], len(start) + 1) for index, start in enumerate(ids)
+            Task(index, first_line + index, [], [BOS, *start], [], len(start) + 1, start)
+            for index, start in enumerate(ids)
         ]
         self._expect_possible(tasks, search)
         return tasks
@@ -205,7 +219,7 @@ class Translator:
         with evaluating(self.network), packed(self.network):
             for batch in takewhile(lambda batch: not stop(), batches_of(tasks, batch_tokens // search.beam)):
                 for task, hypotheses in zip(batch, self._batch(batch, search, watch), strict=True):
-                    yield task, [self._translation(hypothesis, search) for hypothesis in hypotheses]
+                    yield task, [self._translation(hypothesis, task, search) for hypothesis in hypotheses]
 
     def _outputs(
         self, tasks: Iterable[Task], count: int, search: Search, batch_tokens: int, stop: Callable[[], object]
@@ -290,9 +304,9 @@ class Translator:
         ids = [[*row] + [PAD] * (width - len(row)) for row in rows]
         return torch.tensor(ids, dtype=torch.int64, device=next(self.network.parameters()).device)
 
-    def _translation(self, hypothesis: Hypothesis, search: Search) -> Translation:
-        ids = hypothesis.ids
-        return Translation(self.tokenizer.decode(ids), tuple(ids), hypothesis.log_p, _score(hypothesis, search))
+    def _translation(self, hypothesis: Hypothesis, task: Task, search: Search) -> Translation:
+        text = self.tokenizer.decode(hypothesis.ids, task.prompt)
+        return Translation(text, tuple(hypothesis.ids), hypothesis.log_p, _score(hypothesis, search))
 
 
 def not_finite(address: str) -> Problem:

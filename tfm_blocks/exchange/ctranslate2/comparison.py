@@ -34,6 +34,7 @@ def compare_translations(
     """Compare the translations of beam search with the run's, and their BLEU if there are references."""
     run_texts = [best.text for best, *_ in translator.search(sources, SEARCH)]
     engine_texts = _translations_of_engine(engine, translator, subwords, sources)
+    translator.warn_of_unknown()
     settings = {"beam": SEARCH.beam, "length penalty": f"n^{SEARCH.alpha:g}"}
     equal = sum(a == b for a, b in zip(run_texts, engine_texts, strict=True))
     if not references:
@@ -49,7 +50,7 @@ def _translations_of_engine(
     """Translate with the settings of SEARCH, which allow empty outputs. Blank lines stay blank, as in this project."""
     ids = {text: id for id, text in enumerate(subwords)}
     results = engine.translate_batch(
-        [_texts(row, subwords) for row in translator.tokenizer.encode_batch(list(sources))],
+        [_texts(row, subwords) for row in translator.encode(list(sources))],
         beam_size=SEARCH.beam,
         length_penalty=SEARCH.alpha,
         min_decoding_length=0,
