@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,6 +11,9 @@ import yaml
 from tests.conftest import sentences
 from tests.report.test_compare import comparison, said
 from tests.run_folders import garbled, leave_run
+from tfm_blocks.report.differences import Group, find_factors
+from tfm_blocks.report.model_grid import arrange
+from tfm_blocks.runs.record import RunRecord
 
 REFERENCES = sentences(20, 3)
 LOSSES = {  # best validation losses of two seeds, by model and rate
@@ -70,6 +74,23 @@ def test_a_rate_at_which_a_seed_diverged_is_not_the_best(tmp_path):
     (curve,) = comparison(tmp_path)["learning_rates"]
     assert curve["best"] == 0.004 and curve["edge"] == ""
     assert curve["values"][-1] == {"value": 0.016, "losses": [0.2], "diverged": 1}
+
+
+def test_rates_that_differ_after_the_sixth_digit_stay_apart(tmp_path):
+    rates = (0.001, 0.0012345671, 0.0012345672)
+    for rate in rates:
+        leave(tmp_path, "base", rate, 1, 1.0 - rate)
+    (curve,) = comparison(tmp_path)["learning_rates"]
+    assert [rate["value"] for rate in curve["values"]] == list(rates) and curve["best"] == rates[2]
+
+
+def test_groups_of_rates_that_differ_after_the_sixth_digit_have_their_own_places():
+    groups = [
+        Group("", [RunRecord(Path(str(rate)), "", "done", "", settings={"schedule.peak": rate})])
+        for rate in (0.0012345671, 0.0012345672)
+    ]
+    grid = arrange(groups, find_factors([group.runs[0] for group in groups]))
+    assert grid.labels == ["peak 0.0012345671", "peak 0.0012345672"]
 
 
 def test_unequal_grids_and_seeds_that_chose_a_rate_are_noted(sweep, tmp_path):

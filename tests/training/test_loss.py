@@ -112,6 +112,18 @@ def test_no_positions_give_zero_loss_and_zero_gradients() -> None:
     assert all(not gradient.any() for gradient in gradients)
 
 
+@pytest.mark.parametrize("chunk", [5, 100])
+def test_a_parameter_that_the_head_does_not_use_gets_a_zero_gradient(chunk: int) -> None:
+    model, unused = Tied(torch.float64), nn.Parameter(torch.ones(3))
+    loss, _, _ = smoothed_loss(
+        model.head, [model.weight, unused], model.trunk(), model.labels_N, smoothing=0.1, chunk=chunk
+    )
+    expected = F.cross_entropy(model.head(model.trunk()), model.labels_N, label_smoothing=0.1, reduction="sum")
+    grad, zero = torch.autograd.grad(loss, [model.weight, unused])
+    torch.testing.assert_close(grad, torch.autograd.grad(expected, model.weight)[0])
+    assert torch.equal(zero, torch.zeros(3))
+
+
 def test_frozen_head_still_pulls_back_to_x() -> None:
     weight = torch.randn(V, D, dtype=torch.float64)
     x_ND = torch.randn(N, D, dtype=torch.float64, requires_grad=True)

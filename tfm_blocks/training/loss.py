@@ -82,7 +82,8 @@ class _Fused(torch.autograd.Function):
                 x_nD = x_ND[rows].detach().requires_grad_()
                 logits_nV = head(x_nD)
             sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], smoothing, first)
-            gradients = torch.autograd.grad(logits_nV, [x_nD, *tensors[1:]], slope_nV)
+            read = [x_nD, *tensors[1:]]  # a plug-in may not use them all
+            gradients = torch.autograd.grad(logits_nV, read, slope_nV, allow_unused=True, materialize_grads=True)
             slope_ND[rows] = gradients[0]
             slopes = _accumulate(slopes, gradients[1:])
             _add(totals, sums)
