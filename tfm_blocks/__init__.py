@@ -38,7 +38,7 @@ def build(
     Args:
         model: A name under conf/model/, or a path to a YAML file.
         seed: The same seed gives the same weights.
-        plugins: Names of Python modules that register blocks of your own.
+        plugins: Names of Python modules that register blocks or probe tasks of your own.
         config_dir: A folder with your own config files, like `--config-dir`.
         knobs: Values of root keys of the model, such as `heads=8` or `vocab=37000`.
 
@@ -76,7 +76,7 @@ def train(
             Default: the model of the experiment, or else of conf/train.yaml.
         overrides: `KEY=VALUE` as on the command line, such as `"trainer.steps=20"`.
         callbacks: Lightning callbacks. They are not recorded, so pass them again to resume the run.
-        plugins: Names of Python modules that register blocks of your own.
+        plugins: Names of Python modules that register blocks or probe tasks of your own.
         config_dir: A folder with your own config files, like `--config-dir`.
         knobs: Root keys and groups of the config, such as `layers=2`, `seed=2`, `data="text"` or `name="mine"`.
 

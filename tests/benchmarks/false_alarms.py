@@ -50,11 +50,11 @@ def finished_runs(folder: Path, count: int) -> list[Path]:
 
 
 def p_values(first: list[Path], second: list[Path]) -> dict[str, tuple[float, float]]:
-    """Return the p-value over seeds and the corrected p-value of each score, as `tfm compare` computes them."""
+    """Return the p-value over seeds and the corrected p-value of each score, corrected for all scores."""
     groups = [Group("", [read_record(Member(run, None, True)) for run in runs]) for runs in (first, second)]
     tests = [over_seeds(*(group.over_seeds(name) for group in groups)) for name in MEASURES]
     p = {index: test.p for index, test in enumerate(tests) if test}
-    corrected = correct(p)
+    corrected = correct(p, {index: test.least for index, test in enumerate(tests) if test})
     return {name: (p[index], corrected[index]) for index, name in enumerate(MEASURES) if index in p}
 
 

@@ -1,7 +1,6 @@
 """Test published orderings of architectures on probe tasks: train both sides under five seeds, test each difference.
 
-Compare each model at its best learning rate. Correct the p-values of all orderings together (Holm). The same command
-resumes.
+Compare each model at its best learning rate. Correct the p-values of all orderings together. The same command resumes.
 
     python tests/benchmarks/orderings.py --parallel 2
 """
@@ -142,12 +141,14 @@ def main() -> None:
         test = tests[claim] = over_seeds(worse, better)
         if test is None:
             sys.exit(f"{claim}: two runs of each side need a score, but there are {len(better)} and {len(worse)}")
-    p_values = correct({claim: test.p for claim, test in tests.items()})
+    p_values = correct(
+        {claim: test.p for claim, test in tests.items()}, {claim: test.least for claim, test in tests.items()}
+    )
     print("| ordering | better | other | difference, 95 % interval | p | corrected |\n|---|---|---|---|---|---|")
     for claim, test in tests.items():
         better, worse = (f"{fmean(values):.1f} ({group.runs[0].settings['schedule.peak']:g})"
                          for group, values in zip(*rows[claim], strict=True))  # fmt: skip
-        low, high = test.interval
+        low, high = test.interval or (test.difference, test.difference)
         print(
             f"| {claim} | {better} | {worse} | {test.difference:+.1f} [{low:+.1f}, {high:+.1f}] "
             f"| {test.p:.2g} | {p_values[claim]:.2g} |"

@@ -50,6 +50,8 @@ def test_the_names_of_paired_jobs_are_distinct():
         ),
         (["heads=2,4", "sweep.together=[heads,d_model]"], "names d_model, which has no list of values"),
         (["heads=2,4", "d_ff=8,9", "sweep.together=[[heads,d_ff],[heads,d_ff]]"], "names heads twice"),
+        (["heads=2,4,2"], "heads: lists one value twice: 2 and 2"),
+        (["data=multi30k", "data.dir=c2/x,./c2/x"], "data.dir: lists one value twice: c2/x and ./c2/x"),
         (["heads=2,4", "sweep.together=[heads]"], "sweep.together: must hold at least 2, but holds 1"),
         (["heads=2,4", "sweep.together=heads"], "sweep.together: must be a list, but is 'heads'"),
         (["sweep=optuna", "heads=2,4", "d_ff=8,9", "sweep.together=[heads,d_ff]"], "optuna chooses each value alone"),

@@ -1,7 +1,11 @@
 """The cache: built once, whole or not at all, whichever process requests it."""
 
+import errno
+import os
+import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +44,37 @@ def test_a_damaged_entry_is_built_again(tmp_path, damage):
     for _ in range(2):
         assert (find_or_build(tmp_path / "key", building(calls)) / "data.bin").read_text() == "abc" * 1000
     assert len(calls) == 2
+
+
+def test_an_entry_is_read_in_full_only_if_its_time_changed(tmp_path, monkeypatch):
+    """The content of a copy has another time, and its checksum decides."""
+    entry = find_or_build(tmp_path / "key", building([]))
+    monkeypatch.setattr("tfm_blocks.data.cache.file_digest", lambda path: pytest.fail("the file was read"))
+    assert find_or_build(tmp_path / "key", building([])) == entry
+    monkeypatch.undo()
+    os.utime(entry / "data.bin", (1, 1))
+    assert find_or_build(tmp_path / "key", building([])) == entry
+
+
+def test_others_can_read_an_entry_as_the_umask_allows(tmp_path):
+    before = os.umask(0o022)
+    try:
+        entry = find_or_build(tmp_path / "key", building([]))
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (entry, entry / "data.bin")] == [0o755, 0o644]
+
+
+def test_an_entry_that_cannot_be_read_is_an_error_and_not_a_damaged_entry(tmp_path, monkeypatch):
+    find_or_build(tmp_path / "key", building([]))
+
+    def refuse(path, *arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)  # the tests may run as root, who can read everything
+    with pytest.raises(ConfigError, match="cannot be used: Permission denied"):
+        find_or_build(tmp_path / "key", building([]))
+    assert not (tmp_path / "key-1").exists()
 
 
 def test_a_build_that_fails_leaves_nothing_behind(tmp_path):

@@ -34,7 +34,10 @@ def fail_alone(ranks: Ranks, harm: str) -> None:
         raise RunError(Problem("x.y", "is wrong", help="mend it"))
     if harm == "break":
         raise RuntimeError("rank 1 broke")
-    os.kill(os.getpid(), signal.SIGKILL)
+    number = getattr(signal, harm)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 @pytest.mark.grid
@@ -49,7 +52,13 @@ def test_processes_work_together(tmp_path: Path) -> None:
         pytest.param("tell", RunError, "error: x.y: is wrong\n  help: mend it", marks=pytest.mark.grid),
         ("abort", RunError, "error: x.y: is wrong\n  help: mend it"),
         pytest.param("break", Exception, "rank 1 broke", marks=pytest.mark.grid),
-        ("kill", TfmError, "process 1 of 2 ended with SIGKILL"),
+        (
+            "SIGKILL",
+            TfmError,
+            "process 1 of 2 ended with SIGKILL\n  help: a killed process often means that memory ran out",
+        ),
+        ("SIGTERM", TfmError, "process 1 of 2 ended with SIGTERM\n  help: another program stopped it; resume=RUN"),
+        pytest.param("SIGSEGV", TfmError, "ended with SIGSEGV\n  help: the lines above", marks=pytest.mark.grid),
     ],
 )
 def test_a_failing_process_ends_all_and_its_error_is_printed(harm: str, kind: type[Exception], said: str) -> None:

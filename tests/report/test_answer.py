@@ -30,20 +30,21 @@ def matrix_of(scores, metric="accuracy", baseline=None):
 
 
 def test_the_best_model_of_one_task_is_named_with_what_differs_from_it():
-    one, other = answer(matrix_of({"x": {"a": [10, 11, 12], "b": [50, 51, 52], "c": [49, 52, 50]}}))
-    assert one == "b has the best accuracy, %: 51.0 ± 2.5, 3 seeds."
+    one, other = answer(matrix_of({"x": {"a": [10, 11, 12] * 2, "b": [50, 51, 52] * 2, "c": [49, 52, 50] * 2}}))
+    assert one == "b has the best accuracy, %: 51.0 ± 0.9, 6 seeds."
     assert other == (
-        "the best model differs significantly from a (p < 0.05, Holm's correction for 3 tests). "
-        "No significant difference from c was found (p < 0.05, Holm's correction for 3 tests)."
+        "the best model differs significantly from a (p < 0.05, corrected for 3 tests). "
+        "No significant difference from c was found (p < 0.05, corrected for 3 tests)."
     )
 
 
 def test_each_task_has_its_best_model_and_ties_are_named():
     scores = {"x": {"a": [1, 2], "b": [5, 6]}, "y": {"a": [3, 3], "b": [1, 1]}, "z": {"a": [7, 8], "b": [7, 8]}}
-    best, tie, tests = answer(matrix_of(scores))
+    scores = {task: {model: 3 * values for model, values in row.items()} for task, row in scores.items()}
+    best, tie, *_, tests = answer(matrix_of(scores))
     assert best == "Best accuracy of 3 tasks: b on 1 (x); a on 1 (y)."
     assert tie == "On z, a, b share the best accuracy."
-    assert tests.startswith("Of 3 differences from the best model, 1 is significant (p < 0.05")
+    assert tests.startswith("Of 3 differences from the best model, 2 are significant (p < 0.05")
     assert "does not mean that the models are equal" in tests
 
 
@@ -54,13 +55,15 @@ def test_less_is_better_of_a_perplexity():
 
 def test_nothing_is_said_about_significance_without_a_test():
     _, untested = answer(matrix_of({"x": {"a": [1], "b": [2]}}))
-    assert untested == "No difference was tested: a test needs at least two seeds of both models."
+    assert untested == (
+        "No difference was tested: a test needs at least two seeds of both models, and a score of each seed."
+    )
     assert list(answer(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 ± 6.4, 2 seeds."]
 
 
 def test_a_baseline_is_named_as_the_reference():
-    *_, tests = answer(matrix_of({"x": {"a": [1, 2, 1], "b": [9, 9, 8]}}, baseline="a"))
-    assert tests == "a differs significantly from b (p < 0.05, Holm's correction for 1 test)."
+    *_, tests = answer(matrix_of({"x": {"a": [1, 2, 1, 2], "b": [9, 9, 8, 8]}}, baseline="a"))
+    assert tests == "a differs significantly from b (p < 0.05, corrected for 1 test)."
 
 
 def test_a_forest_spans_the_intervals_of_all_models():
@@ -72,3 +75,32 @@ def test_a_forest_spans_the_intervals_of_all_models():
 
 def test_shades_of_percents_span_all_possible_percents():
     assert matrix_of({"x": {"a": [-20], "b": [25]}}).shades() == {(0, 0): 0, (1, 0): 0.25}
+
+
+def test_a_model_at_chance_is_never_the_best():
+    at_chance = {"a": [2, 0, 4], "b": [0, 1, -1], "c": [9, 6]}
+    assert list(answer(matrix_of({"x": at_chance}, "scaled accuracy"))) == [
+        "No model scores above chance with a score for each seed."
+    ]
+    matrix = matrix_of({"x": at_chance, "y": {"a": [2, 0, 4], "b": [0, 1, 98], "c": [3, 3]}}, "scaled accuracy")
+    best, *others = answer(matrix)
+    assert best == "Best scaled accuracy of 2 tasks: b on 1 (y)."
+    assert others[0] == "On x, no model scores above chance with a score for each seed."
+    assert [cell.text for cell in matrix.cells.values()] == [
+        "2.0 ± 5.0†", "0.0 ± 2.5†", "7.5 ± 19.1†", "2.0 ± 5.0†", "33.0 ± 139.8", "3.0 ± 0.0"
+    ]  # fmt: skip
+    assert [cell.at_chance for cell in matrix_of({"x": at_chance}, "accuracy").cells.values()] == [False] * 3
+
+
+def test_too_few_seeds_are_named_with_the_number_that_a_difference_needs():
+    _, tests = answer(matrix_of({"x": {"a": [1, 2, 1], "b": [99, 98, 97]}}))
+    assert (
+        tests
+        == "No single difference can be significant (p < 0.05, corrected for 1 test): that needs 4 seeds of each model."
+    )
+
+
+def test_models_that_differ_over_all_tasks_are_named():
+    scores = {task: {"a": [1, 2, 3], "b": [11, 12, 14]} for task in "xyz"}
+    _, overall, _ = answer(matrix_of(scores))
+    assert overall == "Over all tasks together, b differs significantly from a (p < 0.05, corrected)."

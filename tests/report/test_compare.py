@@ -128,6 +128,12 @@ def share_of_swaps(before, after):
     return np.mean(distance_R >= distance_R[0] - 1e-9)
 
 
+def seeds_p(after, before):
+    """Return the larger p-value of scipy's permutation test and Welch test."""
+    exact = scipy.stats.permutation_test((before, after), lambda x, y: np.mean(y) - np.mean(x)).pvalue
+    return max(exact, scipy.stats.ttest_ind(after, before, equal_var=False).pvalue)
+
+
 def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(sweep):
     scores = {
         model: [BLEU(force=True).corpus_score(outputs_of(model, seed), [REFERENCES]).score for seed in (1, 2, 3)]
@@ -143,7 +149,7 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
     }
     names = {"prenorm": "prenorm, heads 2", "wide": "base, heads 4"}
     for kind, chance in (
-        ("seeds", lambda model: scipy.stats.ttest_ind(scores[model], scores["base"], equal_var=False).pvalue),
+        ("seeds", lambda model: seeds_p(scores[model], scores["base"])),
         (
             "sentences",
             lambda model: share_of_swaps(*([outputs_of(one, seed) for seed in (1, 2, 3)] for one in ("base", model))),
@@ -156,13 +162,30 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
 
 
 @pytest.mark.parametrize("kind", ["sentences", "seeds"])
-def test_the_family_of_the_correction_is_the_whole_table(sweep, kind):
+def test_the_family_of_the_correction_is_one_score_of_all_models(sweep, kind):
     rows = [one for one in comparison(sweep, "--baseline", "base-1")["against"] if one[kind] is not None]
-    assert len({one["group"] for one in rows}) == 2 and len({one["score"] for one in rows}) >= 4
-    ordered = sorted(rows, key=lambda one: one[kind])
-    steps = [min(1, (len(rows) - rank) * one[kind]) for rank, one in enumerate(ordered)]  # Holm 1979
-    for rank, one in enumerate(ordered):
-        assert one[f"{kind}_corrected"] == pytest.approx(max(steps[: rank + 1]))
+    for score in {one["score"] for one in rows}:
+        tests = sorted((one for one in rows if one["score"] == score), key=lambda one: one[kind])
+        assert len({one["group"] for one in tests}) == 2
+        least = [one["least"] if kind == "seeds" else 0 for one in tests]
+        counts = [sum(p <= one[kind] for p in least[rank:]) for rank, one in enumerate(tests)]  # Holm 1979, Tarone 1990
+        steps = [min(1, count * one[kind]) for count, one in zip(counts, tests, strict=True)]
+        assert [one[f"{kind}_corrected"] for one in tests] == pytest.approx([steps[0], max(steps)])
+    bleu = [one for one in rows if one["score"] == "BLEU"]
+    assert {one["least"] for one in bleu} == {0.1}, "three against three"
+
+
+def test_a_model_with_a_failed_seed_is_not_tested_over_seeds(sweep, tmp_path):
+    shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
+    status = tmp_path / "prenorm-3" / "status.json"
+    failed = {"state": "diverged", "scores": {}, "translation": [], "scored_on": ""}
+    status.write_text(json.dumps(json.loads(status.read_text()) | failed))
+    rows = comparison(tmp_path, "--baseline", "base-1")["against"]
+    assert {one["seeds"] is None for one in rows if one["group"].startswith("prenorm")} == {True}
+    assert all(one["seeds"] is not None for one in rows if not one["group"].startswith("prenorm"))
+    means = said(tmp_path, "--markdown").partition("**over seeds")[2].partition("\n\n**")[0]
+    (row,) = (line for line in means.splitlines() if line.startswith("| prenorm"))
+    assert "| 2 of 3 |" in row and "**" not in row and "**" in means
 
 
 def test_each_model_is_tested_against_the_baseline_on_its_own_test_set(tmp_path):
@@ -225,7 +248,9 @@ def test_losses_are_tested_over_sentences_and_over_seeds(with_losses):
     welch = scipy.stats.ttest_ind(means[1], means[0], equal_var=False)
     loss = tested["loss"]
     assert loss["difference"] == pytest.approx(np.mean(means[1]) - np.mean(means[0]))
-    assert loss["sentences"] == pytest.approx(theirs.pvalue, abs=0.02) and loss["seeds"] == pytest.approx(welch.pvalue)
+    assert loss["sentences"] == pytest.approx(theirs.pvalue, abs=0.02) and loss["seeds"] == pytest.approx(
+        seeds_p(*means[::-1])
+    )
     assert loss["seeds_interval"] == pytest.approx(tuple(welch.confidence_interval(0.95)))
     paired = scipy.stats.ttest_rel(gaps[1] / 10, gaps[0] / 10).confidence_interval(0.95)
     assert loss["sentences_interval"] == pytest.approx(tuple(paired), rel=0.01)
@@ -280,6 +305,7 @@ def test_the_tables_show_sizes_speed_time_and_the_best_validation(sweep):
     for text in ("12,345", "67,890", "1,040", "15.0 s", "1.25 @ 60", "against base, heads 2", "over seeds"):
         assert text in shown
     assert "Holm" in shown and "Holm" not in said(sweep)
+    assert "these trained models differ, and nothing about other seeds" in shown
 
 
 def test_a_run_and_its_repeat_are_one_seed(sweep, tmp_path):
@@ -377,6 +403,32 @@ def test_runs_with_the_same_data_settings_and_another_training_text_have_a_note(
     assert [note for note in comparison(tmp_path)["notes"] if "training text" in note] == [
         "not comparable: 0 used another training text than 1, 2; it changed between the trainings"
     ]
+
+
+def test_the_row_of_a_model_with_several_seeds_alone_has_the_name_of_the_model(tmp_path):
+    for seed in (1, 2):
+        leave_run(tmp_path / f"seed-{seed}", REFERENCES, REFERENCES, model="prenorm", seed=seed)
+    assert [group["group"] for group in comparison(tmp_path)["groups"]] == ["prenorm"]
+    assert "| prenorm | 2 |" in said(tmp_path, "--markdown")
+
+
+def test_rates_that_show_the_same_six_digits_are_two_settings(tmp_path):
+    rates = (0.001, 0.0010000001)
+    for heads, rate in enumerate(rates):
+        leave_run(tmp_path / str(heads), REFERENCES, REFERENCES, changed={"optimizer.eps": rate})
+    assert [group["group"] for group in comparison(tmp_path)["groups"]] == ["eps 0.001", "eps 0.0010000001"]
+
+
+def test_seeds_that_were_trained_in_several_precisions_are_noted(tmp_path):
+    """trainer.precision=auto chooses by a timing on each machine."""
+    for seed, name in enumerate(("bf16", "fp32", "bf16"), 1):
+        run = leave_run(tmp_path / f"run-{seed}", REFERENCES, REFERENCES, seed=seed)
+        record = json.loads((run / "run.json").read_text()) | {"facts": {"precision": {"name": name}}}
+        (run / "run.json").write_text(json.dumps(record))
+    assert comparison(tmp_path)["notes"] == [
+        "trained in several precisions, in which the same seed may give other weights: run-1, run-3 by bf16; run-2 by fp32"
+    ]
+    assert comparison(tmp_path / "run-1", tmp_path / "run-3")["notes"] == []
 
 
 def test_several_versions_of_torch_are_noted_with_changes_by_a_resume(tmp_path):

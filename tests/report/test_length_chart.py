@@ -37,4 +37,10 @@ def test_a_single_length_has_no_chart() -> None:
 def test_a_comparison_names_the_size_of_its_probe_tasks() -> None:
     notes = list(find_notes([run("a"), run("b", size="paper")]))
     assert "probe tasks in the size lite: a" in notes and "probe tasks in the size paper: b" in notes
-    assert not any("probe" in note for note in find_notes([RunRecord(Path("e"), "e", "done", "")]))
+    dates = RunRecord(Path("e"), "e", "done", "", settings={"data.train": 200})
+    assert not any("probe" in note for note in find_notes([RunRecord(Path("e"), "e", "done", ""), dates]))
+
+
+def test_numbers_of_examples_that_differ_from_the_size_are_named() -> None:
+    smaller = RunRecord(Path("a"), "a", "done", "", settings={"data.size": "lite", "data.train": 200, "data.val": None})
+    assert "probe tasks in the size lite, with data.train=200: a" in list(find_notes([smaller]))

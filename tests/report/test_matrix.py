@@ -3,23 +3,28 @@
 import csv
 import io
 import itertools
+import math
 from statistics import fmean
 
+import numpy as np
 import pytest
 import scipy.stats
 
 from tests.report.test_compare import comparison, said
 from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
+from tfm_blocks.report.answer import answer
+from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.model_grid import ModelGrid
+from tfm_blocks.scoring.significance import over_tasks
 
-SCORES = {  # scaled accuracies of three seeds
-    ("attention", "parity"): (0.01, 0.03, -0.02),
-    ("attention", "mqar"): (0.91, 0.95, 0.93),
-    ("lstm", "parity"): (0.99, 1.0, 0.98),
-    ("lstm", "mqar"): (0.2, 0.25, 0.21),
-    ("rnn", "parity"): (0.95, 0.99, 0.93),
-    ("rnn", "mqar"): (0.1, 0.2, 0.3),
+SCORES = {  # scaled accuracies of six seeds
+    ("attention", "parity"): (0.01, 0.03, -0.02, 0.0, -0.01, 0.02),
+    ("attention", "mqar"): (0.91, 0.95, 0.93, 0.92, 0.94, 0.9),
+    ("lstm", "parity"): (0.99, 1.0, 0.98, 0.97, 0.995, 0.96),
+    ("lstm", "mqar"): (0.2, 0.25, 0.21, 0.22, 0.19, 0.24),
+    ("rnn", "parity"): (0.95, 0.99, 0.93, 0.94, 0.97, 0.985),
+    ("rnn", "mqar"): (0.1, 0.2, 0.3, 0.15, 0.25, 0.05),
 }
 D_FF = {"attention": 64, "lstm": 48, "rnn": 64}  # as match.by solves it: not a separate setting
 
@@ -50,50 +55,94 @@ def test_a_cell_has_the_mean_and_students_interval_over_seeds(sweep):
         low, high = scipy.stats.ttest_1samp(percent(*key), 0).confidence_interval(0.95)
         assert cell["mean"] == pytest.approx(fmean(percent(*key)))
         assert cell["half_interval"] == pytest.approx((high - low) / 2)
-        assert cell["seeds"] == 3 and cell["score"] == "scaled accuracy" and cell["schedule.peak"] == 0.003
+        assert cell["seeds"] == 6 and cell["score"] == "scaled accuracy" and cell["schedule.peak"] == 0.003
 
 
-def holm(p_values):
-    ordered = sorted(p_values, key=p_values.get)
-    steps = [min(1, (len(ordered) - rank) * p_values[name]) for rank, name in enumerate(ordered)]
+def p_values(one, other, task):
+    """Return the larger p-value of scipy's permutation test and Welch test, and the smallest p of six against six."""
+    sides = percent(one, task), percent(other, task)
+    exact = scipy.stats.permutation_test(sides, lambda x, y: abs(np.mean(y) - np.mean(x)), alternative="greater")
+    return max(exact.pvalue, scipy.stats.ttest_ind(*sides, equal_var=False).pvalue), 2 / math.comb(12, 6)
+
+
+def corrected(pairs):
+    """Return Holm's p-values of tests on a task, whose family has a test over all tasks for each pair of models."""
+    tests = {pair: p_values(*pair) for pair in pairs}
+    for one, other in {pair[:2] for pair in pairs}:
+        overall = over_tasks([(percent(one, task), percent(other, task)) for task in ("parity", "mqar")])
+        tests[one, other, None] = overall.p, overall.least
+    ordered = sorted(tests, key=tests.get)
+    counts = [sum(tests[name][1] <= tests[first][0] for name in ordered[rank:]) for rank, first in enumerate(ordered)]
+    steps = [min(1, count * tests[name][0]) for count, name in zip(counts, ordered, strict=True)]
     return dict(zip(ordered, itertools.accumulate(steps, max), strict=True))
-
-
-def welch(one, other, task):
-    return scipy.stats.ttest_ind(percent(one, task), percent(other, task), equal_var=False).pvalue
 
 
 def test_the_best_model_of_a_task_is_tested_in_the_family_of_all_pairs(sweep):
     pairs = [(*pair, task) for task in ("parity", "mqar") for pair in itertools.combinations(D_FF, 2)]
-    corrected = holm({pair: welch(*pair) for pair in pairs})
+    expected = corrected(pairs)
     table = cells(sweep)
     for task, best in (("parity", "lstm"), ("mqar", "attention")):
         assert table[best, task]["against"] is None and table[best, task]["p_corrected"] is None
         for mixer in D_FF.keys() - {best}:
-            (p,) = (p for pair, p in corrected.items() if {*pair} == {best, mixer, task})
+            (p,) = (p for pair, p in expected.items() if {*pair} == {best, mixer, task})
             assert table[mixer, task]["p_corrected"] == pytest.approx(p) and table[mixer, task]["against"] == best
 
 
 def test_a_baseline_is_tested_against_every_other_model(sweep):
     pairs = [("rnn", mixer, task) for task in ("parity", "mqar") for mixer in ("attention", "lstm")]
-    corrected = holm({pair: welch(*pair) for pair in pairs})
+    report = comparison(sweep, "--matrix", "--baseline", "rnn-mqar-0")
+    overall = {one["mixer"]: one["p_corrected"] for one in report["all_tasks"]}
     table = cells(sweep, "--baseline", "rnn-mqar-0")
-    for _, mixer, task in pairs:
-        assert table[mixer, task]["p_corrected"] == pytest.approx(corrected["rnn", mixer, task])
+    assert overall["rnn"] is None and overall["attention"] < 0.01 < overall["lstm"]
+    for (_, mixer, task), p in corrected(pairs).items():
+        assert (overall[mixer] if task is None else table[mixer, task]["p_corrected"]) == pytest.approx(p, rel=0.01)
     assert "differs from rnn" in said(sweep, "--matrix", "--baseline", "rnn-mqar-0")
+
+
+def test_three_seeds_cannot_mark_a_single_task_but_all_tasks_together(sweep):
+    """No permutation of three against three has a p below 0.1. Over two tasks, 400 permutations exist."""
+    runs = [sweep / f"{mixer}-{task}-{seed}" for mixer, task in SCORES for seed in range(3)]
+    shown, report = said(*runs, "--matrix", "--markdown"), comparison(*runs, "--matrix")
+    assert all(one["p_corrected"] is None or one["p_corrected"] >= 0.1 for one in report["matrix"])
+    assert "a * on a single task needs 6 seeds" in shown
+    means = {one["mixer"]: (one["mean"], one["against"], one["p_corrected"]) for one in report["all_tasks"]}
+    assert means["lstm"] == (pytest.approx(60.5), None, None)
+    for mixer in ("attention", "rnn"):
+        mean, against, p = means[mixer]
+        assert mean == pytest.approx(fmean(fmean(percent(mixer, task)[:3]) for task in ("parity", "mqar")))
+        assert against == "lstm" and p >= 4 / 400
+    assert means["attention"][2] == pytest.approx(3 * 4 / 400) and "| 46.8* |" in shown
+
+
+def test_a_model_with_a_seed_that_diverged_is_marked_and_neither_best_nor_tested(sweep, tmp_path):
+    runs = [sweep / f"{mixer}-parity-{seed}" for mixer in D_FF for seed in range(6)]
+    for task, seed in itertools.product(("parity", "mqar"), range(6)):
+        state = "diverged" if seed == 5 and task == "parity" else "done"
+        options = {"pairs": 4} if task == "mqar" else {}
+        leave_answers(tmp_path / f"gru-{task}-{seed}", task, "gru", seed, 1 - seed / 1000, state=state, **options)
+    shown, table = said(sweep, tmp_path, "--matrix", "--markdown"), cells(sweep, tmp_path)
+    assert "| gru | **99.8 ± 0.2** | 99.8 ± 0.2 (5 of 6 seeds) |  |" in shown and "| **98.2 ± 1.6** |" in shown
+    assert table["gru", "parity"]["p_corrected"] is None and table["gru", "parity"]["seeds_without_score"] == 1
+    assert table["rnn", "parity"]["against"] == "lstm" and table["rnn", "mqar"]["against"] == "gru"
+    assert "**98.25 ± 1.54**" in said(*runs, *tmp_path.glob("*parity*"), "--markdown"), "the best of one task"
+    best, *_, untested = answer(compare_runs([*runs, *tmp_path.glob("*parity*")], metric="scaled accuracy").matrix)
+    assert best.startswith("lstm has the best") and untested.startswith("1 difference could not be tested")
 
 
 def test_the_table_marks_what_differs_and_the_best_is_bold(sweep):
     shown = said(sweep, "--matrix", "--markdown")
-    assert "| mixer | mqar | parity |" in shown and "| attention | **93.0 ± 5.0** | 0.7 ± 6.3* |" in shown
-    assert "| 95.7 ± 7.6 |" in shown, "not significantly worse than the best"
-    assert "corrected for all 6 pairs of models on a task" in shown and "3 seeds in each cell" in shown
-    assert r"attention & \textbf{93.0 $\pm$ 5.0} & 0.7 $\pm$ 6.3* \\" in said(sweep, "--matrix", "--latex")
+    assert (
+        "| mixer | mqar | parity | all tasks |" in shown
+        and "| attention | **92.5 ± 2.0** | 0.5 ± 2.0*† | 46.5* |" in shown
+    )
+    assert "| 96.1 ± 2.6 |" in shown, "not significantly worse than the best"
+    assert "corrected for all 9 tests of pairs of models" in shown and "6 seeds in each cell" in shown
+    assert r"attention & \textbf{92.5 $\pm$ 2.0} & 0.5 $\pm$ 2.0*† & 46.5* \\" in said(sweep, "--matrix", "--latex")
 
 
 def test_a_comparison_of_models_on_tasks_shows_the_matrix_among_its_tables(sweep):
     shown = said(sweep, "--markdown")
-    assert "| attention | **93.0 ± 5.0** | 0.7 ± 6.3* |" in shown and "another test set" not in shown
+    assert "| attention | **92.5 ± 2.0** | 0.5 ± 2.0*† | 46.5* |" in shown and "another test set" not in shown
     one_task = [path for path in sweep.iterdir() if "parity" in path.name]
     assert "half of the 95 % interval" not in said(*one_task)
 
@@ -134,7 +183,7 @@ def test_models_that_differ_in_two_settings_have_two_columns_of_names(tmp_path):
     for mixer, near, task in itertools.product(("attention", "lstm"), ("none", "conv"), ("parity", "mqar")):
         run = leave_answers(tmp_path / f"{mixer}-{near}-{task}", task, mixer, 1, 0.5)
         (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"near: {near}\n")
-    assert "| mixer | near | mqar | parity |" in said(tmp_path, "--matrix", "--markdown")
+    assert "| mixer | near | mqar | parity | all tasks |" in said(tmp_path, "--matrix", "--markdown")
 
 
 def test_a_run_without_a_score_has_its_state_in_its_cell(sweep, tmp_path):

@@ -5,13 +5,16 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from tests.browser import browser, contrast
 from tests.report.test_page import complaints, wait
 from tfm_blocks.cli import main
+from tfm_blocks.cli.view_server import WatchedPage
 from tfm_blocks.compose.folders import CONF
 
 HOSTILE = "</script><img onerror='hacked=1' src=x>"
@@ -158,6 +161,31 @@ def served(tmp_path):
     finally:
         process.terminate()
         process.wait()
+
+
+@pytest.mark.parametrize("error", [RecursionError("too deep"), ValueError("a plug-in failed"), OSError("moved")])
+def test_any_error_of_a_changed_file_is_shown_and_the_page_recovers(tmp_path, monkeypatch, error):
+    """The watching thread must not end."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("# @package _global_\ndefaults: [tiny, _self_]\nlayers: 1\n")
+    monkeypatch.setattr("tfm_blocks.cli.view_server.render_view", lambda models, version: version)
+    models = [SimpleNamespace(sources=SimpleNamespace(files={str(file)}))]
+    results = iter([models, error, models])
+
+    def read():
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    page = WatchedPage(read)
+    threading.Thread(target=page.watch_files, daemon=True).start()
+    file.write_text(file.read_text() + "\n")
+    until(lambda: page.problems)
+    assert str(error) in page.problems[0].rule and page.version == 1
+    file.write_text(file.read_text() + "\n")
+    until(lambda: page.version == 2)
+    assert page.problems == ()
 
 
 def state(address, host=None, path="/state"):

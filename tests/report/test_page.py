@@ -1,12 +1,13 @@
 """The page of `tfm report`: its charts and its safety as text, and all that moves in headless Chromium, if installed."""
 
 import csv
+import gzip
 import html
 import io
 import json
 import re
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from hashlib import sha256
 from html.parser import HTMLParser
 from random import Random
@@ -182,15 +183,16 @@ def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_
     assert picture > 100_000 and len(text.encode()) + MOST_PICTURES * picture < 2_300_000
 
 
-def test_the_page_asks_for_nothing(report):
+def test_the_page_and_the_pages_of_its_models_ask_for_nothing(report):
     text = report.read_text("utf-8")
-    assert "http:" not in text and "https:" not in text and "<link" not in text and "url(http" not in text
-    assert "default-src 'none'" in html.unescape(text)
-    assert (
-        text.count('<img src="data:image/png;base64,') == 6
-        and "encoder.i.attn" not in text
-        and "encoder.0.attn" in text
-    )
+    models = json.loads(gzip.decompress(b64decode(re.search('id="model-pages">([^<]*)<', text)[1])))
+    assert len(models) == text.count('class="model" data-number') > 0
+    for page in (text, *models):
+        written = page.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+        assert "http:" not in written and "https:" not in written and "<link" not in written
+        assert "default-src 'none'" in html.unescape(written) and "encoder.0.attn" in written
+        assert "encoder.i.attn" not in written
+    assert text.count('<img src="data:image/png;base64,') == 6
 
 
 def test_a_page_of_short_runs_takes_less_than_250_kilobytes_besides_its_pictures(report):

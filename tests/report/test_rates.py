@@ -1,6 +1,9 @@
 """The learning rate of each model, chosen by validation."""
 
+import itertools
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,6 +11,9 @@ import yaml
 from tests.conftest import sentences
 from tests.report.test_compare import comparison, said
 from tests.run_folders import garbled, leave_run
+from tfm_blocks.report.differences import Group, find_factors
+from tfm_blocks.report.model_grid import arrange
+from tfm_blocks.runs.record import RunRecord
 
 REFERENCES = sentences(20, 3)
 LOSSES = {  # best validation losses of two seeds, by model and rate
@@ -68,6 +74,50 @@ def test_a_rate_at_which_a_seed_diverged_is_not_the_best(tmp_path):
     (curve,) = comparison(tmp_path)["learning_rates"]
     assert curve["best"] == 0.004 and curve["edge"] == ""
     assert curve["values"][-1] == {"value": 0.016, "losses": [0.2], "diverged": 1}
+
+
+def test_rates_that_differ_after_the_sixth_digit_stay_apart(tmp_path):
+    rates = (0.001, 0.0012345671, 0.0012345672)
+    for rate in rates:
+        leave(tmp_path, "base", rate, 1, 1.0 - rate)
+    (curve,) = comparison(tmp_path)["learning_rates"]
+    assert [rate["value"] for rate in curve["values"]] == list(rates) and curve["best"] == rates[2]
+
+
+def test_groups_of_rates_that_differ_after_the_sixth_digit_have_their_own_places():
+    groups = [
+        Group("", [RunRecord(Path(str(rate)), "", "done", "", settings={"schedule.peak": rate})])
+        for rate in (0.0012345671, 0.0012345672)
+    ]
+    grid = arrange(groups, find_factors([group.runs[0] for group in groups]))
+    assert grid.labels == ["peak 0.0012345671", "peak 0.0012345672"]
+
+
+def test_unequal_grids_and_seeds_that_chose_a_rate_are_noted(sweep, tmp_path):
+    shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
+    chose = "the scores include the seeds that chose the learning rates, which raises the scores of tuned models"
+    assert chose in comparison(tmp_path)["notes"] and "tuned unequally" not in said(tmp_path)
+    leave(tmp_path, "local", 0.004, 1, 1.0)
+    (note,) = (note for note in comparison(tmp_path)["notes"] if "tuned unequally" in note)
+    assert (
+        "over 3 learning rates, local, peak 0.004 over 1; of equal models, the one with more rates scores higher"
+        in note
+    )
+    leave(tmp_path, "local", 0.001, 1, 1.0)
+    (note,) = (note for note in comparison(tmp_path)["notes"] if "tuned unequally" in note)
+    assert "over 3 learning rates, local, peak 0.004 over 2;" in note or "local, peak 0.001 over 2;" in note
+
+
+def test_jobs_that_tuning_pruned_have_no_row_and_equal_best_rates_are_no_part_of_a_name(tmp_path):
+    for model, (rate, loss, seed) in itertools.product(LOSSES, ((0.001, 1.0, 1), (0.004, 0.5, 1), (0.004, 0.5, 2))):
+        leave(tmp_path / "tuned", model, rate, seed, loss)
+    jobs = [{"name": path.name, "state": "done"} for path in sorted((tmp_path / "tuned").iterdir())]
+    jobs += [{"name": f"base-0.001-{seed}", "state": "pruned"} for seed in (2, 3)]
+    (tmp_path / "tuned" / "sweep.json").write_text(json.dumps({"format": 1, "command": "…", "jobs": jobs}))
+    report, shown = comparison(tmp_path / "tuned"), said(tmp_path / "tuned", "--markdown")
+    assert "| base | 2 |" in shown and "| prenorm | 2 |" in shown and "0 of 1" not in shown
+    assert "2 jobs of a sweep were pruned before they began" in report["notes"]
+    assert not any("pruned" in note and "not done" in note for note in report["notes"])
 
 
 def test_runs_of_one_rate_have_no_table_of_rates(tmp_path):

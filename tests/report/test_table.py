@@ -18,7 +18,7 @@ from tests.run_folders import garbled, leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import tables_of
-from tfm_blocks.report.screen import ColumnWidths, fit, print_table, split_columns
+from tfm_blocks.report.screen import ColumnWidths, fit, print_table, split_columns, split_for_page
 from tfm_blocks.report.table import COUNT, Column, Table, csv_text, latex, markdown, texts
 from tfm_blocks.sweep.view import SweepRow, show_end
 
@@ -184,6 +184,34 @@ def test_latex_has_the_rules_of_booktabs_and_the_best_numbers_in_bold():
     assert lines[1:4] == [r"\caption{scores \& more}", r"\begin{tabular}{lrr}", r"\toprule"]
     assert lines[4:7] == [r"run & loss & BLEU \\", r"\midrule", r"a & 1.25 & 10.0 \\"]
     assert lines[7].endswith(r" & \textbf{0.50} &  \\") and lines[8:10] == [r"c &  & \textbf{40.0} \\", r"\bottomrule"]
+
+
+def test_a_latex_table_that_is_wider_than_a_page_is_split_and_repeats_its_keys():
+    """A digit of cmr10 is 5 pt wide, a column has 12 pt of space, and the text of the article class is 345 pt wide."""
+    columns = [*texts("model", "note"), *(Column(f"score {number}", "{:.1f}", "higher") for number in range(14))]
+    rows = [
+        [name, 20 * "word ", *(100.0 * row + number for number in range(14))] for row, name in enumerate(("a", "b"))
+    ]
+    parts = split_for_page(Table("scores", columns, rows, note="means"))
+    assert len(parts) > 1 and [part.title for part in parts] == [
+        f"scores ({number} of {len(parts)})" for number in range(1, len(parts) + 1)
+    ]
+    shown = [column.heading for part in parts for column in part.columns[1:]]
+    assert shown == ["note", *(f"score {number}" for number in range(14))]
+    assert {part.columns[0].heading for part in parts} == {"model"} and [part.note for part in parts[:-1]] == [""] * (
+        len(parts) - 1
+    )
+    assert parts[-1].note == "means"
+    for part in parts:
+        widths = [max(map(len, (heading, *cells))) for heading, *cells in _texts_of_columns(part)]
+        assert sum(12 + 5 * min(width, 0.5 * 345 / 5) for width in widths) <= 345
+        assert latex(part).count(r"\textbf{") == sum(bool(column.better) for column in part.columns)
+    assert r"\begin{tabular}{lp{0.5\linewidth}" in latex(parts[0])
+    assert split_for_page(MIXED) == [MIXED]
+
+
+def _texts_of_columns(table):
+    return zip(table.headings, *([cell.text for cell in row] for row in table.cells), strict=True)
 
 
 def test_no_letter_of_a_cell_is_a_command_of_latex():

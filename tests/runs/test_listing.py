@@ -11,7 +11,8 @@ import pytest
 
 from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.cli import main
-from tfm_blocks.runs.listing import TAIL
+from tfm_blocks.errors import RunError
+from tfm_blocks.runs.listing import TAIL, delete_run
 from tfm_blocks.runs.lock import LIMIT, hold
 
 HEADER = "step,train/loss,val/loss,val/exact_match,test/loss,test/exact_match\n"
@@ -246,3 +247,18 @@ def test_a_damaged_sweep_hides_none_of_its_runs(tmp_path, capsys, damage):
     (tmp_path / "sweep" / "sweep.json").write_text(damage)
     folders = [one["folder"] for one in listing(capsys, "--in", tmp_path)]
     assert str(tmp_path / "sweep" / "a") in folders and all(one.startswith(str(tmp_path / "sweep")) for one in folders)
+
+
+def test_a_run_that_starts_while_its_folder_is_deleted_is_one_error(tmp_path, monkeypatch):
+    leave(tmp_path / "a")
+
+    @contextmanager
+    def hold_until_a_start(folder):
+        with hold(folder):
+            yield
+        (folder / "run.json").write_text("{}")
+
+    monkeypatch.setattr("tfm_blocks.runs.listing.hold", hold_until_a_start)
+    with pytest.raises(RunError, match="contains new files of another process"):
+        delete_run(tmp_path / "a")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["run.json"]

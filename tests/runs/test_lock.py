@@ -194,3 +194,21 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path):
     with pytest.raises(OSError, match="symbolic links"), hold(tmp_path):
         pass
     assert (tmp_path / "other").read_text() == "kept"
+
+
+def test_another_host_with_the_same_name_is_another_host(tmp_path):
+    """The first namespaces of all hosts have the same number, so only the start of the host tells them apart."""
+    with hold(tmp_path):
+        record = json.loads((tmp_path / LOCK).read_text())
+    leave_heartbeat(tmp_path, 0, **record | {"pid": 2**22 + 1, "boot": "93f1b2b6-0000-0000-0000-000000000000"})
+    assert holder_of(tmp_path)
+    leave_heartbeat(tmp_path, 0, **record | {"pid": 2**22 + 1})
+    assert holder_of(tmp_path) is None
+
+
+def test_the_clock_of_the_reader_does_not_count(tmp_path, monkeypatch):
+    """The file server sets the times of the heartbeat, and the reader's clock is an hour ahead."""
+    leave_heartbeat(tmp_path, 0)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    assert holder_of(tmp_path)

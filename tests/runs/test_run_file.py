@@ -28,7 +28,7 @@ def test_a_resume_keeps_the_facts_of_the_start_and_notes_those_that_have_changed
         {"resumed": 2, "hardware": {"device": "cuda", "cores": 16}},
     )
     assert start.newest_facts == THIRD | {"versions": {"torch": "2.14.0", "wandb": None}}
-    assert start.versions_of("torch") == ["2.13.0", "2.14.0"]
+    assert start.values_of("versions", "torch") == ["2.13.0", "2.14.0"]
     assert start.with_facts(THIRD).changes[2:] == ({},), "what is gone is noted once"
     start.write(tmp_path)
     assert RunFile.read(tmp_path) == start
@@ -39,7 +39,7 @@ def test_damaged_facts_are_refused_and_damaged_versions_are_unknown(tmp_path, da
     (tmp_path / "run.json").write_text(json.dumps({"facts": damage}))
     with pytest.raises(RunError, match=r"run\.json: is damaged: facts must be a mapping, but is"):
         RunFile.read(tmp_path)
-    assert replace(RunFile(), facts={"versions": damage}).versions_of("torch") == []
+    assert replace(RunFile(), facts={"versions": damage}).values_of("versions", "torch") == []
 
 
 def test_a_folder_that_has_no_facts_gets_those_of_its_next_part():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, RunError
+from tfm_blocks.runs.lock import hold
 from tfm_blocks.sweep.job import DONE, SweepJob
 from tfm_blocks.sweep.record import (
     JOURNAL,
@@ -42,6 +44,18 @@ def test_the_same_overrides_have_the_same_folder_and_others_a_new_one(tmp_path: 
     assert claim("heads=2,4", "seed=1") == "heads-4"
     assert [claim("heads=2,8"), claim("heads=2,4", "seed=1"), claim("heads=2,4")] == ["heads-3", "heads-4", "heads-2"]
     assert claim("seed=1", "heads=2,4") == "heads-5", "no job of it is in an earlier folder"
+
+
+def test_equal_commands_that_start_at_the_same_moment_have_the_same_folder(tmp_path: Path) -> None:
+    """The first command holds the folder, and has not written its jobs yet."""
+    folder = claim_sweep(tmp_path, "x", ["seed=1,2"], "")
+    with hold(folder.path):
+        assert claim_sweep(tmp_path, "x", ["seed=1,2"], "").path == folder.path
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: claim_sweep(tmp_path, "y", ["seed=1,2"], "").path, range(40)))
+    assert set(folders) == {tmp_path / "y"} and sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+    (tmp_path / "z").touch()
+    assert claim_sweep(tmp_path, "z", ["seed=1,2"], "").path == tmp_path / "z-2"
 
 
 def test_new_jobs_of_an_existing_folder_get_new_names(small: Small, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from lightning.pytorch import Trainer
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from tests.training.test_module import make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import read_tensors
-from tfm_blocks.training.callbacks import BestWeights, ShowProgress, score_news, train_news
+from tfm_blocks.training.callbacks import BestWeights, ShowProgress, progress_bar, score_news, train_news
 from tfm_blocks.training.heartbeat import Heartbeat
 
 
@@ -58,6 +59,19 @@ def test_on_a_terminal_a_bar_shows_steps_loss_rate_and_pace(small: Callable[...,
     said = io.StringIO()
     fit(small("trainer.samples=0"), tmp_path, Console(file=said, force_terminal=True, width=160))
     assert all(word in said.getvalue() for word in ("4/4", "lr ", "tokens/s", "left"))
+
+
+def test_a_narrow_terminal_without_colours_shows_whole_steps_and_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    said = io.StringIO()
+    bar = progress_bar(Console(file=said, force_terminal=True, width=80))
+    bar.add_task("", total=7000, completed=1810, news="loss 2.000  lr 1.00e-03  12,346 tokens/s")
+    bar.start()
+    bar.stop()
+    assert (
+        all(word in said.getvalue() for word in ("1810/7000", "26%", "loss 2.000", "left"))
+        and "…" not in said.getvalue()
+    )
 
 
 def test_progress_lines_are_short_and_have_the_measured_values() -> None:

@@ -68,6 +68,18 @@ def test_without_gradients_the_sums_are_the_same() -> None:
     assert not without[0].requires_grad
 
 
+def test_a_label_that_shares_the_largest_logit_counts_as_in_the_test_if_it_is_the_first() -> None:
+    labels_N, x_ND = torch.tensor([0, 1, 2, 0]), torch.ones(4, D)
+    options: dict[str, Any] = {"smoothing": 0.0, "chunk": 3}
+
+    def head(x_nD: Tensor) -> Tensor:
+        return torch.zeros(len(x_nD), V)
+
+    _, _, correct = smoothed_loss(head, [], x_ND, labels_N, **options)
+    _, _, best_N = position_losses(head, x_ND, labels_N, **options)
+    assert correct.item() == (best_N == labels_N).sum().item() == 2
+
+
 class Operators(TorchDispatchMode):
     """Record the names of the operators that run."""
 
@@ -98,6 +110,18 @@ def test_no_positions_give_zero_loss_and_zero_gradients() -> None:
     assert (loss.item(), nll.item(), correct.item()) == (0, 0, 0)
     gradients = torch.autograd.grad(loss, [x_ND, model.weight, model.bias])
     assert all(not gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("chunk", [5, 100])
+def test_a_parameter_that_the_head_does_not_use_gets_a_zero_gradient(chunk: int) -> None:
+    model, unused = Tied(torch.float64), nn.Parameter(torch.ones(3))
+    loss, _, _ = smoothed_loss(
+        model.head, [model.weight, unused], model.trunk(), model.labels_N, smoothing=0.1, chunk=chunk
+    )
+    expected = F.cross_entropy(model.head(model.trunk()), model.labels_N, label_smoothing=0.1, reduction="sum")
+    grad, zero = torch.autograd.grad(loss, [model.weight, unused])
+    torch.testing.assert_close(grad, torch.autograd.grad(expected, model.weight)[0])
+    assert torch.equal(zero, torch.zeros(3))
 
 
 def test_frozen_head_still_pulls_back_to_x() -> None:

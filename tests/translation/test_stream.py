@@ -1,5 +1,6 @@
 """`tfm translate`: lines in, lines out."""
 
+import io
 import os
 import pty
 import subprocess
@@ -13,7 +14,7 @@ import tfm_blocks as tfm
 from tests.conftest import save, sentences
 from tfm_blocks.errors import DataError
 from tfm_blocks.translation.settings import Search
-from tfm_blocks.translation.stream import BREAKING, Translating, chunks, fitting, stream
+from tfm_blocks.translation.stream import BREAKING, Generating, Translating, chunks, fitting, stream
 from tfm_blocks.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,16 @@ def test_a_text_stays_within_its_line_and_column(translator, tmp_path):
     (tmp_path / "prefix").write_text("zwei\tund\x85Haus\u2028\n", encoding="utf-8", newline="")
     output, _ = run(translator, b"Haus\n", prefix=tmp_path / "prefix", scores=True)
     assert output.count("\t") == 1 and output.partition("\t")[2].startswith("zwei und Haus ")
+
+
+def test_control_characters_of_a_prompt_are_printed_as_spaces_with_a_warning(translator, capsys):
+    network = tfm.build("decoder_only", layers=1, d_model=16, d_ff=16, heads=2, vocab=translator.tokenizer.size)
+    work = Generating(Translator(network.eval(), translator.tokenizer), Search(), 4096, False, 3)
+    target = io.StringIO()
+    stream(work, [["am\tFluss", "Haus"]], target, prefix=None, scores=False, tell=lambda count: None)
+    assert target.getvalue().startswith("am Fluss")
+    error = capsys.readouterr().err
+    assert "warning: stdin:1: the prompt has control characters" in error and "stdin:2" not in error
 
 
 def test_prefixes_are_taken_line_by_line(translator, tmp_path):

@@ -63,7 +63,7 @@ def write_output(text: str, path: Path | None) -> None:
 
 def add_plugins(command: argparse.ArgumentParser) -> None:
     """Add the option --plugins."""
-    help = "a module with custom blocks, on the Python path or in this folder"
+    help = "a module with blocks or probe tasks, on the Python path or in this folder"
     command.add_argument("--plugins", action="append", default=[], metavar="MODULE", help=help)
 
 

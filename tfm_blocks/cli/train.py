@@ -97,8 +97,9 @@ def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
         compose_resumed,
         compose_run,
         read_resume_folder,
+        read_value,
     )
-    from tfm_blocks.launch.check import check_resumed_run, check_run
+    from tfm_blocks.launch.check import check_resumed_run, check_run, load_listed
 
     config = compose_arguments(prepared)
     folder = read_resume_folder(config)
@@ -106,6 +107,7 @@ def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
         return _train_new(check_run(compose_run(config)), typed)
     from tfm_blocks.launch.run_spec import read_saved_run
 
+    load_listed(read_value(config, "plugins"))
     saved = read_saved_run(folder)
     run = check_resumed_run(compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.text))
     from tfm_blocks.launch.job import resume

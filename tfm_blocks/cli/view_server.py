@@ -47,11 +47,11 @@ class WatchedPage:
 
     def _check(self) -> None:
         try:
-            models = self.read()
-        except (TfmError, OSError) as error:  # OSError: an editor replaces the file
-            self.problems = error.problems if isinstance(error, TfmError) else (Problem("", str(error)),)
-            return
-        self._accept(models)
+            self._accept(self.read())
+        except TfmError as error:
+            self.problems = error.problems
+        except Exception as error:  # an editor replaces the file, or a plug-in fails
+            self.problems = (Problem("", f"{type(error).__name__}: {error}"),)
 
     def _accept(self, models: Sequence[ViewedModel]) -> None:
         html = render_view(models, str(self.version + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
@@ -14,7 +15,7 @@ from tfm_blocks.compose.command_line import add_plus, compose_config, override_k
 from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.run import expect_name, read_value
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, cut
 from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.sources import Sources
 
@@ -163,10 +164,23 @@ def _rows(part: Part) -> Sequence[tuple[str, ...]]:
     if isinstance(part, Together):
         return part.rows
     if isinstance(part, Choices):
+        _expect_distinct(part)
         return [(text,) for text in part.texts]
     rule = f"is an interval from {part.low:g} to {part.high:g}, which a grid cannot enumerate"
     help = f"write {part.key}=a,b,c or range(…), or sample it with sweep=random or sweep=optuna"
     raise ConfigError(Problem(part.key, rule, help=help))
+
+
+def _expect_distinct(part: Choices) -> None:
+    """Raise ConfigError if a value is listed twice, or a folder by two paths: both jobs would be the same run."""
+    values = [text.partition("=")[2] for text in part.texts]
+    paths = any("/" in value for value in values)
+    first: dict[str, int] = {}
+    for index, value in enumerate(values):
+        other = first.setdefault(os.path.realpath(value) if paths else value, index)
+        if other != index:
+            rule = f"lists one value twice: {cut(values[other])} and {cut(value)}"
+            raise ConfigError(Problem(part.key, rule, help="write each value once"))
 
 
 def choose_first_values(parts: Sequence[OpenKey]) -> list[str]:

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import platformdirs
 
@@ -38,7 +39,9 @@ def cache_key(*parts: object) -> str:
 
 
 def find_or_build(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Return a folder with the output of `build`, from the cache if its checksums match.
+    """Return a folder with the output of `build`, from the cache if it is undamaged.
+
+    A file is undamaged if it has its size and time of the build, or else, such as after a copy, its checksum.
 
     Any number of processes may call this concurrently: each builds in a temporary folder and renames it, and the first
     rename wins. Finished folders are never changed or removed, since another process may be reading them; the
@@ -59,10 +62,11 @@ def find_or_build(folder: Path, build: Callable[[Path], None]) -> Path:
 
 def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    temporary = folder.with_name(f".building-{uuid4().hex}")
+    temporary.mkdir()  # with the permissions of a new folder, because a cache may be shared
     try:
         build(temporary)
-        sums = {path.name: file_digest(path) for path in sorted(temporary.iterdir())}
+        sums = {path.name: [*_size_and_time(path), file_digest(path)] for path in sorted(temporary.iterdir())}
         (temporary / SUMS).write_text(json.dumps(sums))
         temporary.rename(folder)
     except OSError:
@@ -73,11 +77,24 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def _is_undamaged(folder: Path) -> bool:
+    """Return True if all files are as they were built. Raises PermissionError."""
     try:
         sums = json.loads((folder / SUMS).read_text())
-        return all(file_digest(folder / name) == digest for name, digest in sums.items())
-    except (OSError, ValueError, AttributeError):
+        return all(_is_as_built(folder / name, *built) for name, built in sums.items())
+    except PermissionError:
+        raise
+    except (OSError, ValueError, AttributeError, TypeError):
         return False
+
+
+def _is_as_built(path: Path, size: int, time: int, digest: str) -> bool:
+    now = _size_and_time(path)
+    return now == (size, time) or (now[0] == size and file_digest(path) == digest)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def file_digest(path: Path) -> str:

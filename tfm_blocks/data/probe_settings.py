@@ -90,12 +90,17 @@ class ProbeSettings(Settings):
     def _kind(self) -> type[ProbeTask]:
         if self.task not in TASKS:
             rule = f"no task is called {shown(self.task)}"
-            raise ConfigError(Problem("data.task", rule, help=suggest(self.task, TASKS)))
+            help = f"{suggest(self.task, TASKS)}; for your own task: plugins=[MODULE]"
+            raise ConfigError(Problem("data.task", rule, help=help))
         return TASKS[self.task]
 
     @property
     def _preset(self) -> Preset:
-        return self._kind.presets[self.size]
+        presets = self._kind.presets
+        if self.size not in presets:
+            rule = f"the task {self.task} has no size {self.size}"
+            raise ConfigError(Problem("data.size", rule, help=f"write data.size={next(iter(presets))}"))
+        return presets[self.size]
 
 
 def _task_settings(task: type[ProbeTask], written: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.distributed.signals import block_signals, defer_signals, exit_on_signals, pending_signal
+from tfm_blocks.distributed.signals import STOPS, block_signals, defer_signals, exit_on_signals, pending_signal
 from tfm_blocks.distributed.threads import set_threads
 from tfm_blocks.distributed.workers import end_with_parent
 from tfm_blocks.errors import Problem, TfmError
@@ -148,8 +148,17 @@ def _raise_failure(agent: Future[Any], group: _ProcessGroup) -> None:
             raise kind(problems) from None
         ended = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else f"exit status {failure.exitcode}"
         rule = f"process {rank} of {group.world} ended with {ended}"
-        help = "a killed process often means that memory ran out"
-        raise TfmError(Problem("trainer.devices", rule, help=help)) from None
+        raise TfmError(Problem("trainer.devices", rule, help=_reason(failure.exitcode))) from None
+
+
+def _reason(status: int) -> str:
+    """Return the likely reason of an exit status, which is negative or above 128 after a signal."""
+    number = -status if status < 0 else status - 128
+    if number == signal.SIGKILL:
+        return "a killed process often means that memory ran out"
+    if number in STOPS:
+        return "another program stopped it; resume=RUN continues from the last checkpoint"
+    return "the lines above may contain the reason"
 
 
 def _work(work: RankFunction, messages: Any, arguments: tuple[Any, ...]) -> None:

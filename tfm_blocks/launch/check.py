@@ -118,17 +118,26 @@ def warn_about_warmup(settings: RunSettings) -> None:
 def _check(
     composed: Composed, check_devices: Callable[[Mapping[str, Any]], object], make_spec: Callable[..., Spec]
 ) -> CheckedRun:
+    failures = _problems(lambda: load_listed(composed.mapping["plugins"]))  # a task of data can be in a plug-in
     composed, settings, specs = _with_alphabet(composed), list[RunSettings](), list[Spec]()
     config = composed.mapping
     with with_locations(composed):
         problems = _problems(lambda: settings.append(read_run(config)))
         problems += _problems(lambda: check_devices(config))
         if not any(problem.address.startswith("plugins") for problem in problems):
-            problems += _problems(lambda: specs.append(_check_network(composed, make_spec)))
+            problems += failures or _problems(lambda: specs.append(_check_network(composed, make_spec)))
         if problems:
             raise ConfigError(problems)
     (run,), (spec,) = settings, specs
-    return CheckedRun(composed, spec, run.model_copy(update={"plugins": plugins_in_use(run.plugins, spec.blocks)}))
+    tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
+    plugins = plugins_in_use(run.plugins, spec.blocks, tasks)
+    return CheckedRun(composed, spec, run.model_copy(update={"plugins": plugins}))
+
+
+def load_listed(modules: object) -> None:
+    """Import the plug-ins of a config, unless they are invalid, which `read_run` reports. Raises ConfigError."""
+    if isinstance(modules, list) and all(isinstance(module, str) for module in modules):
+        load_plugins(modules)
 
 
 def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:
@@ -183,7 +192,6 @@ def _check_devices(config: Mapping[str, Any]) -> None:
 
 def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     """Check the model, and that the data of the config can train it; return its spec. Raises ConfigError."""
-    load_plugins(composed.mapping["plugins"])
     composed.expect_vocab()
     spec = make_spec(composed.model, composed.sources)
     problems = [*_input_problems(spec, read_data(composed.mapping["data"])), *_output_problems(spec, composed)]

@@ -17,11 +17,11 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
-from tfm_blocks.compose.run import compose_request, compose_resumed, compose_run, read_resume_folder
+from tfm_blocks.compose.run import compose_request, compose_resumed, compose_run, read_resume_folder, read_value
 from tfm_blocks.distributed.signals import StoppedError, temporary_handlers
 from tfm_blocks.distributed.workers import fork_server_restored, main_hidden
 from tfm_blocks.errors import ConfigError, Problem, RunError
-from tfm_blocks.launch.check import check_resumed_run, check_run
+from tfm_blocks.launch.check import check_resumed_run, check_run, load_listed
 from tfm_blocks.launch.job import resume as resume_run
 from tfm_blocks.launch.job import train as train_run
 from tfm_blocks.launch.process_settings import return_freed_memory, set_library_defaults
@@ -130,6 +130,7 @@ def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | No
     typed = [*PROGRAM, *arguments]
     resumed = read_resume_folder(config)
     if resumed:
+        load_listed(read_value(config, "plugins"))
         saved = read_saved_run(resumed)
         composed = compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.text)
     else:

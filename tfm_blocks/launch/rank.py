@@ -95,8 +95,8 @@ def quiet_lightning() -> None:
 def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ()) -> None:
     """Entry point of a spawned rank; loads the data that the parent cached, and prints nothing twice."""
     try:
+        load_plugins(job.config["plugins"], warn=lambda text: None)  # the parent printed the warnings
         settings = read_run(job.config)
-        load_plugins(settings.plugins, warn=lambda text: None)  # the parent printed the warnings
         data = with_saved_tokenizer(settings.data, job.folder)
         prepared = prepare(data, job.asked_vocab, tell=lambda text: None)
         spec = read_model(job.config["model"], Sources())

@@ -45,7 +45,7 @@ class ProbeTask(ABC):
     """
 
     source: ClassVar[str]  # the paper and its section or table
-    presets: ClassVar[Mapping[str, Preset]]  # paper and lite; lite fits two CPU cores
+    presets: ClassVar[Mapping[str, Preset]]  # lite, which fits two CPU cores, and paper, which a plug-in may leave out
     shows_answers: ClassVar[bool] = False  # the question repeats each answer one position later: causal models only
 
     @property
@@ -65,6 +65,13 @@ class ProbeTask(ABC):
     def check_validation(self, count: int) -> None:
         """Raise ConfigError if the task has fewer than `count` validation examples. Most tasks have no limit."""
         return
+
+    def solve(self, question: Sequence[str]) -> Sequence[str] | None:
+        """Return the answer to a question, computed independently of `examples`; None: it is not tested.
+
+        `tfm probes --test` compares it with generated answers.
+        """
+        return None
 
     @abstractmethod
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:

@@ -1,4 +1,7 @@
-"""Import blocks of other packages: entry points, or `plugins=my_module` on the command line, but never model files."""
+"""Import blocks and probe tasks of other packages.
+
+They are entry points, or named by `plugins=my_module` on the command line, but never by model files.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, cut, shown
 from tfm_blocks.registry.blocks import REGISTRY
 
 GROUP = "tfm_blocks.blocks"
-_registered: dict[str, set[str]] = {}  # plug-in to the blocks that its import registered
+_registered: dict[str, set[tuple[str, str]]] = {}  # plug-in to the kinds and names that its import registered
 
 
 def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] | None = None) -> None:
@@ -31,14 +34,26 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] | None =
         _import(module)
 
 
-def plugins_in_use(modules: Sequence[str], blocks: Iterable[str]) -> list[str]:
-    """Return the `modules` that register at least one of `blocks`."""
-    used = {name: f"{REGISTRY.blocks[name].cls.__module__}." for name in blocks if name in REGISTRY.blocks}
+def plugins_in_use(modules: Sequence[str], blocks: Iterable[str], tasks: Iterable[str] = ()) -> list[str]:
+    """Return the `modules` that register at least one of `blocks` or of the probe `tasks`."""
+    if not modules:
+        return []
+    names = {*(("block", name) for name in blocks), *(("task", name) for name in tasks)}
+    used = {name: home for name, home in registrations().items() if name in names}
     return [
         module
         for module in modules
         if any(name in _registered.get(module, ()) or home.startswith(f"{module}.") for name, home in used.items())
     ]
+
+
+def registrations() -> dict[tuple[str, str], str]:
+    """Return the module of each registered block and probe task, with a dot at its end, by kind and name."""
+    from tfm_blocks.probes.catalogue import TASKS
+
+    blocks = {("block", name): info.cls for name, info in REGISTRY.blocks.items()}
+    tasks = {("task", name): cls for name, cls in TASKS.items()}
+    return {name: f"{cls.__module__}." for name, cls in {**blocks, **tasks}.items()}
 
 
 def _import_installed(entry: EntryPoint, warn: Callable[[str], None]) -> None:
@@ -59,9 +74,9 @@ def _import(module: str) -> None:
         help = "write the name that Python imports it by, such as my_blocks"
         raise ConfigError(Problem("plugins", f"{shown(module)} is not the name of a Python module", help=help))
     try:
-        before = set(REGISTRY.blocks)
+        before = registrations().keys()
         importlib.import_module(module)
-        _registered.setdefault(module, set()).update(REGISTRY.blocks.keys() - before)
+        _registered.setdefault(module, set()).update(registrations().keys() - before)
     except ImportError as error:
         rule = f"the module {shown(module)} cannot be imported: {error}"
         help = "install it, or put it into this folder, or its folder on PYTHONPATH"

@@ -8,6 +8,8 @@ from tfm_blocks.errors import listed
 from tfm_blocks.report.matrix import ALPHA, Matrix
 
 NAMED = 4  # models or tasks that a sentence lists; more are counted
+NEEDS = "at least two seeds of both models, and a score of each seed"
+NO_BEST = "{} model scores above chance with a score for each seed."
 
 
 def answer(matrix: Matrix) -> Iterator[str]:
@@ -19,18 +21,13 @@ def answer(matrix: Matrix) -> Iterator[str]:
     yield from _tests(matrix)
 
 
-def best_rows(matrix: Matrix, column: int) -> list[int]:
-    """Return the rows with the best mean of a column; several if they are equal."""
-    means = {row: cell.mean for (row, other), cell in matrix.cells.items() if other == column}
-    best = (max if matrix.score.better == "higher" else min)(means.values(), default=None)
-    return [row for row, mean in means.items() if mean == best]
-
-
 def _best_of_task(matrix: Matrix) -> Iterator[str]:
-    labels = matrix.grid.labels
-    rows = best_rows(matrix, 0)
+    labels, rows = matrix.grid.labels, matrix.best_rows(0)
+    if not rows:
+        yield NO_BEST.format("No")
+        return
     cell = matrix.cells[rows[0], 0]
-    score = f"{matrix.score.heading}: {cell.text(matrix.score.cell)}, {_times(len(cell.values), 'seed')}"
+    score = f"{matrix.score.heading}: {cell.text}, {_times(len(cell.values), 'seed')}"
     if len(labels) == 1:
         yield f"{labels[0]} has the {score}."
     else:
@@ -40,7 +37,7 @@ def _best_of_task(matrix: Matrix) -> Iterator[str]:
 def _best_of_tasks(matrix: Matrix) -> Iterator[str]:
     """Yield which model is best on which tasks, and which models share the best score of a task."""
     labels, name = matrix.grid.labels, matrix.score.name
-    best = {column: best_rows(matrix, column) for column in sorted({column for _, column in matrix.cells})}
+    best = {column: matrix.best_rows(column) for column in sorted({column for _, column in matrix.cells})}
     tasks: dict[str, list[str]] = {}
     for column, rows in best.items():
         if len(rows) == 1:
@@ -50,9 +47,16 @@ def _best_of_tasks(matrix: Matrix) -> Iterator[str]:
         won = "; ".join(f"{label} on {len(names)} ({', '.join(names)})" for label, names in ranked)
         yield f"Best {name} of {len(best)} tasks: {won}."
     for column, rows in best.items():
+        task = matrix.grid.tasks[column]
         if len(rows) > 1:
             names = listed([labels[row] for row in rows], NAMED)
-            yield f"On {matrix.grid.tasks[column]}, {names} share the best {name}."
+            yield f"On {task}, {names} share the best {name}."
+        elif not rows:
+            yield NO_BEST.format(f"On {task}, no")
+    differing = [labels[row] for row, (_, p) in matrix.overall.items() if p is not None and p < ALPHA]
+    if matrix.reference is not None and differing:
+        how = f"differs significantly from {listed(differing, NAMED)} (p < {ALPHA}, corrected)"
+        yield f"Over all tasks together, {labels[matrix.reference]} {how}."
 
 
 def _tests(matrix: Matrix) -> Iterator[str]:
@@ -62,18 +66,20 @@ def _tests(matrix: Matrix) -> Iterator[str]:
     if not places:
         return
     if not tested:
-        yield "No difference was tested: a test needs at least two seeds of both models."
+        yield f"No difference was tested: a test needs {NEEDS}."
         return
     yield _counted(matrix, tested)
     if len(tested) < len(places):
-        yield f"{_times(len(places) - len(tested), 'difference')} could not be tested, because a model has one seed."
+        yield f"{_times(len(places) - len(tested), 'difference')} could not be tested: a test needs {NEEDS}."
 
 
 def _counted(matrix: Matrix, tested: list[tuple[int, int]]) -> str:
     labels = matrix.grid.labels
     name = "the best model" if matrix.baseline is None else labels[matrix.baseline]
     significant = [place for place in tested if matrix.cells[place].differs]
-    how = f"(p < {ALPHA}, Holm's correction for {_times(matrix.tests, 'test')})"
+    how = f"(p < {ALPHA}, corrected for {_times(matrix.tests, 'test')})"
+    if matrix.seeds_needed:
+        return f"No single difference can be significant {how}: that needs {matrix.seeds_needed} seeds of each model."
     if len(matrix.grid.tasks) == 1 and len(tested) <= NAMED:
         rest = [labels[row] for row, _ in tested if not matrix.cells[row, 0].differs]
         others = listed([labels[row] for row, _ in significant], NAMED)

@@ -29,8 +29,8 @@ class Against:
     """The difference of a group's score from the baseline's. A value is None if it cannot be computed.
 
     `sentences` and `seeds` are p-values over test sentences and over seeds, each with the 95 % interval of the
-    difference. The corrected p-values account for all rows. `sacrebleu` is the p-value of sacreBLEU's
-    paired bootstrap, for one run on each side.
+    difference. The corrected p-values account for all rows of the same score. `sacrebleu` is the p-value of sacreBLEU's
+    paired bootstrap, for one run on each side. `least` is the smallest p-value that so many seeds can reach.
     """
 
     group: Group
@@ -42,6 +42,7 @@ class Against:
     seeds: float | None = None
     seeds_interval: tuple[float, float] | None = None
     seeds_corrected: float | None = None
+    least: float = 0.0
     sacrebleu: float | None = None
 
 
@@ -82,13 +83,15 @@ def _rows(group: Group, baseline: Group, before: System, after: System) -> Itera
     for name in MEASURES:
         values, others = group.over_seeds(name), baseline.over_seeds(name)
         if values and others and group.methods(name) == baseline.methods(name):
-            row = _with_seeds(Against(group, name, fmean(values) - fmean(others)), others, values)
+            row = Against(group, name, fmean(values) - fmean(others))
+            if len(values) == len(group.counted) and len(others) == len(baseline.counted):
+                row = _with_seeds(row, others, values)
             yield _with_sentences(row, p_values[name], before, after) if name in p_values else row
 
 
 def _with_seeds(row: Against, before: Sequence[float], after: Sequence[float]) -> Against:
     test = over_seeds(before, after)
-    return replace(row, seeds=test.p, seeds_interval=test.interval) if test else row
+    return replace(row, seeds=test.p, seeds_interval=test.interval, least=test.least) if test else row
 
 
 def _with_sentences(row: Against, p: float, before: System, after: System) -> Against:
@@ -100,13 +103,16 @@ def _with_sentences(row: Against, p: float, before: System, after: System) -> Ag
 
 
 def _corrected(tests: Sequence[Against]) -> list[Against]:
-    """Correct the p-values of all rows together, separately for sentences and for seeds."""
-    sentences = correct({place: one.sentences for place, one in enumerate(tests) if one.sentences is not None})
-    seeds = correct({place: one.seeds for place, one in enumerate(tests) if one.seeds is not None})
-    return [
-        replace(one, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
-        for place, one in enumerate(tests)
-    ]
+    """Correct the p-values of all rows of a score together, separately for sentences and for seeds."""
+    corrected: dict[int, Against] = {}
+    for name in dict.fromkeys(test.score for test in tests):
+        rows = {place: test for place, test in enumerate(tests) if test.score == name}
+        sentences = correct({place: test.sentences for place, test in rows.items() if test.sentences is not None})
+        p_values = {place: test.seeds for place, test in rows.items() if test.seeds is not None}
+        seeds = correct(p_values, {place: test.least for place, test in rows.items()})
+        for place, test in rows.items():
+            corrected[place] = replace(test, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
+    return [corrected[place] for place in range(len(tests))]
 
 
 def _system(group: Group, notes: list[str]) -> list[Statistics]:

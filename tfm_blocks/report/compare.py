@@ -10,9 +10,9 @@ from tfm_blocks.errors import printable
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.matrix import Matrix
-from tfm_blocks.report.matrix_table import matrix_rows
+from tfm_blocks.report.matrix_table import matrix_rows, mean_rows
 from tfm_blocks.report.rates import RateCurve
-from tfm_blocks.report.screen import print_json, print_table, screen
+from tfm_blocks.report.screen import print_json, print_table, screen, split_for_page
 from tfm_blocks.report.table import Table, csv_text, latex, markdown, markdown_text, texts
 from tfm_blocks.runs.record import RunRecord, describe
 
@@ -34,9 +34,10 @@ def print_markdown(tables: Sequence[Table], notes: Sequence[str]) -> None:
 
 
 def print_latex(tables: Sequence[Table], notes: Sequence[str]) -> None:
-    """Print the tables as LaTeX, and the notes as comments."""
+    """Print the tables as LaTeX, split into parts that fit a page, and the notes as comments."""
     for table in tables:
-        print(latex(table), end="\n\n")
+        for part in split_for_page(table):
+            print(latex(part), end="\n\n")
     for note in notes:
         print(f"% {printable(' '.join(note.split()))}")
 
@@ -80,6 +81,7 @@ def print_comparison_json(comparison: Comparison) -> None:
         "learning_rates": [_curve_record(curve) for curve in comparison.curves],
         "baseline": comparison.baseline.label if comparison.baseline else None,
         "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
+        "all_tasks": list(mean_rows(comparison.matrix)) if comparison.matrix else [],
         "against": [{**asdict(test), "group": test.group.label} for test in comparison.against],
         "notes": comparison.notes,
     }
@@ -88,7 +90,7 @@ def print_comparison_json(comparison: Comparison) -> None:
 
 def print_matrix_json(matrix: Matrix, notes: Sequence[str]) -> None:
     """Print the cells of the matrix and the notes, unrounded."""
-    print_json({"matrix": list(matrix_rows(matrix)), "notes": notes})
+    print_json({"matrix": list(matrix_rows(matrix)), "all_tasks": list(mean_rows(matrix)), "notes": notes})
 
 
 def _curve_record(curve: RateCurve) -> dict[str, Any]:

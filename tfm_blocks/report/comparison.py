@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.errors import ConfigError, Problem, listed, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES
-from tfm_blocks.report.differences import Factor, Group, find_factors, group_seeds
+from tfm_blocks.report.differences import Factor, Group, find_factors, group_seeds, label_runs
 from tfm_blocks.report.model_grid import NO_MODELS, ModelGrid, arrange
 from tfm_blocks.report.rates import RateCurve, best_groups, curve_of, rate_curves, rate_notes
 from tfm_blocks.runs.record import RunRecord, read_records, with_saved_scores
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tfm_blocks.report.matrix import Matrix
 
 NAMED = 3  # runs that a note names; the others are counted
+SIZE_KEYS = [f"data.{key}" for key in ("train", "val", "test", "train_lengths", "test_lengths", "first")]
+PRUNED = "pruned"  # state of a job of a sweep
 SAME_TOKENS = 0.01  # relative difference below which numbers of tokens count as equal
 
 
@@ -68,19 +70,31 @@ def read_comparison(
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
     of the matrix. Raises RunError, and ConfigError if the baseline is not one of the runs, or no run has such scores.
     """
-    runs = read_records(paths)
+    records = read_records(paths)
+    runs = [run for run in records if run.settings or run.state != PRUNED] or records
     runs = _with_saved(runs, scores) if scores else runs
     factors = find_factors(runs)
-    groups = group_seeds(runs, factors)
+    groups = _shorten_labels(group_seeds(runs, factors), factors)
     curves = rate_curves(groups, factors)
     compared = best_groups(groups, curves)
     grid = arrange(compared, factors)
-    parts = _columns(grid) if len(grid.tasks) > 1 else [runs]
+    columns = _columns(grid)
+    parts = [[run for group in column for run in group.runs] for column in columns] if len(columns) > 1 else [runs]
     notes = [*(note for part in parts for note in unlike(part)), *find_notes(runs), *_repeats(groups)]
-    notes += [*rate_notes(curves), *_without_scores(runs, scores)]
+    notes += [*rate_notes(curves, columns), *_without_scores(runs, scores)]
+    if pruned := len(records) - len(runs):
+        notes.append(f"{pruned:,} jobs of a sweep were pruned before they began")
     chosen = _at_best_rate(_find_group(groups, baseline), curves) if baseline else None
     matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
     return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, notes=notes)
+
+
+def _shorten_labels(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Group]:
+    """Return the groups; those at the best rate are named only by what differs among them, such as no rate."""
+    compared = best_groups(groups, rate_curves(groups, factors))
+    varying = [factor for factor in factors if len({group.setting(factor) for group in compared}) > 1]
+    chosen = {id(group) for group in compared}
+    return [Group(label_runs(one.runs, varying), one.runs) if id(one) in chosen else one for one in groups]
 
 
 def matrix_of(comparison: Comparison) -> Matrix | None:
@@ -95,11 +109,11 @@ def _score(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matri
     return matrix if matrix.cells else None
 
 
-def _columns(grid: ModelGrid) -> list[list[RunRecord]]:
-    """Return the runs of each task."""
-    columns: dict[int, list[RunRecord]] = {}
+def _columns(grid: ModelGrid) -> list[list[Group]]:
+    """Return the groups of each task."""
+    columns: dict[int, list[Group]] = {}
     for (_, column), group in grid.groups.items():
-        columns.setdefault(column, []).extend(group.runs)
+        columns.setdefault(column, []).append(group)
     return list(columns.values())
 
 
@@ -148,9 +162,10 @@ def unlike(runs: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
-    """Yield sentences on what is missing, and on versions of torch."""
-    yield from _unlike_torch(runs)
-    for size, those in _by(runs, lambda run: str(run.settings.get("data.size", ""))).items():
+    """Yield sentences on what is missing, and on versions of torch and precisions."""
+    yield from _pooled(runs, lambda run: run.torch, "trained by several versions of torch")
+    yield from _pooled(runs, lambda run: run.precision, "trained in several precisions")
+    for size, those in _by(runs, _size).items():
         if size:
             yield f"probe tasks in the size {size}: {_names(those)}"
     for ended, those in _by(runs, _end).items():
@@ -208,11 +223,19 @@ def _unlike_tokens(runs: Sequence[RunRecord]) -> Iterator[str]:
         yield f"not comparable: {few} trained on {least:,.0f} target tokens, and {many} on {most:,.0f}"
 
 
-def _unlike_torch(runs: Sequence[RunRecord]) -> Iterator[str]:
-    kinds = _by([run for run in runs if run.torch], lambda run: run.torch)
+def _pooled(runs: Sequence[RunRecord], of: Callable[[RunRecord], str], how: str) -> Iterator[str]:
+    """Yield a sentence if the runs differ in a fact of the machine on which they were trained."""
+    kinds = _by([run for run in runs if of(run)], of)
     if len(kinds) > 1:
-        versions_text = "; ".join(f"{_names(those)} by {version}" for version, those in kinds.items())
-        yield f"trained by several versions of torch, in which the same seed may give other weights: {versions_text}"
+        kinds_text = "; ".join(f"{_names(those)} by {kind}" for kind, those in kinds.items())
+        yield f"{how}, in which the same seed may give other weights: {kinds_text}"
+
+
+def _size(run: RunRecord) -> str:
+    """Return the size of a probe task with the settings that replace numbers of the size; empty for other tasks."""
+    size = str(run.settings.get("data.size", ""))
+    changed = [f"{key}={run.settings[key]}" for key in SIZE_KEYS if run.settings.get(key) is not None]
+    return f"{size}, with {', '.join(changed)}" if size and changed else size
 
 
 def _names(runs: Sequence[RunRecord]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,9 @@ WITH_INTERVAL = [score.name for score in FINAL_SCORES if score.kind != "token"]
 WITHOUT_INTERVAL = [score.name for score in FINAL_SCORES if score.kind == "token"]
 TESTS = (
     "p, sentences: two-sided paired approximate randomization over test sentences (Riezler and Maxwell 2005), about "
-    "twice the p of sacreBLEU's paired bootstrap, which --json has; p, seeds: Welch's t-test over runs; corrected: for "
-    "all rows of the table (Holm 1979); 95 %: intervals of the difference"
+    "twice the p of sacreBLEU's paired bootstrap, which --json has; a small p says that these trained models differ, "
+    "and nothing about other seeds; p, seeds: the larger p of permutations of runs and of Welch's t-test; corrected: "
+    "for all rows of the same score (Holm, Tarone); 95 %: intervals of the difference"
 )
 SCORE, P_VALUE = "{:.2f}", "{:.4f}"  # forms
 
@@ -132,8 +134,9 @@ def seeds_table(comparison: Comparison) -> Table:
     rows = []
     for group in comparison.compared:
         best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
-        means = [_spread(best, loss), *(_spread(_over_seeds(group, score), score.mean) for score in scores)]
         done = sum(bool(run.scored_on) for run in group.counted)
+        means = [_spread(best, loss), *(_spread(_over_seeds(group, score), score.mean) for score in scores)]
+        means = [replace(cell, ranked=done == len(group.counted)) if cell else None for cell in means]
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([group.label, Cell(count, done), *means])
     return Table("over seeds: mean ± standard deviation", columns, rows)

@@ -105,7 +105,7 @@ def show_setting(value: Setting) -> str:
     """Return the value as YAML writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def group_seeds(runs: Iterable[RunRecord], factors: Sequence[Factor]) -> list[Group]:
@@ -114,14 +114,14 @@ def group_seeds(runs: Iterable[RunRecord], factors: Sequence[Factor]) -> list[Gr
     for run in runs:
         rest = frozenset(without_seed(run).items())
         groups.setdefault(rest if run.settings else run.folder, []).append(run)
-    return [Group(_label(group, factors), group) for group in groups.values()]
+    return [Group(label_runs(group, factors), group) for group in groups.values()]
 
 
-def _label(group: Sequence[RunRecord], factors: Sequence[Factor]) -> str:
-    """Return a label such as `prenorm, heads 4`; the name of a run if nothing differs or is known."""
+def label_runs(group: Sequence[RunRecord], factors: Sequence[Factor]) -> str:
+    """Return a label such as `prenorm, heads 4`; the model if nothing differs, the run if nothing is known."""
     first = group[0]
     if not first.settings or not factors:
-        return first.name
+        return (first.settings and first.model) or first.name
     settings = settings_of(first)
     values = [(factor.key, show_setting(settings.get(factor.key, ABSENT))) for factor in factors]
     return ", ".join(value if key == MODEL else f"{key.rpartition('.')[2]} {value}" for key, value in values)

@@ -45,5 +45,5 @@ def _forest(matrix: Matrix, column: int) -> Forest:
     rows = []
     for row, cell in cells.items():
         mean, low, high = (100 * (value - start) / (end - start) for value in (cell.mean, *ends[row]))
-        rows.append(ForestRow(matrix.grid.labels[row], cell.text(form), mean, low, high, cell.differs))
+        rows.append(ForestRow(matrix.grid.labels[row], cell.text, mean, low, high, cell.differs))
     return Forest(matrix.grid.tasks[column], rows, form.format(start), form.format(end))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tfm_blocks.errors import printable
 from tfm_blocks.report.differences import ABSENT, TASK, Factor, Group, settings_of, show_setting
@@ -76,13 +77,14 @@ def _named(key: str, value: str) -> str:
 def arrange(groups: Sequence[Group], factors: Sequence[Factor]) -> ModelGrid:
     """Arrange the groups with known settings. The keys are the fewest factors that distinguish groups of one task."""
     known = [group for group in groups if group.runs[0].settings]
-    tasks = _tasks(known)
     settings = [settings_of(group.runs[0]) for group in known]
+    rows_of_text = _texts(settings)
+    tasks = _tasks(known, rows_of_text)
     ordered = sorted(
         (factor.key for factor in factors), key=lambda key: _priority([row.get(key) for row in settings], key)
     )
-    keys = _distinguishing(ordered, settings, tasks)
-    models = [tuple(_text(row, key) for key in keys) for row in settings]
+    keys = _distinguishing(ordered, rows_of_text, tasks)
+    models = [tuple(row.get(key, ABSENT) for key in keys) for row in rows_of_text]
     rows, columns = list(dict.fromkeys(models)), list(dict.fromkeys(tasks))
     places = [(rows.index(model), columns.index(task)) for model, task in zip(models, tasks, strict=True)]
     return ModelGrid(keys, rows, columns, dict(zip(places, known, strict=True)))
@@ -98,36 +100,36 @@ def _priority(values: Sequence[Setting], key: str) -> tuple[bool, bool, int]:
     return key in RATES, not any(isinstance(value, str) for value in values), -len(set(values))
 
 
-def _distinguishing(
-    keys: Sequence[str], rows: Sequence[Mapping[str, Setting]], within: Sequence[Hashable]
-) -> list[str]:
+def _distinguishing(keys: Sequence[str], rows: Sequence[Mapping[str, str]], within: Sequence[Hashable]) -> list[str]:
     """Return the keys by which rows that are equal in `within` differ, without keys that earlier keys determine."""
     chosen: list[str] = []
     kinds = len(set(within))
     for key in keys:
         parts = {
-            (same, *(_text(row, column) for column in (*chosen, key))) for same, row in zip(within, rows, strict=True)
+            (same, *(row.get(column, ABSENT) for column in (*chosen, key)))
+            for same, row in zip(within, rows, strict=True)
         }
         if len(parts) > kinds:
             chosen, kinds = [*chosen, key], len(parts)
     return chosen
 
 
-def _tasks(groups: Sequence[Group]) -> list[str]:
+def _tasks(groups: Sequence[Group], settings: Sequence[Mapping[str, str]]) -> list[str]:
     """Return for each group the name of its task, with the settings in which tasks of this name differ."""
-    settings = [settings_of(group.runs[0]) for group in groups]
     names = [_name(group.runs[0]) for group in groups]
     keys = _distinguishing(list(_task_keys(groups, settings)), settings, names)
     alike = defaultdict(list)
     for name, row in zip(names, settings, strict=True):
         alike[name].append(row)
     return [
-        ", ".join([name, *(f"{key.partition('.')[2]} {_text(row, key)}" for key in keys if _varies(key, alike[name]))])
+        ", ".join(
+            [name, *(f"{key.partition('.')[2]} {row.get(key, ABSENT)}" for key in keys if _varies(key, alike[name]))]
+        )
         for name, row in zip(names, settings, strict=True)
     ]
 
 
-def _task_keys(groups: Sequence[Group], settings: Sequence[Mapping[str, Setting]]) -> Iterator[str]:
+def _task_keys(groups: Sequence[Group], settings: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """Yield the settings of the data that never differ between groups with a common test set."""
     common = defaultdict(list)
     for group, row in zip(groups, settings, strict=True):
@@ -138,13 +140,23 @@ def _task_keys(groups: Sequence[Group], settings: Sequence[Mapping[str, Setting]
             yield key
 
 
-def _varies(key: str, rows: Sequence[Mapping[str, Setting]]) -> bool:
-    return len({_text(row, key) for row in rows}) > 1
+def _varies(key: str, rows: Sequence[Mapping[str, str]]) -> bool:
+    return len({row.get(key, ABSENT) for row in rows}) > 1
 
 
 def _name(run: RunRecord) -> str:
     return printable(str(run.settings.get(TASK) or run.start.choices.get(DATA) or ABSENT))
 
 
-def _text(settings: Mapping[str, Setting], key: str) -> str:
-    return printable(show_setting(settings.get(key, ABSENT)))
+def _texts(rows: Sequence[Mapping[str, Setting]]) -> list[dict[str, str]]:
+    """Return the settings as texts. Values of a key that differ only after the sixth digit are written in full."""
+    values = defaultdict(set)
+    for key, value in chain.from_iterable(row.items() for row in rows):
+        values[key, show_setting(value)].add(value)
+    return [
+        {
+            key: printable(repr(value) if len(values[key, show_setting(value)]) > 1 else show_setting(value))
+            for key, value in row.items()
+        }
+        for row in rows
+    ]

@@ -20,7 +20,7 @@ SMALL, NARROW = 5, 12  # font size of the numbers of a heat map with more than N
 
 
 def draw_heat_map(matrix: Matrix) -> Figure:
-    """Draw a cell for each model and task, with its mean and a `*` if it differs from the reference."""
+    """Draw a cell for each model and task, with its mean and its marks."""
     grid = matrix.grid
     height = ROW * len(grid.models) + HEADINGS * max(map(len, grid.tasks))
     drawn = Figure(figsize=(WIDTH if len(grid.tasks) <= WIDEST else PAGE, height + 0.2), layout="constrained")
@@ -31,7 +31,7 @@ def draw_heat_map(matrix: Matrix) -> Figure:
     axes.imshow(shades, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
     for place, cell in matrix.cells.items():
         dark = np.mean(colormaps[COLOURS](shades[place])[:3]) < 0.5
-        text = matrix.score.cell.format(cell.mean) + "*" * cell.differs
+        text = matrix.score.cell.format(cell.mean) + cell.marks
         options: dict[str, Any] = {
             "fontsize": SMALL if len(grid.tasks) > NARROW else None,
             "color": "white" if dark else "black",

@@ -111,10 +111,20 @@ def curve_of(group: Group, curves: Sequence[RateCurve]) -> RateCurve | None:
     return next((curve for curve in curves if any(rate.group is group for rate in curve.rates)), None)
 
 
-def rate_notes(curves: Sequence[RateCurve]) -> Iterator[str]:
-    """Yield a sentence if rates were chosen, and a warning for each model whose best rate is an end of its grid."""
+def rate_notes(curves: Sequence[RateCurve], tasks: Sequence[Sequence[Group]]) -> Iterator[str]:
+    """Yield sentences if rates were chosen, and warnings for unequal grids and for best rates at an end of a grid.
+
+    `tasks` has the compared groups of each task.
+    """
     if curves:
         yield f"each model is compared at the learning rate with its lowest mean {OBJECTIVE}"
+        yield "the scores include the seeds that chose the learning rates, which raises the scores of tuned models"
+    for groups in tasks:
+        sizes = {group.label: len(curve.rates) if (curve := curve_of(group, curves)) else 1 for group in groups}
+        if len(set(sizes.values())) > 1:
+            most, least = max(sizes, key=lambda label: sizes[label]), min(sizes, key=lambda label: sizes[label])
+            counts = f"{most} over {sizes[most]} learning rates, {least} over {sizes[least]}"
+            yield f"tuned unequally: {counts}; of equal models, the one with more rates scores higher"
     if any(len(rate.losses) < len(_finished(rate.group)) for curve in curves for rate in curve.rates):
         yield "the learning rate is chosen on the seeds that all its values share; all seeds count at the best one"
     ends: dict[tuple[str, str, str], list[str]] = {}

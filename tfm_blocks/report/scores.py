@@ -12,8 +12,9 @@ from tfm_blocks.runs.status import Score
 from tfm_blocks.scoring.perplexity import Perplexity
 
 TESTS = (
-    "p: two-sided paired approximate randomization over these lines (Riezler and Maxwell 2005); sacreBLEU's p: its "
-    "paired bootstrap (Koehn 2004), about half of that, for comparison with papers"
+    "p: two-sided paired approximate randomization over these lines (Riezler and Maxwell 2005): a small p says that "
+    "these trained models differ, and nothing about other seeds; sacreBLEU's p: its paired bootstrap (Koehn 2004), "
+    "about half of that, for comparison with papers"
 )
 
 

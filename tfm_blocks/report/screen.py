@@ -22,10 +22,11 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from tfm_blocks.errors import printable
-from tfm_blocks.report.table import Table
+from tfm_blocks.report.table import WRAPPED, Table
 from tfm_blocks.runs.files import finite_or_null
 
 UNBOUNDED = 1_000_000  # columns of a pipe or a file, where no line is wrapped
+PAGE = 66  # digits of a line of LaTeX's article class, whose text is 345 pt wide; a digit takes 5 pt
 FOLDED = 12  # letters of a word that stay together in the narrowest column
 NUMBER = re.compile(r"[^\w\s]*\d[\d.,:/e+–%-]*[^\w\s]*")  # a number with signs and brackets around it
 
@@ -147,6 +148,28 @@ def split_columns(columns: Sequence[ColumnWidths], keys: int, width: int) -> lis
             groups.append([])
         groups[-1].append(column)
     return [[*columns[:keys], *group] for group in groups]
+
+
+def split_for_page(table: Table) -> list[Table]:
+    """Return tables that fit a page of LaTeX's article class, each of which begins with the key columns."""
+    measured = [_measure(table, number) for number in range(len(table.columns))]
+    widths = [
+        min(column.widest, WRAPPED) if not table.columns[column.number].form else column.widest for column in measured
+    ]
+    columns = [ColumnWidths(number, width, width, width, width) for number, width in enumerate(widths)]
+    groups = [[column.number for column in group] for group in split_columns(columns, table.keys, PAGE)]
+    if len(groups) == 1:
+        return [table]
+    return [
+        Table(
+            f"{table.title} ({part} of {len(groups)})",
+            [table.columns[number] for number in numbers],
+            [[row[number] for number in numbers] for row in table.rows],
+            table.keys,
+            table.note if part == len(groups) else "",
+        )
+        for part, numbers in enumerate(groups, 1)
+    ]
 
 
 def fit(columns: Sequence[ColumnWidths], width: int) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Literal
 from tfm_blocks.errors import printable
 
 COUNT = "{:,.0f}"  # the form of a large number
+WRAPPED = 45  # letters of a text above which LaTeX wraps it
 LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "&%$#_{}"}
     | {letter: f"${letter}$" for letter in "<>|"}
@@ -23,10 +24,14 @@ LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class Cell:
-    """A displayed text, and the number by which a table is sorted, if the cell is a number."""
+    """A displayed text, and the number by which a table is sorted, if the cell is a number.
+
+    A number that is not `ranked` is never the best of its column.
+    """
 
     text: str
     value: float | None = None
+    ranked: bool = True
 
 
 Value = str | float | Cell | None
@@ -73,7 +78,7 @@ class Table:
         columns = zip(self.columns, zip(*self.cells, strict=True), strict=False)
         best = [_best(column, cells) for column, cells in columns]
         return [
-            [(cell, top is not None and cell.value == top) for cell, top in zip(row, best, strict=True)]
+            [(cell, cell.ranked and top is not None and cell.value == top) for cell, top in zip(row, best, strict=True)]
             for row in self.cells
         ]
 
@@ -110,7 +115,11 @@ def markdown_text(text: str) -> str:
 
 def latex(table: Table) -> str:
     """Return the table for a document with the package booktabs."""
-    alignment = "".join("r" if column.form else "l" for column in table.columns)
+    longest = [
+        max(len(row[number].text) for row in table.cells) if table.rows else 0 for number in range(len(table.columns))
+    ]
+    texts_form = [r"p{0.5\linewidth}" if length > WRAPPED else "l" for length in longest]
+    alignment = "".join("r" if column.form else form for column, form in zip(table.columns, texts_form, strict=True))
     rows = [[_bold(cell) if best else latex_text(cell.text) for cell, best in row] for row in table.with_best]
     lines = [" & ".join(row) + r" \\" for row in ([*map(latex_text, table.headings)], *rows)]
     return "\n".join(
@@ -131,9 +140,12 @@ def latex(table: Table) -> str:
 
 
 def _best(column: Column, cells: Iterable[Cell]) -> float | None:
-    """Return the best number, if there are several different ones."""
-    values = {cell.value for cell in cells if cell.value is not None}
-    return (min if column.better == "lower" else max)(values) if column.better and len(values) > 1 else None
+    """Return the best ranked number, if there are several different numbers."""
+    known = [cell for cell in cells if cell.value is not None]
+    ranked = [cell.value for cell in known if cell.value is not None and cell.ranked]
+    if not column.better or not ranked or len({cell.value for cell in known}) < 2:
+        return None
+    return min(ranked) if column.better == "lower" else max(ranked)
 
 
 def _bold(cell: Cell) -> str:

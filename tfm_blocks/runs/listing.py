@@ -133,7 +133,10 @@ def _refuse_unreadable(error: OSError) -> None:
 
 
 def delete_run(folder: Path) -> None:
-    """Remove a run, or a sweep with all its runs. Raises RunError as `expect_deletable` does."""
+    """Remove a run, or a sweep with all its runs.
+
+    Raises RunError as `expect_deletable` does, and if another process starts a run in the folder at this moment.
+    """
     expect_deletable(folder)
     with hold(folder):
         for entry in folder.iterdir():
@@ -141,7 +144,15 @@ def delete_run(folder: Path) -> None:
                 shutil.rmtree(entry)
             elif entry.name != LOCK:  # the lock is open, and NFS would keep an open file
                 entry.unlink()
-    folder.rmdir()
+    try:
+        folder.rmdir()
+    except FileNotFoundError:  # another process deleted it too
+        return
+    except OSError as error:
+        rule = f"contains new files of another process, so the folder remains: {error.strerror}"
+        raise RunError(
+            Problem(str(folder), rule, help="the earlier run is deleted; tfm runs shows the new one")
+        ) from None
 
 
 def size_of(folder: Path) -> int:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -33,11 +34,15 @@ _held: set[int] = set()  # descriptors of this process
 
 @dataclass(frozen=True)
 class Holder(JsonFile):
-    """The process that holds a folder. `start` is its start time, and `namespace` the namespace of its pid."""
+    """The process that holds a folder. `start` is its start time, and `namespace` the namespace of its pid.
+
+    `boot` identifies the start of the host, because hosts may have equal names, and their first namespaces are equal.
+    """
 
     FILE = LOCK
 
     host: str = ""
+    boot: str = ""
     namespace: str = ""
     pid: int = 0
     start: str = ""
@@ -49,7 +54,8 @@ class Holder(JsonFile):
     @property
     def is_local(self) -> bool:
         """Return True if its pid means the same process here."""
-        return bool(self.start) and (self.host, self.namespace) == (socket.gethostname(), _namespace())
+        here = (socket.gethostname(), _boot(), _namespace())
+        return bool(self.start) and (self.host, self.boot, self.namespace) == here
 
 
 def holder_of(folder: Path) -> Holder | None:
@@ -136,7 +142,7 @@ def try_lock(descriptor: int) -> bool:
 
 def _write_holder(descriptor: int) -> None:
     since = datetime.now().astimezone().isoformat(timespec="seconds")
-    holder = Holder(socket.gethostname(), _namespace(), os.getpid(), _start_of(os.getpid()), since)
+    holder = Holder(socket.gethostname(), _boot(), _namespace(), os.getpid(), _start_of(os.getpid()), since)
     with suppress(OSError):  # a full disk does not affect the lock
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json_bytes(holder.to_json()), 0)
@@ -193,6 +199,13 @@ def _start_of(pid: int) -> str:
     return ""
 
 
+def _boot() -> str:
+    """Return the random id of the start of this host; "" without /proc."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
 def _namespace() -> str:
     """Return the namespace of pids, which differs between a container and its host."""
     with suppress(OSError):
@@ -201,8 +214,10 @@ def _namespace() -> str:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since the last touch, by the clock of this host."""
+    """Return the seconds since the last touch, by the clock of the file system, or of this host if it is read-only."""
     try:
+        with suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as new:
+            return os.fstat(new.fileno()).st_mtime - path.stat().st_mtime
         return time.time() - path.stat().st_mtime
     except OSError:
         return LIMIT

@@ -82,7 +82,12 @@ class RunRecord:
     @property
     def torch(self) -> str:
         """Return the version of torch: `2.13.0`, or `2.13.0, then 2.14.0`; empty if it is unknown."""
-        return ", then ".join(self.start.versions_of("torch"))
+        return ", then ".join(self.start.values_of("versions", "torch"))
+
+    @property
+    def precision(self) -> str:
+        """Return the precision that trained the run, as `torch`: `bf16`, or `bf16, then fp32`."""
+        return ", then ".join(self.start.values_of("precision", "name"))
 
     def value_of(self, name: str) -> float | None:
         """Return a score of the finished model, such as `BLEU`, `loss`, or `accuracy@64` of answers of a length."""
@@ -232,7 +237,10 @@ def _scores(status: Status) -> dict[str, Measured]:
 
 
 def wilson(fraction: float, count: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a fraction of `count` trials, within 0 and 1 (Wilson 1927)."""
+    """Return the 95 % confidence interval of a fraction of `count` trials, within 0 and 1 (Wilson 1927).
+
+    For a mean of fractions of rows, such as the accuracy of answers, it is wider than necessary.
+    """
     z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
     middle = (fraction + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * math.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))

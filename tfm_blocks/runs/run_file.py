@@ -50,10 +50,10 @@ class RunFile(JsonFile):
                 newest[name] = {**newest[name], **value} if both else value
         return newest
 
-    def versions_of(self, library: str) -> list[str]:
-        """Return the versions of a library that trained the run: the first, and one for each change."""
-        versions = [facts.get("versions") for facts in (self.facts, *self.changes)]
-        return [str(known[library]) for known in versions if isinstance(known, dict) and known.get(library)]
+    def values_of(self, group: str, name: str) -> list[str]:
+        """Return the values of a fact in a group of facts, such as versions: the first, and one for each change."""
+        groups = [facts.get(group) for facts in (self.facts, *self.changes)]
+        return [str(known[name]) for known in groups if isinstance(known, dict) and known.get(name)]
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,17 +120,17 @@ class Sweep:
     def _poll(self) -> bool:
         """Poll all jobs and start new ones. Return True if a job still runs or waits for a retry."""
         number = pending_signal()
+        if is_read := time.monotonic() > self.last_read + METRICS_INTERVAL:  # once, as a poll may take longer
+            self.last_read = time.monotonic()
         self._adopt()
         while number and self.adoptable:  # workers of jobs that are not part of this command
             self.adoptable.popitem()[1].stop()
         for attempt in list(self.running):
             if number:
                 attempt.request_stop(JobResult(STOPPED, f"by {signal.Signals(number).name}"))
-            self._poll_attempt(attempt)
+            self._poll_attempt(attempt, is_read=is_read)
         if not number:
             self._start_jobs()
-        if time.monotonic() > self.last_read + METRICS_INTERVAL:
-            self.last_read = time.monotonic()
         return bool(self.running) or (bool(self.postponed) and not number)
 
     def _adopt(self) -> None:
@@ -140,7 +140,8 @@ class Sweep:
             self._add_attempt(job, self.adoptable.pop(job.name))
             self._write()
 
-    def _poll_attempt(self, attempt: Attempt) -> None:
+    def _poll_attempt(self, attempt: Attempt, *, is_read: bool) -> None:
+        """Poll a job; with `is_read`, also read its metrics and prune it if other jobs are better."""
         now = time.monotonic()
         if (place := attempt.begin()) is not None:
             self._mark_running(attempt, place)
@@ -149,11 +150,11 @@ class Sweep:
         if now > attempt.kill_at:
             attempt.kill()
         result = attempt.result()
-        if result or now > self.last_read + METRICS_INTERVAL:
+        if result or is_read:
             attempt.progress.look()
         if result:
             self._end(attempt, result)
-        elif now > self.last_read + METRICS_INTERVAL and self.source.should_prune(attempt.job, attempt.progress):
+        elif is_read and self.source.should_prune(attempt.job, attempt.progress):
             attempt.request_stop(JobResult(PRUNED, "others of this search were better by then"))
 
     def _end(self, attempt: Attempt, result: JobResult) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tfm_blocks.compose.job_config import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
@@ -71,19 +72,29 @@ def claim_sweep(
     A folder belongs to the sweep if its overrides are the same. It also does if the config hash of one of its jobs is
     in `configs`, the hashes of this command's jobs; this does not hold for the folder of an optuna search. Raises
     RunError for a folder with a damaged sweep.json, which may belong to it.
+
+    The folder appears together with its sweep.json, so that an equal command that starts at the same moment has the
+    same folder.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for path in (root / numbered for numbered in numbered_names(name)):
-        try:
-            path.mkdir()
-        except FileExistsError:
+    new = root / f".{uuid4().hex}"
+    new.mkdir()
+    try:
+        SweepFile(FORMAT, command, tuple(asked)).write(new)
+        for path in (root / numbered for numbered in numbered_names(name)):
+            try:
+                new.rename(path)  # also replaces an empty folder
+                return SweepFolder(path, asked, command, program, {})
+            except OSError:
+                if not os.path.lexists(path):
+                    raise
             before = SweepFile.read_if_exists(path)
             known, same = before.by_name, before.asked == tuple(asked)
             shared = any(job.config in configs for job in known.values()) and not (path / JOURNAL).exists()
-            if same or shared or not any(path.iterdir()):
+            if same or shared:
                 return SweepFolder(path, asked, command, program, known)
-        else:
-            return SweepFolder(path, asked, command, program, {})
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
     raise AssertionError
 
 

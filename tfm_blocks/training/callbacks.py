@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 from torch import Tensor
 
 from tfm_blocks.errors import printable
@@ -123,17 +124,7 @@ class ShowProgress(Callback):
         self.first = trainer.global_step
         self.heartbeat.line = lambda: f"{_step(trainer)}  {self._pace(trainer, pl_module)}"
         if self.console.is_terminal:
-            self.bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.fields[news]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                console=self.console,
-                speed_estimate_period=120,
-            )
+            self.bar = progress_bar(self.console)
             self.task = self.bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, news="")
             self.bar.start()
 
@@ -181,6 +172,25 @@ class ShowProgress(Callback):
         if self.bar:
             self.bar.stop()
             self.bar = None
+
+
+def progress_bar(console: Console) -> Progress:
+    """Return the progress bar of a training. Below 100 columns, the bar is shorter and the elapsed time is left out.
+
+    Without colours, rich draws only the completed part of a bar, so a percentage replaces it.
+    """
+    whole = Column(no_wrap=True)
+    return Progress(
+        TextColumn("step"),
+        MofNCompleteColumn(table_column=whole),
+        TextColumn("{task.percentage:>3.0f}%") if console.no_color else BarColumn(),
+        TextColumn("{task.fields[news]}"),
+        *([TimeElapsedColumn()] if console.width >= 100 else []),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False, table_column=whole),
+        console=console,
+        speed_estimate_period=120,
+    )
 
 
 def _step(trainer: Trainer) -> str:

@@ -29,6 +29,9 @@ def smoothed_loss(
 ) -> Sums:
     """Return sums over N: the smoothed loss (differentiable), -log p(label), and the labels with the largest logit.
 
+    With gradients, a label that shares the largest logit counts. Without them, as in validation, it counts only if it
+    is the first token with this logit, as in `position_losses`.
+
     Each chunk runs forward and backward before the next begins, so that its logits stay in the cache and memory never
     holds the logits of all positions. `head` maps x_ND -> logits_NV and uses only `parameters`. Sums are float32 or
     wider. Labels are smoothed as in `F.cross_entropy`: mass 1 - s on the label, and s spread over all V tokens. The ids
@@ -40,7 +43,9 @@ def smoothed_loss(
         return loss, nll, correct
     totals = _zeros(x_ND)
     for rows in _chunks(len(labels_N), chunk):
-        _add(totals, _cross_entropy(head(x_ND[rows]), labels_N[rows], smoothing, first)[0])
+        logits_NV = head(x_ND[rows])
+        (loss, nll, _), _ = _cross_entropy(logits_NV, labels_N[rows], smoothing, first)
+        _add(totals, (loss, nll, (logits_NV.argmax(1) == labels_N[rows]).sum()))
     return totals
 
 
@@ -58,7 +63,7 @@ def _position_losses(logits_NV: Tensor, labels_N: Tensor, smoothing: float, firs
     log_p_NV = torch.log_softmax(logits_NV, 1, dtype=torch.promote_types(logits_NV.dtype, torch.float32))
     label_N = log_p_NV.gather(1, labels_N[:, None])[:, 0]
     loss_N = -(1 - smoothing) * label_N - smoothing * log_p_NV[:, first:].mean(1)
-    return loss_N, -label_N, log_p_NV.argmax(1)
+    return loss_N, -label_N, logits_NV.argmax(1)
 
 
 class _Fused(torch.autograd.Function):
@@ -77,7 +82,8 @@ class _Fused(torch.autograd.Function):
                 x_nD = x_ND[rows].detach().requires_grad_()
                 logits_nV = head(x_nD)
             sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], smoothing, first)
-            gradients = torch.autograd.grad(logits_nV, [x_nD, *tensors[1:]], slope_nV)
+            read = [x_nD, *tensors[1:]]  # a plug-in may not use them all
+            gradients = torch.autograd.grad(logits_nV, read, slope_nV, allow_unused=True, materialize_grads=True)
             slope_ND[rows] = gradients[0]
             slopes = _accumulate(slopes, gradients[1:])
             _add(totals, sums)

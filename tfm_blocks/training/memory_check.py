@@ -73,7 +73,7 @@ class MemoryCheck:
         cap = self.planned_corpus.settings.batch_tokens
         if not self._fits(cap, seed):
             raise RunError(self._too_large(cap, seed))
-        return f"memory: {_peak(self.device)} for micro-batches of up to {cap:,} tokens"
+        return f"memory: {_peak(self.device)} before step 1, with micro-batches of up to {cap:,} tokens"
 
     def _too_large(self, cap: int, seed: int) -> Problem:
         least = _smallest_cap(self.planned_corpus)

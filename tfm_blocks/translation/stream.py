@@ -143,6 +143,10 @@ class Generating(Translating):
 
     def outputs(self, lines: Sequence[str], prefixes: Sequence[str], first: int) -> list[list[Translation]]:
         prompts = fitting_prompts(lines, self.translator, self.search, "stdin", strict=self.strict, first_line=first)
+        for number, prompt in enumerate(prompts, first):
+            if BREAKING.search(prompt):
+                rule = "the prompt has control characters, such as tabs, which are printed as spaces"
+                print(f"warning: stdin:{number}: {rule}", file=sys.stderr)
         continuations = self.translator.generate(
             prompts, self.tokens, self.search, batch_tokens=self.batch_tokens, first_line=first
         )

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from tests.sweep import test_engine as local
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.runs.sweep import WAITING
 from tfm_blocks.sweep.engine import JobSource, Sweep
-from tfm_blocks.sweep.job import DONE, ERROR, KILLED, RUNNING, SweepJob
+from tfm_blocks.sweep.job import DONE, ERROR, KILLED, PRUNED, RUNNING, JobResult, SweepJob
+from tfm_blocks.sweep.launcher import Launcher, Worker
 from tfm_blocks.sweep.record import SweepFolder, claim_sweep
 from tfm_blocks.sweep.settings import GridSettings, read_sweep_settings
-from tfm_blocks.training.settings import read_run
+from tfm_blocks.training.settings import TrainerSettings, read_run
 
 pytest.importorskip("submitit")
 from tests.sweep.launchers.test_slurm import launcher_with
@@ -300,3 +301,40 @@ def test_a_job_on_two_nodes_is_one_run_and_resumes_after_its_time_limit(folder: 
     assert process.returncode == 0, output
     assert "again after timed out: its time in the queue is over" in output
     assert "cluster: slurm, rank 0 of 2 on 2 nodes" in log.read_text() and "resume: runs/x/run after" in log.read_text()
+
+
+class SlowLauncher(Launcher):
+    """A launcher whose jobs run until they are stopped. A poll of each takes longer than half of METRICS_INTERVAL."""
+
+    def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
+        return SlowWorker()
+
+
+class SlowWorker:
+    begin, patience = 0, 60.0
+
+    def place(self) -> str | None:
+        return ""
+
+    def ended(self) -> int | JobResult | None:
+        time.sleep(0.06)
+        return None
+
+    def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+def test_every_job_is_pruned_if_a_poll_takes_longer_than_the_interval(
+    make: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfm_blocks.sweep.engine.METRICS_INTERVAL", 0.1)
+    sweep = make("a", "b", "c", "d", parallel=4, launcher=SlowLauncher())
+    for _ in range(2):
+        sweep._poll()
+    monkeypatch.setattr(sweep.source, "should_prune", lambda job, progress: True)
+    for _ in range(2):
+        sweep._poll()
+    assert [attempt.stop_reason and attempt.stop_reason.state for attempt in sweep.running] == [PRUNED] * 4

@@ -73,7 +73,8 @@ class ModelWriter:
 
     def _new_method(self, mode: Mode, scope: CallScope, inputs: Any, *, decodes: bool) -> ScopeMethod:
         """Return a method whose values contain the inputs, their keep masks, and the results of `encode`."""
-        evaluator = Evaluator(names={*RESERVED, *(tensor.name for tensor in inputs)})
+        sizes = {"rows", "length"} if mode == "start" else set()
+        evaluator = Evaluator(names={*RESERVED, *sizes, *(tensor.name for tensor in inputs)})
         method = ScopeMethod(self.context, scope, mode, evaluator)
         for tensor in inputs:
             method.values[tensor.name] = value(tensor.name, self.context.runs(tensor.name))
