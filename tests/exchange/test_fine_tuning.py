@@ -41,7 +41,7 @@ def first_loss(run):
 def fine_tune(name, folder, *overrides, **config):
     """Train a run that starts from an imported model, with the command that the import prints."""
     theirs = publish(name, folder / "theirs", **config)
-    command = str(import_folder(folder / "theirs", folder / "imported")).partition("train.py ")[2]
+    command = str(import_folder(folder / "theirs", folder / "imported")).partition("tfm train ")[2]
     model, *knobs = command.removesuffix(" data=…").split()
     knobs = [knob for knob in knobs if not knob.startswith("dropout=")]  # SHORT sets it
     settings = [f"data.dir={folder}", f"data.cache={folder / 'cache'}", *SHORT, *overrides, *knobs]
