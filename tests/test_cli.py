@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,14 @@ import pytest
 import torch
 
 from tests.conftest import save
+from tests.preloaded import run_python
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.network.build import choose_device
+from tfm_blocks.launch.check import check_run
+from tfm_blocks.network.build import choose_device, count_parameters
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.sweep.view import show_end
 
@@ -256,9 +260,70 @@ def test_a_sweep_for_agents_is_refused_if_a_value_could_not_be_trained(method, t
     assert "heads" in file.read_text()
 
 
-@pytest.mark.parametrize("command", [["check", "-m"], ["show"], ["figure"]])
-def test_an_override_in_the_place_of_the_model_is_refused(command, capsys):
+def test_commands_on_models_take_what_train_takes(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def output(*words):
+        main(list(words))
+        return capsys.readouterr().out
+
+    lite = ["experiment=probe/lite", "data=parity", "seed=3"]
+    assert output("check", *lite) == output("check", "probe_decoder", *lite) == "probe_decoder: fine, 10 nodes\n"
+    assert output("check", "base", "experiment=probe/lite", "trainer.steps=7") == "base: fine, 35 nodes\n"
+    jobs = output("check", "-m", "experiment=probe/lite", "data=parity,mqar", "mixer=attention,lstm", "seed=1")
+    assert jobs.count("fine") == 4 and "model=probe_decoder experiment=probe/lite data=mqar mixer=lstm" in jobs
+    spec = compose_job([*lite], None)
+    parameters = count_parameters(check_run(spec).spec)
+    assert json.loads(output("show", *lite, "--json"))["parameters"] == parameters
+    assert f"{parameters:,} parameters" in output("show", "probe_decoder", *lite)
+    assert "B T 7" in output("show", *lite)
+    output("figure", *lite, "--shapes", "-o", "parity.svg")
+    assert "B T 7" in (tmp_path / "parity.svg").read_text().replace("</tspan>", "")
+    same = output("diff", "probe_decoder", *lite, "model=probe_decoder", *lite, "mixer=lstm")
+    assert "decoder.0.self" in same
+    solved = output(
+        "solve", "probe_decoder", "d_ff", *lite, "mixer=retention", "--like", "probe_decoder", "--parameters"
+    )
+    assert f"{parameters:,} parameters requested" in solved
+    command = shlex.split(solved.splitlines()[-1])[2:]
+    assert count_parameters(check_run(compose_job(command, None)).spec) == pytest.approx(parameters, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["check", "base", "data=parity", "trainer.steps=-4"], "trainer.steps: must be at least 1, but is -4"),
+        (["check", "data=in_context_recall", "model=probe_encoder"], "model.inputs: reads all of src"),
+        (["check", "base", "data=partiy"], "data: there is no data called 'partiy'"),
+        (["check", "base", "seed=1", "hedas=2"], "hedas: no such key: hedas=2"),
+        (["show", "heads=2,4"], "heads: heads=2,4 has several values"),
+        (["show", "x.yaml", "seed=2"], "x.yaml: is a path, and overrides of a run"),
+    ],
+)
+def test_what_train_refuses_is_refused_with_its_rule(words, rule, capsys):
     with pytest.raises(SystemExit) as left:
-        main([*command, "heads=2,4"])
-    assert left.value.code == 2
-    assert "heads=2,4 is an override, not a model; write the model first: base heads=2,4" in capsys.readouterr().err
+        main(words)
+    assert left.value.code == 2 and rule in capsys.readouterr().err
+
+
+def test_a_model_file_in_a_config_folder_takes_overrides_of_a_run(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "model" / "mine.yaml"
+    path.write_text("# @package _global_\ndefaults: [probe_decoder, _self_]\nlayers: 1\n")
+    main(["check", str(path), "data=parity", "seed=4"])
+    assert capsys.readouterr().out == f"{path}: fine, 7 nodes\n"
+
+
+@pytest.mark.parametrize("words", [["check", "base"], ["show", "base"], ["diff", "tiny", "base"]])
+def test_the_last_of_two_overrides_of_a_key_wins_and_is_named(words, capsys):
+    main([*words, "heads=3", "layers=2", "heads=4"])
+    assert "heads=3: replaced by heads=4, which comes later\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("first", ["data.train=1", "data.train=20"])
+def test_the_last_of_two_overrides_wins_in_training(first, tmp_path):
+    words = ["train.py", first, "model=base", "data.train=20", "model=tiny", "--cfg", "job"]
+    done = run_python([Path(__file__).parents[1] / words[0], *words[1:]], tmp_path, timeout=60)
+    assert "  train: 20\n" in done.stdout and "d_model: 128" in done.stdout
+    assert f"{first}: replaced by data.train=20, which comes later" in done.stderr
+    assert "model=base: replaced by model=tiny" in done.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfm_blocks.compose.sweep import combinations, join_parts, overrides_of_reference, parse_parts, read_sweep
+from tfm_blocks.compose.sweep import combinations, join_parts, parse_parts, read_sweep
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.sweep.command import _names
 from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
@@ -61,11 +61,6 @@ def test_a_group_that_cannot_move_together_is_refused_with_the_rule(overrides, m
     with pytest.raises(ConfigError) as raised:
         jobs(*overrides)
     assert message in str(raised.value)
-
-
-def test_the_reference_of_a_job_has_the_overrides_that_its_model_knows():
-    overrides = overrides_of_reference(["model=restricted", "r=8", "d_ff=64", "seed=2"], {"model": "base"}, None)
-    assert overrides == ["model=base", "d_ff=64", "seed=2"]
 
 
 def test_parts_that_are_in_no_group_stay():

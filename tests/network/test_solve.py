@@ -91,6 +91,14 @@ def test_a_budget_that_no_value_meets_is_refused_with_the_nearest_values(knobs, 
         solve(composed("tiny", *SMALL), knobs, PARAMETERS, requested, 0.005)
 
 
+def test_the_reason_why_the_check_refuses_all_values_is_printed():
+    rule = (
+        r"d_ff: the check refuses every value from 48 to 175: model\.graph\.encoder.*\n.*base\.yaml:\d+(.|\n)*heads=5"
+    )
+    with pytest.raises(ConfigError, match=rule):
+        solve(composed("tiny", *SMALL[:2], "heads=5", *SMALL[3:]), ["d_ff"], PARAMETERS, 30_000, 1)
+
+
 def test_the_printed_command_line_has_the_printed_cost(capsys):
     main(["solve", "swiglu", "d_ff", *SMALL[:1], *SMALL[2:], "--like", "base", *SMALL, "--multiply-adds", "--json"])
     report = json.loads(capsys.readouterr().out)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.preloaded import run_python
+from tfm_blocks.cli import main
 from tfm_blocks.compose.job import JobComposer, compose_job
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import read_data
@@ -67,6 +68,36 @@ def test_the_budget_of_text_counts_the_subwords_that_its_tokenizer_learns():
         for texts in (["model=tiny", *SMALL[:-1]], [text for text in overrides if not text.startswith("vocab")])
     ]
     assert costs == [record["requested"], record["reached"]]
+
+
+def test_the_reference_has_the_overrides_that_its_model_uses():
+    match = matcher("base", ["d_ff"])
+    job = ["model=restricted", "r=8", *SMALL]
+    assert match.match(job)[1]["requested"] == cost(["model=base", *SMALL], "parameters")
+    match = Matcher(
+        match.settings.model_copy(update={"like": {"model": "gqa"}}),
+        match.composer,
+        {tuple(SMALL): ["kv_heads=1"]},
+    )
+    assert match.match(SMALL)[1]["requested"] == cost(["model=gqa", "kv_heads=1", *SMALL], "parameters")
+
+
+def test_an_override_that_only_another_model_uses_is_named_and_left_out(capsys):
+    jobs = ["model=base,restricted", "seed=1,2", *SMALL]
+    main(["check", "-m", *jobs, "r=8"])
+    output = capsys.readouterr().out
+    assert "r=8: not used by model=base, whose jobs run without it" in output
+    assert output.count("fine") == 4 and output.count("r=8 ") == 2 and output.startswith("r=8: ")
+    main(["check", "-m", *jobs, "r=8,16", "sweep.together=[model,r]"])
+    output = capsys.readouterr().out
+    assert output.count("fine") == 4 and "r=16 " in output and "model=base d_model" not in output
+    for overrides, rule in (
+        ("r=8,16", "r: is not used by model=base, whose jobs with other values would be equal: r=8"),
+        ("q=8", "q: no such key: q=8"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["check", "-m", *jobs, overrides])
+        assert rule in capsys.readouterr().err
 
 
 def test_the_reference_itself_stays_as_it_is():

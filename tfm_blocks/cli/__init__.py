@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from tfm_blocks import __version__
@@ -56,9 +57,26 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments, rest = parser.parse_known_args(argv)
     if rest and not (hasattr(arguments, "overrides") and all("=" in text and text[0] != "-" for text in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
+    if hasattr(arguments, "overrides"):
         arguments.overrides += rest
+        if arguments.overrides or "=" in arguments.model:
+            _choose_model(arguments)
     return arguments
+
+
+def _choose_model(arguments: argparse.Namespace) -> None:
+    """Set the model if overrides stand in its place, and drop overrides that a later one replaces.
+
+    Raises ConfigError.
+    """
+    from tfm_blocks.compose.command_line import keep_last, models_of, override_key
+
+    is_override = "=" in arguments.model and not Path(arguments.model).exists()
+    overrides = keep_last([arguments.model, *arguments.overrides] if is_override else arguments.overrides)
+    if is_override:
+        arguments.model = ",".join(models_of(overrides, arguments.config_dir))
+        overrides = [text for text in overrides if override_key(text) != "model"]
+    arguments.overrides = overrides
 
 
 class _Parser(argparse.ArgumentParser):

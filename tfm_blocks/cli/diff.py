@@ -57,12 +57,15 @@ def _draw(path: Path, a: Spec, b: Spec, difference: ModelDifference) -> None:
 
 def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[str, list[str]]]:
     """Return each model with the overrides after it. Raises ConfigError unless the number of models is in `counts`."""
+    from tfm_blocks.compose.command_line import keep_last
+
     models: list[tuple[str, list[str]]] = []
     for word in words:
-        if "=" in word and models and not Path(word).exists():
+        if "=" in word and models and not word.startswith("model=") and not Path(word).exists():
             models[-1][1].append(word)
         else:
-            models.append((word, []))
+            models.append((word.removeprefix("model="), []))
+    models = [(model, keep_last(overrides)) for model, overrides in models]
     if len(models) not in counts:
         rule = f"needs {' or '.join(map(str, counts))} models, but has {len(models)}: {shown(' '.join(words))}"
         help = "write each model with its overrides after it, such as base heads=8 base heads=4"

@@ -62,17 +62,12 @@ def add_model(
     command = options.add_command(commands, name, run, help)
     run_too = ", or a run folder" if "RUN" in metavar else ""
     what = f"a name under conf/model/, a path to a YAML file{run_too}"
-    command.add_argument("model", type=_model, metavar=metavar, help=what)
-    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as heads=4 or model.add_norm=pre")
+    command.add_argument("model", metavar=metavar, help=f"{what}; may be left out before overrides that choose a model")
+    what = "as in tfm train, such as heads=4, model.add_norm=pre or experiment=probe/lite"
+    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what)
     options.add_config_dir(command)
     options.add_plugins(command)
     return command
-
-
-def _model(text: str) -> str:
-    if "=" in text and not Path(text).exists():
-        raise argparse.ArgumentTypeError(f"{text} is an override, not a model; write the model first: base {text}")
-    return text
 
 
 def add_lengths(command: argparse.ArgumentParser) -> None:
@@ -101,31 +96,35 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.multirun:
         _check_several(arguments)
         return
-    spec, _ = _checked_model(arguments.model, arguments.overrides, arguments)
+    from tfm_blocks.compose.model import sets_run
+    from tfm_blocks.launch.check import check_remote_run
+
+    composed = compose_requested_model(arguments.model, arguments.overrides, arguments)
+    if sets_run(arguments.overrides):
+        spec = check_remote_run(composed).spec
+        print_warnings(spec.warnings)
+    else:
+        spec, _ = _checked_model(composed)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
 def _check_several(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.compose.model import compose_model
-    from tfm_blocks.compose.sweep import combinations, parse_parts
-    from tfm_blocks.launch.check import CheckedModel
+    """Check the jobs of a sweep: as runs if an override sets a run, else as models only."""
+    from tfm_blocks.compose.model import sets_run
+    from tfm_blocks.launch.check import CheckedModel, check_remote_run
     from tfm_blocks.network.build import check_model
     from tfm_blocks.registry.plugins import load_plugins
-    from tfm_blocks.report.lists import show_jobs
-    from tfm_blocks.sweep.check import check_jobs, refuse_wrong
-
-    load_plugins(arguments.plugins)
-    jobs = combinations(parse_parts([f"model={arguments.model}", *arguments.overrides], arguments.config_dir))
-
-    def compose(job: list[str]) -> Composed:
-        return compose_model(job[0].partition("=")[2], job[1:], arguments.config_dir)
+    from tfm_blocks.sweep.command import check_sweep
 
     def check(composed: Composed) -> CheckedModel:
         return CheckedModel(composed, check_model(composed.model, composed.sources))
 
-    checked = check_jobs(jobs, compose, check)
-    show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
-    refuse_wrong(checked)
+    load_plugins(arguments.plugins)
+    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    check_sweep(
+        ["-m", *folder, f"model={arguments.model}", *arguments.overrides],
+        check_remote_run if sets_run(arguments.overrides) else check,
+    )
 
 
 def _show(arguments: argparse.Namespace) -> None:
@@ -158,21 +157,35 @@ def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Name
     from tfm_blocks.runs.model import read_spec
 
     if not Path(model).is_dir():
-        return _checked_model(model, overrides, arguments)
+        return _checked_model(compose_requested_model(model, overrides, arguments))
     if overrides:
         rule = f"is a run folder, whose settings cannot be changed: {shown(overrides[0])}"
         raise ConfigError(Problem(model, rule, help="write the name of the model and the overrides"))
     return read_spec(Path(model), arguments.plugins), Sources()
 
 
-def _checked_model(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
-    """Return the checked model, and the file and line of each of its nodes."""
-    from tfm_blocks.compose.model import compose_model
-    from tfm_blocks.network.build import check_model
+def compose_requested_model(model: str, overrides: list[str], arguments: argparse.Namespace) -> Composed:
+    """Compose a model and load its plug-ins; with overrides of a run, it has the vocabulary of the run's data.
+
+    The vocabulary of text whose tokenizer has yet to be learned is the requested one. Raises ConfigError.
+    """
+    from tfm_blocks.compose.model import compose_requested
     from tfm_blocks.registry.plugins import load_plugins
 
-    composed = compose_model(model, overrides, arguments.config_dir)
     load_plugins(arguments.plugins)
+    composed = compose_requested(model, overrides, arguments.config_dir)
+    if not composed.choices:
+        return composed
+    from tfm_blocks.launch.check import with_vocab_of_data
+
+    load_plugins(composed.mapping["plugins"])
+    return with_vocab_of_data(composed, learn=False)
+
+
+def _checked_model(composed: Composed) -> tuple[Spec, Sources]:
+    """Return the checked model, and the file and line of each of its nodes."""
+    from tfm_blocks.network.build import check_model
+
     spec = check_model(composed.model, composed.sources)
     print_warnings(spec.warnings)
     return spec, composed.sources

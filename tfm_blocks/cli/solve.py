@@ -8,11 +8,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfm_blocks.cli.models import compose_requested_model
 from tfm_blocks.cli.options import add_plugins
 from tfm_blocks.errors import ConfigError, Problem, shown
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
+    from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.network.budget import Budget
     from tfm_blocks.network.solve import Solution
 
@@ -56,10 +58,8 @@ def _number(text: str) -> int:
 
 
 def _solve(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.compose.model import compose_model
     from tfm_blocks.network.budget import BUDGETS
     from tfm_blocks.network.solve import solve
-    from tfm_blocks.registry.plugins import load_plugins
 
     name, number = next((name, vars(arguments)[name]) for name in OPTIONS if vars(arguments)[name] is not None)
     budget = BUDGETS[name]
@@ -67,28 +67,39 @@ def _solve(arguments: argparse.Namespace) -> None:
     overrides = [word for word in arguments.overrides if "=" in word]
     if not knobs:
         raise ConfigError(Problem("KNOB", "there is no knob to solve for", help="tfm solve MODEL d_ff --like base …"))
-    load_plugins(arguments.plugins)
-    requested = number or _cost_of_reference(arguments, budget)
     if number and arguments.like:
         raise ConfigError(
             Problem("--like", f"cannot be combined with the number {number:,}", help="leave one of them out")
         )
-    composed = compose_model(arguments.model, overrides, arguments.config_dir)
+    composed = _compose(arguments.model, overrides, arguments)
+    requested = number or _cost_of_reference(arguments, overrides, budget)
     within = budget.within if arguments.within is None else arguments.within / 100
     solution = solve(composed, knobs, budget, requested, within)
     (_print_json if arguments.json else _print)(solution, budget, _command(arguments, overrides, solution))
 
 
-def _cost_of_reference(arguments: argparse.Namespace, budget: Budget) -> int:
-    """Return the cost of the model of --like. Raises ConfigError."""
-    from tfm_blocks.compose.model import compose_model
+def _compose(model: str, overrides: list[str], arguments: argparse.Namespace) -> Composed:
+    """Compose a model; with overrides of a run, it has the vocabulary that the data of the run has."""
+    from tfm_blocks.launch.check import with_vocab_of_data
+
+    composed = compose_requested_model(model, overrides, arguments)
+    return with_vocab_of_data(composed) if composed.choices else composed
+
+
+def _cost_of_reference(arguments: argparse.Namespace, overrides: list[str], budget: Budget) -> int:
+    """Return the cost of the model of --like, which has the same data and experiment. Raises ConfigError."""
+    from tfm_blocks.compose.command_line import keep_last
+    from tfm_blocks.compose.model import sets_run
     from tfm_blocks.network.solve import measure_cost
 
     if not arguments.like:
         rule = f"the budget needs a reference model or a number of {budget.unit}"
         raise ConfigError(Problem("--like", rule, help="add --like base, or a number such as --parameters 65M"))
-    model, *overrides = arguments.like
-    return measure_cost(compose_model(model, overrides, arguments.config_dir), budget)
+    model, *changes = arguments.like
+    shared = [text for text in overrides if sets_run([text])]
+    replaced = {text.partition("=")[0] for text in changes}
+    kept = [text for text in shared if text.partition("=")[0] not in replaced]
+    return measure_cost(_compose(model, [*kept, *keep_last(changes)], arguments), budget)
 
 
 def _command(arguments: argparse.Namespace, overrides: list[str], solution: Solution) -> str:

@@ -33,12 +33,13 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 
 def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> int:
     from tfm_blocks import __version__
-    from tfm_blocks.compose.command_line import PRINTING, prepare_arguments, print_hydras, split_arguments
+    from tfm_blocks.compose.command_line import PRINTING, keep_last, prepare_arguments, print_hydras, split_arguments
     from tfm_blocks.compose.help import HELP, help_text
 
     if "--version" in arguments:
         print(f"tfm-blocks {__version__}")
         return 0
+    arguments = keep_last(arguments)
     if not HELP.isdisjoint(arguments):
         print(help_text(arguments, program))
         return 0

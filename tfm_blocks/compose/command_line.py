@@ -92,6 +92,26 @@ def override_key(text: str) -> str:
     return text.partition("=")[0].lstrip("+~")
 
 
+def keep_last(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without overrides that a later one of the same key replaces; each is named on stderr."""
+    texts, last, kept = split_arguments(arguments).texts, dict[str, str](), list[str]()
+    for argument in reversed(arguments):
+        key = override_key(argument) if "=" in argument and argument in texts else ""
+        if key in last:
+            print(printable(f"{cut(argument)}: replaced by {cut(last[key])}, which comes later"), file=sys.stderr)
+            continue
+        if key:
+            last[key] = argument
+        kept.insert(0, argument)
+    return kept
+
+
+def models_of(overrides: Sequence[str], config_dir: Path | None) -> Sequence[str]:
+    """Return the models that overrides choose, directly or by an experiment, else the default. Raises ConfigError."""
+    folders = config_folders(config_dir)
+    return _models(_choices(parse_overrides([text for text in overrides if "=" in text]), folders), folders)
+
+
 def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the command line for Hydra, after checking options, model files, and for -m and --cfg the composition.
 
@@ -109,14 +129,18 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
         refuse_sweeps(overrides, help="add -m to run each of them")
     chosen = _choices(overrides, folders)
     models = _models(chosen, folders)
-    for model in models:
-        model_chain(model, folders)
+    knobs = {model: {key for file in model_chain(model, folders) for key in file.mapping} for model in models}
     if overrides and not PRINTING.union({"--multirun"}).isdisjoint(line.flags):
         choices = {group: names[0] for group, names in chosen.items()}
-        values = [add_plus(first_of_sweep(override)) for override in overrides if override.key_or_group not in choices]
+        values = {
+            override.key_or_group: add_plus(first_of_sweep(override))
+            for override in overrides
+            if override.key_or_group not in choices
+        }
         for model in models:
+            others = set[str]().union(*knobs.values()) - knobs[model]  # a job runs without knobs of other models
             groups = [f"{group}={choice}" for group, choice in (choices | {"model": model}).items()]
-            compose_config([*groups, *values], line.config_dir)
+            compose_config([*groups, *(text for key, text in values.items() if key not in others)], line.config_dir)
     return [
         add_plus(read[argument].input_line or "") if argument in read else argument
         for argument in arguments

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from tfm_blocks.compose.command_line import add_plus, compose_config
-from tfm_blocks.compose.folders import config_folders, list_options
+from tfm_blocks.compose.command_line import add_plus, compose_config, override_key
+from tfm_blocks.compose.folders import config_folders, list_options, root_keys
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import ConfigFiles, compose_run, read_files
+from tfm_blocks.language.sources import find_knobs
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,15 @@ class JobComposer:
         ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
         config.hydra.overrides.task = texts
         return compose_run(config, selection.files)
+
+    def unused(self, overrides: Sequence[str]) -> list[str]:
+        """Return the overrides of knobs that the model of the job lacks or does not read."""
+        texts = [add_plus(text) for text in overrides]
+        values = [text for text in texts if self._sets_value(text)]
+        config = self._composition(tuple(text for text in texts if text not in values)).config
+        raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+        read = find_knobs({**raw, "hydra": None}) | find_knobs(values) | root_keys()
+        return [text for text in values if "." not in (key := override_key(text)) and key not in read]
 
     def _composition(self, selection: tuple[str, ...]) -> Composition:
         if selection not in self.compositions:

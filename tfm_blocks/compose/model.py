@@ -10,9 +10,11 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.folders import config_folders, model_chain
+from tfm_blocks.compose.command_line import override_key, prepare_arguments
+from tfm_blocks.compose.folders import config_folders, model_chain, root_keys
 from tfm_blocks.compose.overrides import error_reason, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
+from tfm_blocks.compose.run import compose_arguments, compose_run
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.language.sources import Sources
 
@@ -32,6 +34,29 @@ def compose_model(model: str, overrides: Sequence[str] = (), conf: Path | None =
     for override in parsed:
         _apply(override, merged, sources)
     return resolve(merged, sources, chain)
+
+
+def compose_requested(model: str, overrides: Sequence[str] = (), conf: Path | None = None) -> Composed:
+    """Compose a model with the overrides that `tfm train` takes, such as `data=parity` or `experiment=probe/lite`.
+
+    The config of the run is composed only if an override needs it; otherwise, `choices` is empty. Raises ConfigError.
+    """
+    if not sets_run(overrides):
+        return compose_model(model, overrides, conf)
+    path = Path(model)
+    if path.suffix:
+        if path.resolve().parent.name != "model" or conf not in (None, path.resolve().parent.parent):
+            rule = "is a path, and overrides of a run, such as data=parity, need the name of a model"
+            help = f"put the file into FOLDER/model/ and write --config-dir FOLDER {path.stem}"
+            raise ConfigError(Problem(model, rule, help=help))
+        model, conf = path.stem, path.resolve().parent.parent
+    folder = ["--config-dir", str(conf)] if conf else []
+    return compose_run(compose_arguments(prepare_arguments([*folder, f"model={model}", *overrides])))
+
+
+def sets_run(overrides: Sequence[str]) -> bool:
+    """Return True if an override sets a key or a group of a run, such as `seed` or `data`, not one of the model."""
+    return not root_keys().isdisjoint(override_key(text).partition(".")[0].partition("/")[0] for text in overrides)
 
 
 def _apply(override: Override, merged: DictConfig, sources: Sources) -> None:

@@ -16,7 +16,6 @@ from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options,
 from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.run import expect_name, read_value
 from tfm_blocks.errors import ConfigError, Problem, cut
-from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.sources import Sources
 
 SWEEP = "sweep"
@@ -95,7 +94,9 @@ def read_sweep(arguments: Sequence[str]) -> SweepRequest:
     of_sweep = [item for item in overrides if item.key_or_group.split(".")[0] in OF_A_SWEEP]
     refuse_sweeps(of_sweep, help="the settings of a sweep take a single value")
     folders = config_folders(line.config_dir)
-    first = [first_of_sweep(item, list(list_options(item.key_or_group, folders))) for item in overrides]
+    options = {item.key_or_group: list(list_options(item.key_or_group, folders)) for item in overrides}
+    known = root_keys() | {key for key in options if options[key] or "." in key}  # without knobs of single models
+    first = [first_of_sweep(item, options[item.key_or_group]) for item in overrides if item.key_or_group in known]
     config = compose_config([add_plus(text) for text in first], line.config_dir)
     settings, launcher, match = (read_value(config, key) for key in (SWEEP, LAUNCHER, MATCH))
     if settings.get("name") is not None:
@@ -200,18 +201,6 @@ def parse_parts(texts: Sequence[str], config_dir: Path | None) -> list[OpenKey]:
     """Parse the overrides of jobs, which do not configure the sweep itself. Raises ConfigError."""
     folders = config_folders(config_dir)
     return [_part(override, folders) for override in parse_overrides(texts)]
-
-
-def overrides_of_reference(overrides: Sequence[str], like: Mapping[str, Any], config_dir: Path | None) -> list[str]:
-    """Return the overrides of a job and of its reference, without knobs that the model of the reference lacks."""
-    typed = {override_key(text): text for text in overrides}
-    typed |= {key: f"{key}={value}" for key, value in like.items()}
-    if "model" not in like:
-        return list(typed.values())
-    folders, ours = config_folders(config_dir), root_keys()
-    chain = read_model_chain(str(like["model"]), [folder / "model" for folder in folders], ours)
-    known = ours | {"model"} | {key for file in chain for key in file.mapping}
-    return [text for key, text in typed.items() if key.partition(".")[0].partition("/")[0] in known]
 
 
 def list_values(texts: Sequence[str], keys: Sequence[str]) -> list[str]:

@@ -152,13 +152,14 @@ def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:
     return run
 
 
-def with_vocab_of_data(composed: Composed) -> Composed:
+def with_vocab_of_data(composed: Composed, *, learn: bool = True) -> Composed:
     """Return the config with the vocabulary that its data has; for text, a tokenizer is read or learned.
 
-    Invalid settings are kept, because the check of the run reports them. Raises ConfigError and DataError.
+    Without `learn`, the vocabulary of text whose tokenizer has yet to be learned is the requested one. Invalid settings
+    are kept, because the check of the run reports them. Raises ConfigError and DataError.
     """
     data, vocab = read_data(composed.mapping["data"]), composed.mapping.get("vocab")
-    if data is None or type(vocab) is not int:
+    if data is None or type(vocab) is not int or not (learn or isinstance(data, ProbeSettings) or data.tokenizer):
         return composed
     with with_locations(composed):
         return composed.with_vocab(vocabulary_size(data, vocab))

@@ -7,7 +7,7 @@ knob is adjusted separately, beginning with the knob whose steps are relatively 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from tfm_blocks.compose.resolve import Composed
@@ -108,6 +108,7 @@ class _Search:
     def __init__(self, composed: Composed, budget: Budget, requested: int) -> None:
         self.composed, self.budget, self.requested = composed, budget, requested
         self.costs: dict[tuple[tuple[str, int], ...], int | None] = {}
+        self.refusal: tuple[Problem, ...] = ()  # of the first values that the check refused
 
     def cost(self, values: Values) -> int | None:
         """Return the cost, or None if the check refuses the values."""
@@ -117,11 +118,14 @@ class _Search:
         return self.costs[key]
 
     def _measure(self, values: Values) -> int | None:
-        composed = self.composed.with_values(values)
         try:
+            composed = self.composed.with_values(values)
             return self.budget.measure(read_model(composed.model, composed.sources))
-        except (ConfigError, ValueError, TypeError, RuntimeError):  # all but the first come from a block's constructor
-            return None
+        except ConfigError as error:
+            self.refusal = self.refusal or error.problems
+        except (ValueError, TypeError, RuntimeError) as error:  # of a block's constructor
+            self.refusal = self.refusal or (Problem("model", str(error)),)
+        return None
 
     def cost_of(self, values: Values) -> int:
         """Return the cost of values that the check accepts."""
@@ -183,7 +187,8 @@ def _grid(search: _Search, current: Values, knob: str) -> _Grid:
     two = list(islice(accepted, 2))
     if not two:
         rule = f"the check refuses every value from {tried[0]} to {tried[-1]}"
-        raise ConfigError(Problem(knob, rule, help="tfm check MODEL prints the reason"))
+        first = search.refusal[0]
+        raise ConfigError(replace(first, address=knob, rule=f"{rule}: {first.address}: {first.rule}"))
     step = two[-1] - two[0] or 1
     return _Grid((two[0] - 1) % step + 1, step)
 

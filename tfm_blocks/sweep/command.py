@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tfm_blocks.compose.command_line import job_options
+from tfm_blocks.compose.command_line import job_options, override_key, prepare_arguments
 from tfm_blocks.compose.job import JobComposer, compose_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import (
@@ -20,8 +20,8 @@ from tfm_blocks.compose.sweep import (
     read_sweep,
 )
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
-from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.launch.check import CheckedRun
+from tfm_blocks.errors import ConfigError, Problem, cut, printable
+from tfm_blocks.launch.check import CheckedModel, CheckedRun
 from tfm_blocks.report.compare import show_tables
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import tables_of
@@ -71,7 +71,15 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     return _print_results(running, command, number)
 
 
-def _jobs(request: SweepRequest, settings: SweepSettings, check: Check) -> list[SweepJob]:
+def check_sweep(arguments: Sequence[str], check: Callable[[Composed], CheckedModel]) -> None:
+    """Print all jobs of the sweep that `tfm train` would run. Raises ConfigError if `check` refuses any of them."""
+    prepare_arguments(arguments)
+    request = read_sweep(arguments)
+    settings = read_sweep_settings(with_parallel(request.settings, on_cluster=False))
+    _jobs(request, settings, check)
+
+
+def _jobs(request: SweepRequest, settings: SweepSettings, check: Callable[[Composed], CheckedModel]) -> list[SweepJob]:
     """Print and return all jobs; for a search by optuna, one job with the first value of each key.
 
     Raises ConfigError if any of them cannot start.
@@ -88,10 +96,35 @@ def _jobs(request: SweepRequest, settings: SweepSettings, check: Check) -> list[
             expect_tunable(settings.tune, request.swept)
         overrides = combinations(parts)
     composer = JobComposer(request.config_dir)
-    checked = check_jobs(overrides, composer.compose, check, _matcher(request, composer))
+    ignored = _ignored(overrides, composer)
+    kept = [[text for text in job if text not in unused] for job, unused in zip(overrides, ignored, strict=True)]
+    match = Matcher(read_match(request.match), composer, dict(zip(map(tuple, kept), ignored, strict=True))).match
+    checked = check_jobs(kept, composer.compose, check, match)
     show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
     refuse_wrong(checked)
     return _named(checked, request)
+
+
+def _ignored(jobs: Sequence[Sequence[str]], composer: JobComposer) -> list[list[str]]:
+    """Return and print the overrides of each job that its model does not use, but the model of another job.
+
+    Raises ConfigError if jobs would be equal without them.
+    """
+    unused = [composer.unused(job) for job in jobs]
+    used = {override_key(text) for job, texts in zip(jobs, unused, strict=True) for text in job if text not in texts}
+    ignored = [[text for text in texts if override_key(text) in used] for texts in unused]
+    kept = [tuple(text for text in job if text not in texts) for job, texts in zip(jobs, ignored, strict=True)]
+    for text in dict.fromkeys(text for texts in ignored for text in texts):
+        rows = [job for job, texts in zip(kept, ignored, strict=True) if text in texts]
+        models = ", ".join(
+            dict.fromkeys(item for job in rows for item in job if item.startswith(("model=", "experiment=")))
+        )
+        if len(set(kept)) < len(set(map(tuple, jobs))):
+            rule = f"is not used by {models}, whose jobs with other values would be equal: {cut(text)}"
+            help = "pair it with the model, as in sweep.together=[model,KEY], or sweep the models separately"
+            raise ConfigError(Problem(override_key(text), rule, help=help))
+        print(printable(f"{text}: not used by {models}, whose jobs run without it"))
+    return ignored
 
 
 def _source(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfm_blocks.compose.command_line import override_key
 from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.sweep import overrides_of_reference
 from tfm_blocks.launch.check import with_vocab_of_data
 from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.solve import Solution, measure_cost, solve
@@ -22,11 +21,13 @@ from tfm_blocks.sweep.settings import MatchSettings
 class Matcher:
     """Solves the knobs `match.by` of jobs, with the vocabulary that the data of each job has.
 
-    Jobs with the same model and reference, such as seeds, are solved once.
+    Jobs with the same model and reference, such as seeds, are solved once. `ignored` maps jobs to overrides that only
+    other models use; a reference may use them.
     """
 
     settings: MatchSettings
     composer: JobComposer
+    ignored: Mapping[tuple[str, ...], Sequence[str]] = field(default_factory=dict)
     costs: dict[str, int] = field(default_factory=dict)
     solutions: dict[tuple[str, int], Solution] = field(default_factory=dict)
     vocabularies: dict[str, int] = field(default_factory=dict)
@@ -39,14 +40,21 @@ class Matcher:
         if not self.settings.like:
             return list(overrides), {}
         job = self._compose(overrides)
-        like = overrides_of_reference(overrides, self.settings.like, self.composer.config_dir)
-        reference = self._compose(like)
+        reference = self._compose(self._overrides_of_reference(overrides))
         requested = self._cost(reference)
         same = job.model == reference.model
         solution = Solution({}, requested, requested) if same else self._solve(job, requested)
         values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
         kept = [text for text in overrides if override_key(text) not in values]
         return [*kept, *values.values()], self._record(solution) | {"vocab": job.mapping.get("vocab")}
+
+    def _overrides_of_reference(self, overrides: Sequence[str]) -> list[str]:
+        """Return the overrides of a job with those of `match.like`, without knobs that the reference does not use."""
+        like = [f"{key}={value}" for key, value in self.settings.like.items()]
+        of_job = [*self.ignored.get(tuple(overrides), ()), *overrides]
+        kept = [text for text in of_job if override_key(text) not in self.settings.like]
+        unused = self.composer.unused([*kept, *like])
+        return [*(text for text in kept if text not in unused), *like]
 
     def _compose(self, overrides: Sequence[str]) -> Composed:
         composed = self.composer.compose(overrides)

@@ -18,10 +18,13 @@ def sweep_name(swept: Sequence[str]) -> str:
 
 
 def job_names(swept: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
-    """Return a name such as `model-base_heads-2` for each row of values; duplicates get a number."""
+    """Return a name such as `model-base_heads-2` for each row of values; empty values have no part in it.
+
+    Duplicates get a number.
+    """
     keys, names = short_keys(swept), []
     for row in values:
-        name = _cut("_".join(f"{key}-{text}" for key, text in zip(keys, row, strict=True))) or UNSWEPT[1]
+        name = _cut("_".join(f"{key}-{text}" for key, text in zip(keys, row, strict=True) if text)) or UNSWEPT[1]
         names.append(next(free for free in numbered_names(name) if free not in names))
     return names
 
