@@ -72,7 +72,7 @@ def test_a_byte_that_is_not_utf8_is_an_error_with_file_and_line(text, tmp_path):
     ("begin", "kind", "help"),
     [
         (
-            gzip.compress(b"ein Haus\n" * 9),
+            gzip.compress(b"ein Haus\n" * 9, mtime=0),
             "compressed with gzip, but its name does not end in .gz",
             "mv train.tgt train.tgt.gz",
         ),
@@ -81,6 +81,7 @@ def test_a_byte_that_is_not_utf8_is_an_error_with_file_and_line(text, tmp_path):
         (bytes.fromhex("28b52ffd2400") + b"\xff\n", "compressed with zstd", "zstd -d train.tgt"),
         ("Häuser\n".encode("utf-16"), "UTF-16 text", "iconv -f utf-16 -t utf-8 train.tgt"),
     ],
+    ids=["gzip", "xz", "bzip2", "zstd", "utf-16"],
 )
 def test_a_file_of_another_kind_is_named(text, begin, kind, help):
     with pytest.raises(DataError, match=rf"must be UTF-8 text, plain or \.gz, but the file is {kind}(.|\n)*{help}"):
