@@ -69,12 +69,12 @@ def _choose_model(arguments: argparse.Namespace) -> None:
 
     Raises ConfigError.
     """
-    from tfm_blocks.compose.command_line import keep_last, models_of, override_key
+    from tfm_blocks.compose.command_line import chosen_models, keep_last, override_key
 
     is_override = "=" in arguments.model and not Path(arguments.model).exists()
     overrides = keep_last([arguments.model, *arguments.overrides] if is_override else arguments.overrides)
     if is_override:
-        arguments.model = ",".join(models_of(overrides, arguments.config_dir))
+        arguments.model = ",".join(chosen_models(overrides, arguments.config_dir))
         overrides = [text for text in overrides if override_key(text) != "model"]
     arguments.overrides = overrides
 

@@ -106,7 +106,7 @@ def keep_last(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def models_of(overrides: Sequence[str], config_dir: Path | None) -> Sequence[str]:
+def chosen_models(overrides: Sequence[str], config_dir: Path | None) -> Sequence[str]:
     """Return the models that overrides choose, directly or by an experiment, else the default. Raises ConfigError."""
     folders = config_folders(config_dir)
     return _models(_choices(parse_overrides([text for text in overrides if "=" in text]), folders), folders)
