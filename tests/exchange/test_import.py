@@ -1,5 +1,7 @@
 """Folders of published models become runs: equal logits, equal output, and back to the same bytes."""
 
+import hashlib
+import json
 import shlex
 
 import pytest
@@ -10,6 +12,8 @@ import tfm_blocks as tfm
 from tests.exchange.published import FAMILIES, GREEDY, VOCAB, publish
 from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer_files import read_tokenizer
+from tfm_blocks.errors import RunError
+from tfm_blocks.exchange import exporting
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.translation.save import save_network
@@ -106,6 +110,24 @@ def test_a_run_with_an_imported_tokenizer_is_exported_with_all_its_files(tmp_pat
         for file in ("tokenizer.json", *texts):
             assert (tmp_path / f"{name}-back" / file).read_bytes() == (tmp_path / "theirs" / file).read_bytes()
     assert AutoTokenizer.from_pretrained(tmp_path / "tuned-back").pad_token == "w0"
+
+
+def test_the_certificate_has_the_hashes_of_the_weights(tmp_path):
+    imported("gpt2", tmp_path)
+    export_run(tmp_path / "run", tmp_path / "back")
+    digest = hashlib.sha256((tmp_path / "back" / "model.safetensors").read_bytes()).hexdigest()
+    certificate = json.loads((tmp_path / "back" / "certificate.json").read_text())
+    assert certificate["weights"] == {"model.safetensors": digest}
+
+
+def test_an_export_that_differs_from_the_run_fails_and_leaves_no_folder(tmp_path, monkeypatch):
+    imported("gpt2", tmp_path)
+    write = exporting.write_tensors
+    halved = lambda path, tensors, metadata: write(path, {name: t / 2 for name, t in tensors.items()}, metadata)  # noqa: E731
+    monkeypatch.setattr(exporting, "write_tensors", halved)
+    with pytest.raises(RunError, match="the export differs from the run: log probabilities by"):
+        export_run(tmp_path / "run", tmp_path / "back")
+    assert {path.name for path in tmp_path.iterdir()} == {"theirs", "run"}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.grid)])

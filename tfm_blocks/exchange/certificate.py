@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +14,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
+from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.json_file import JsonFile
 
 SENTENCES, LONGEST, SEED = 32, 24, 1
+MOST = 0.02  # the largest difference of log probabilities that counts as rounding of float32
 FIRST_SUBWORD = Tokenizer.UNK + 1
 Rows = Mapping[str, list[Tensor]]  # ids of sentences by input, without begin and end
 
@@ -45,7 +51,7 @@ class Translations:
 
 @dataclass(frozen=True)
 class Certificate(JsonFile):
-    """The content of certificate.json. quantization: the type of the weights."""
+    """The content of certificate.json. quantization: the type of the weights; weights: the SHA-256 of their files."""
 
     FILE = "certificate.json"
 
@@ -55,6 +61,21 @@ class Certificate(JsonFile):
     versions: Mapping[str, str]
     log_probabilities: LogProbabilities
     translations: Translations | None = None
+    weights: Mapping[str, str] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write the file, with the hashes of the weights. Raises RunError if the folder does not agree with the run."""
+        largest = self.log_probabilities.largest
+        if not math.isfinite(largest) or (self.quantization == "float32" and largest > MOST):
+            rule = (
+                f"the export differs from the run: log probabilities by {largest:.1e}, and rounding by at most {MOST}"
+            )
+            raise RunError(Problem(self.run, rule, help="report it: the export of this model is wrong"))
+        weights = {}
+        for path in sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")):
+            with path.open("rb") as file:
+                weights[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        write_json(folder / self.FILE, replace(self, weights=weights).to_json())
 
     def __str__(self) -> str:
         log_p = self.log_probabilities
