@@ -170,6 +170,12 @@ class _Backend(_DummyBackendModule, ModuleType):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()  # the CPU draws the numbers
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
 
 def _under_autocast(operation: Any) -> Any:
     """Return the operation with its floating-point tensors in the precision of autocast."""

@@ -15,6 +15,7 @@ from tfm_blocks.distributed.consistency import config_fingerprint, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.launch.job import start_folder
+from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import train_rank
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import check_model
@@ -38,7 +39,8 @@ def test_ranks_with_different_texts_stop_before_the_first_step_with_the_differen
     config = small("trainer.devices=2").mapping
     prepared = prepare(read_run(config).data, config["vocab"], tell=lambda text: None)
     config["vocab"] = prepared.tokenizer.size
-    job = RunSpec(config, tmp_path / "run", 300, "python train.py resume=run", "x")
+    precision = choose_precision("fp32", "cpu").fact
+    job = RunSpec(config, tmp_path / "run", 300, "python train.py resume=run", "x", precision=precision)
     job.folder.mkdir()
     start_folder(job, prepared, RunFile())
     with pytest.raises(RunError, match="process 1 has another vocabulary than process 0"):

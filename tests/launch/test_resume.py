@@ -462,7 +462,13 @@ def test_a_resumed_run_reads_its_own_tokenizer_and_learns_none(
     """Another version could learn other subwords from the same text."""
     composed = small(*TRAINED)
     begin(composed, tmp_path)
-    monkeypatch.setattr(prepare, "_tokenizer", lambda *_: pytest.fail("a tokenizer was learned"))
+    find = prepare._tokenizer
+
+    def expect_own(splits: Any, settings: Any, vocab: int) -> Any:
+        assert settings.tokenizer == str(tmp_path / "run"), "a tokenizer was learned"
+        return find(splits, settings, vocab)
+
+    monkeypatch.setattr(prepare, "_tokenizer", expect_own)
     go_on(tmp_path / "run", "trainer.steps=10")
     assert state(tmp_path / "run") == "done"
 
