@@ -7,7 +7,7 @@ import sys
 import httpx
 import pytest
 import torch
-from tokenizers import ByteLevelBPETokenizer, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer, models, pre_tokenizers
 from tokenizers import Tokenizer as Pieces
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -156,17 +156,17 @@ def test_the_preparation_reports_unknown_words_of_each_column(tmp_path, monkeypa
 
 
 LEARNING = ["layers=1", "d_model=64", "d_ff=64", "heads=4", "trainer.precision=fp32", "logger=csv"]
-LEARNING += ["trainer.steps=200", "trainer.validate_every=200", "schedule.warmup=20", "schedule.scale=1"]
+LEARNING += ["trainer.steps=400", "trainer.validate_every=400", "schedule.warmup=20", "schedule.scale=1"]
 
 
 @pytest.mark.grid
 def test_tags_choose_the_language_of_a_translation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pieces = Pieces(models.WordLevel(unk_token="<unk>"))
-    pieces.pre_tokenizer = pre_tokenizers.Whitespace()
     special = ["<s>", "</s>", "<pad>", "<unk>", "<2de>", "<2fr>"]
-    text = "a red house ein rotes Haus une maison rouge"
-    pieces.train_from_iterator([text], trainers.WordLevelTrainer(special_tokens=special, show_progress=False))
+    words = [*special, *["a", "red", "house", "ein", "rotes", "Haus", "une", "maison", "rouge"]]
+    pieces = Pieces(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="<unk>"))
+    pieces.pre_tokenizer = pre_tokenizers.Whitespace()
+    pieces.add_special_tokens(special)
     pieces.save("tags.json")
     data = write_pairs(tmp_path, ["<2de> a red house", "<2fr> a red house"], ["ein rotes Haus", "une maison rouge"])
     run = tfm.train("tiny", overrides=[*data, "data.tokenizer=tags.json", *LEARNING])

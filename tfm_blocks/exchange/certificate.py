@@ -70,7 +70,13 @@ class Certificate(JsonFile):
             rule = (
                 f"the export differs from the run: log probabilities by {largest:.1e}, and rounding by at most {MOST}"
             )
-            raise RunError(Problem(self.run, rule, help="report it: the export of this model is wrong"))
+            raise RunError(
+                Problem(
+                    self.run,
+                    rule,
+                    help="one cause is a tokenizer with the same id for BOS and EOS, which the run distinguishes",
+                )
+            )
         weights = {}
         for path in sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")):
             with path.open("rb") as file:

@@ -39,7 +39,7 @@ def certify(network: Network, tokenizer: Tokenizer, run: Path, folder: Path, *, 
     published = _published_ids(tokenizer)
     versions = {"tfm-blocks": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
     positions = min(LONGEST + 1, getattr(config, "max_position_embeddings", None) or LONGEST + 1)
-    first = 1 if vocabulary_of(tokenizer).front else 0  # a published vocabulary lacks the padding of the run
+    first = vocabulary_of(tokenizer).first  # the export lacks smaller ids, such as padding
     log_p = compare_with_engine(network, lambda rows: _log_p(model, rows, published), first, positions)
     certificate = Certificate(run.name, "huggingface", str(config.dtype).removeprefix("torch."), versions, log_p)
     certificate.write(folder)
