@@ -103,7 +103,16 @@ def test_keys_that_name_code_are_not_kept_and_nothing_is_run(folder, file, keys,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run", "theirs"]
 
 
-BESIDE = ["../x", "{}/x", "evil.py", "modeling_tfm_blocks.py", "model.py", "config.json/x", "certificate.json", ""]
+FOREIGN_NAMES = [
+    "../x",
+    "{}/x",
+    "evil.py",
+    "modeling_tfm_blocks.py",
+    "model.py",
+    "config.json/x",
+    "certificate.json",
+    "",
+]
 
 
 def spoiled_texts(record, name):
@@ -118,7 +127,7 @@ def spoiled_files(record, name):
     record["files"][name] = EVIL
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", FOREIGN_NAMES)
 @pytest.mark.parametrize(
     ("file", "change", "formats"),
     [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.options import add_plugins
@@ -12,10 +11,6 @@ from tfm_blocks.errors import ConfigError, Problem, shown
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
-    from tfm_blocks.probes.example import Example
-    from tfm_blocks.probes.task import Preset, ProbeTask
-
-TESTED = 200  # examples of each split
 
 
 def add_commands(commands: Commands) -> None:
@@ -48,6 +43,7 @@ def _test_tasks(module: str, names: Sequence[str]) -> int:
     Raises ConfigError if the module cannot be imported, or registers none of the tasks.
     """
     from tfm_blocks.probes.catalogue import TASKS
+    from tfm_blocks.probes.contract import broken_rules
     from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 
     load_plugins([module])
@@ -60,55 +56,8 @@ def _test_tasks(module: str, names: Sequence[str]) -> int:
     for name in names or registered:
         cls = TASKS[name]
         breach = next(
-            (f"{size}: {rule}" for size, preset in cls.presets.items() for rule in _breaches(cls, preset)), ""
+            (f"{size}: {rule}" for size, preset in cls.presets.items() for rule in broken_rules(cls, preset)), ""
         )
         print(f"{name}: {breach or 'pass'}")
         failed |= bool(breach)
     return int(failed)
-
-
-def _breaches(cls: type[ProbeTask], preset: Preset) -> Iterator[str]:
-    """Yield the rules that a task breaks at a size."""
-    from tfm_blocks.probes.task import check_length, fitting_lengths
-
-    task = cls(**preset.settings)
-    if len(set(task.alphabet)) < len(task.alphabet) or any(len(name.split()) != 1 for name in task.alphabet):
-        yield "the names of the alphabet must differ and have no spaces"
-    if not 0 <= task.chance <= 1:
-        yield f"chance must be from 0 to 1, but is {task.chance}"
-    lengths = fitting_lengths(task, *preset.train_lengths) if preset.train_lengths else ()
-    for length in preset.test_lengths:
-        check_length(task, "test_lengths", length)
-    splits = {split: _draw(task, split, lengths) for split in ("train", "val", "test")}
-    for length in preset.test_lengths:
-        splits[f"test of length {length}"] = _draw(task, "test", [length])
-    for split, examples in splits.items():
-        if rule := next(filter(None, (_wrong_example(task, example) for example in examples)), ""):
-            yield f"{split}: {rule}"
-    if splits["train"] != _draw(task, "train", lengths) or splits["train"][:9] != _draw(task, "train", lengths, 9):
-        yield "the seed, the split and the lengths must determine the examples, and `count` only their number"
-    for one, other in pairwise(("train", "val", "test")):
-        if _draw(task, one, lengths[-1:]) == _draw(task, other, lengths[-1:]):
-            yield f"{one} and {other} have equal examples: draw all random numbers from `rng`"
-
-
-def _draw(task: ProbeTask, split: str, lengths: Sequence[int], count: int = TESTED) -> list[Example]:
-    return list(islice(task.examples(1, split, lengths, count), count))
-
-
-def _wrong_example(task: ProbeTask, example: Example) -> str:
-    """Return the rule that an example breaks, or ''."""
-    size, places = len(task.alphabet), example.positions
-    if not example.question or not example.answer:
-        return "a question or an answer is empty"
-    if wrong := [token for token in (*example.question, *example.answer) if not 0 <= token < size]:
-        return f"the token {wrong[0]} is not in the alphabet, whose ids are 0 to {size - 1}"
-    if places is not None and (
-        len(places) != len(example.answer) or any(not 0 <= place < len(example.question) for place in places)
-    ):
-        return "each token of an answer needs a position of the question"
-    question, answer = ([task.alphabet[token] for token in tokens] for tokens in (example.question, example.answer))
-    solution = task.solve(question)
-    if solution is not None and list(solution) != answer:
-        return f"the answer to {' '.join(question)} is {' '.join(answer)}, but solve returns {' '.join(solution)}"
-    return ""
