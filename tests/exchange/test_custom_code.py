@@ -1,6 +1,7 @@
 """A graph of no family is exported with its own code: transformers loads it, generates with it and trains it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -48,7 +49,9 @@ def saved(model, folder, tokenizer=None, **knobs):
 def test_transformers_translates_as_the_run_does(name, tmp_path, capsys):
     translator = saved(name, tmp_path / "run", layers=2)
     main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "new")])
-    assert "new: custom code\nlog probabilities of 564 tokens differ by at most" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert re.search(r"new: custom code\nlog probabilities of \d+ tokens differ by at most", printed)
+    assert "4 of 4 outputs of AutoTokenizer and generate are equal" in printed
     largest = json.loads((tmp_path / "new" / "certificate.json").read_text())["log_probabilities"]["largest"]
     assert largest < 2e-3  # without norms, the logits of rezero reach 70, and float32 rounds them by up to 6e-4
     source = translator.tokenizer.encode("a red boat")
@@ -89,14 +92,6 @@ def test_a_changed_gpt2_keeps_the_ids_of_its_published_vocabulary(tmp_path):
     ((best,),) = translator.generate(["w3 w4 w7"], 9, Search())
     end = new_ids.index(36) if 36 in new_ids else len(new_ids)
     assert best.text == "".join(f" w{id}" for id in new_ids[:end])
-
-
-def test_padding_at_the_beginning_is_refused(tmp_path):
-    saved("decoder_only", tmp_path / "run", layers=1)
-    export_run(tmp_path / "run", tmp_path / "new")
-    model = loaded("CausalLM", tmp_path / "new")
-    with pytest.raises(ValueError, match="padding must come last"):
-        model(torch.tensor([[0, 40]]), attention_mask=torch.tensor([[0, 1]]))
 
 
 def test_inputs_that_transformers_cannot_pass_are_refused(tmp_path, capsys):

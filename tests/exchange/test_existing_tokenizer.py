@@ -48,18 +48,22 @@ def test_a_run_resumes_and_is_exported_without_the_files_that_it_read(name, file
     assert translator.network.spec.sink.shape[-1] == translator.tokenizer.size == vocabulary.size + 1
     export_run(run, tmp_path / "out")
     (written,) = [file for file in translator.tokenizer.files if file != "tokenizer_config.json"]
-    for file in (files / name).iterdir() if (files / name).is_dir() else [files / name]:
-        target = file.name if (files / name).is_dir() else written
-        assert (tmp_path / "out" / target).read_bytes() == file.read_bytes()
+    source = files / name / written if (files / name).is_dir() else files / name
+    assert translator.tokenizer.files[written] == source.read_bytes()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     assert (model.config.bos_token_id, model.config.eos_token_id) == (vocabulary.start, vocabulary.eos)
     ids = [1, *translator.tokenizer.encode(LINES[0])]
     published = torch.tensor([vocabulary.to_published(ids)])
     logits_BTV = translator.network(tgt=torch.tensor([ids]))[..., vocabulary.to_here(range(vocabulary.size))]
     torch.testing.assert_close(model(published).logits, logits_BTV, rtol=1e-5, atol=1e-5)
-    if name == "saved":
-        theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
-        assert theirs(LINES[0]).input_ids == published[0, 1:].tolist()
+    if written == "tokenizer.json":
+        theirs = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+        assert theirs(LINES[0]).input_ids == published[0].tolist()
+        assert (theirs.bos_token_id, theirs.eos_token_id) == (vocabulary.start, vocabulary.eos)
+        changed = [json.loads(file.read_bytes()) for file in (source, tmp_path / "out" / written)]
+        assert changed[0]["model"] == changed[1]["model"]
+    else:
+        assert (tmp_path / "out" / written).read_bytes() == source.read_bytes()
 
 
 def test_another_vocab_on_the_command_line_is_an_error_before_the_text_is_read(files, data, tmp_path):  # noqa: F811

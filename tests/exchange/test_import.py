@@ -164,8 +164,9 @@ def test_the_commands_import_and_export(tmp_path, capsys):
         in capsys.readouterr().out
     )
     main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "back")])
-    name, compared = capsys.readouterr().out.splitlines()
+    name, compared, outputs = capsys.readouterr().out.splitlines()
     assert name == f"{tmp_path / 'back'}: GPT2LMHeadModel" and compared.startswith("log probabilities of ")
+    assert outputs.endswith(" of 4 outputs of AutoTokenizer and generate are equal")
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "back")])
     assert "exists already" in capsys.readouterr().err

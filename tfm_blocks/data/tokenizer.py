@@ -47,6 +47,7 @@ class Tokenizer:
         pieces.encode_special_tokens = True  # "<eos>" in a sentence must not end it
         pieces.no_padding()  # a file could enable either
         pieces.no_truncation()
+        pieces.post_processor = None  # `conventions` has the special tokens; an exported file adds them
         self._pieces = pieces
 
     @classmethod
@@ -233,6 +234,7 @@ def _has_known_settings(record: object) -> bool:
     if not isinstance(record, dict) or not isinstance(model := record.get("model"), dict):
         return False
     kinds = [_kind(record.get(name)) for name in PARTS]
+    kinds = [None if kind == "TemplateProcessing" else kind for kind in kinds]  # of an export, which is not used
     unknown = SPECIAL[Tokenizer.UNK] if model.get("type") == "WordLevel" else None
     unset = all(model.get(name) in (None, False) for name in UNSET)
     return kinds in KNOWN_PARTS.get(str(model.get("type")), ()) and unset and model.get("unk_token") == unknown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,24 @@ from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.json_file import JsonFile
 
 SENTENCES, LONGEST, SEED = 32, 24, 1
+MOST_POSITIONS = 2048  # of the longest sentence, if the model stores its positions
+UNLIMITED = 512  # tokens of the longest sentence, if it does not
+MOST_PRODUCTS = 4 * 10**12  # multiplications with weights, which bound the time of a comparison
 MOST = 0.02  # the largest difference of log probabilities that counts as rounding of float32
-FIRST_SUBWORD = Tokenizer.UNK + 1
 Rows = Mapping[str, list[Tensor]]  # ids of sentences by input, without begin and end
 
 
 @dataclass(frozen=True)
 class LogProbabilities:
-    """Differences of the log probabilities of the tokens of random sentences, as absolute values."""
+    """Differences of the log probabilities of the tokens of random sentences, as absolute values.
+
+    ids: the number of different ids in the sentences; positions: the length of the longest.
+    """
 
     sentences: int
     tokens: int
+    ids: int
+    positions: int
     seed: int
     largest: float
     mean: float
@@ -51,7 +58,10 @@ class Translations:
 
 @dataclass(frozen=True)
 class Certificate(JsonFile):
-    """The content of certificate.json. quantization: the type of the weights; weights: the SHA-256 of their files."""
+    """The content of certificate.json. quantization: the type of the weights; weights: the SHA-256 of their files.
+
+    not_compared: the reason why there are no `translations`.
+    """
 
     FILE = "certificate.json"
 
@@ -62,6 +72,7 @@ class Certificate(JsonFile):
     log_probabilities: LogProbabilities
     translations: Translations | None = None
     weights: Mapping[str, str] = field(default_factory=dict)
+    not_compared: str = ""
 
     def write(self, folder: Path) -> None:
         """Write the file, with the hashes of the weights. Raises RunError if the folder does not agree with the run."""
@@ -87,9 +98,12 @@ class Certificate(JsonFile):
         log_p = self.log_probabilities
         lines = [f"log probabilities of {log_p.tokens} tokens differ by at most {log_p.largest:.1e}"]
         if texts := self.translations:
-            lines.append(f"{texts.equal} of {texts.sentences} translations are equal")
+            kind = "outputs of AutoTokenizer and generate" if self.format == "huggingface" else "translations"
+            lines.append(f"{texts.equal} of {texts.sentences} {kind} are equal")
             if texts.bleu is not None:
                 lines.append(f"BLEU {texts.bleu:.2f}, of the run {texts.bleu_of_run:.2f}")
+        if self.not_compared:
+            lines.append(f"outputs of AutoTokenizer and generate were not compared: {self.not_compared}")
         return "\n".join(lines)
 
 
@@ -97,32 +111,73 @@ def compare_with_engine(
     network: Network,
     log_p_of_engine: Callable[[Rows], list[list[float]]],
     first_predicted: int = 0,
-    positions: int = LONGEST + 1,
+    positions: float = math.inf,
 ) -> LogProbabilities:
-    """Compare the log probabilities of random sentences with the log probabilities of another engine.
+    """Compare the log probabilities of sentences with the log probabilities of another engine.
 
     log_p_of_engine: returns the log probability of each token and of eos. first_predicted: the engine assigns
     probability 0 to smaller ids. positions: the maximum tokens of a sentence in the engine, with begin or end.
     """
-    rows = random_rows(network, positions)
-    pairs = zip(_log_p_of_network(network, rows, first_predicted), log_p_of_engine(rows), strict=True)
-    differences = torch.tensor([abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)])
-    return LogProbabilities(SENTENCES, len(differences), SEED, differences.max().item(), differences.mean().item())
+    differences: list[float] = []
+    sentences, longest, ids = 0, 0, set()
+    for rows in (random_rows(network, positions), *_walks(network, positions)):
+        pairs = zip(_log_p_of_network(network, rows, first_predicted), log_p_of_engine(rows), strict=True)
+        differences += [abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)]
+        sentences += len(rows[TARGET])
+        longest = max(longest, *(len(row) + 1 for row in rows[TARGET]))
+        ids.update(*(row.tolist() for row in rows[TARGET]))
+    differences_R = torch.tensor(differences)
+    largest, mean = differences_R.max().item(), differences_R.mean().item()
+    return LogProbabilities(sentences, len(differences), len(ids), longest, SEED, largest, mean)
 
 
-def random_rows(network: Network, positions: int = LONGEST + 1) -> Rows:
+def random_rows(network: Network, positions: float = math.inf) -> Rows:
     """Return sentences of random ids, from the first subword on, that fit the positions of both engines."""
     generator = torch.Generator().manual_seed(SEED)
+    longest, ids = _longest(network, positions), _ids(network)
+    lengths = {
+        name: torch.randint(1, min(most, LONGEST) + 1, (SENTENCES,), generator=generator)
+        for name, most in longest.items()
+    }
+    return {
+        name: [ids[torch.randint(len(ids), (length,), generator=generator)] for length in row.tolist()]
+        for name, row in lengths.items()
+    }
+
+
+def _walks(network: Network, positions: float) -> Iterator[Rows]:
+    """Yield a sentence of the maximum length, and sentences that contain each id once, in random order.
+
+    If the ids of a large model would need more than MOST_PRODUCTS multiplications, they are a part of all ids, evenly
+    spread, with the last id.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    longest, ids = _longest(network, positions), _ids(network).flip(0)
+    affordable = max(1, MOST_PRODUCTS // sum(parameter.numel() for parameter in network.parameters()))
+    ids = ids[:: math.ceil(len(ids) / affordable)]
+    walks = {name: ids[torch.randperm(len(ids), generator=generator)] for name in longest}
+    yield {
+        name: [walk.repeat(math.ceil(most / len(walk)))[:most]]
+        for (name, most), walk in zip(longest.items(), walks.values(), strict=True)
+    }
+    width = min(LONGEST, *longest.values())
+    rows = {name: walk.split(width) for name, walk in walks.items()}
+    for start in range(0, len(rows[TARGET]), SENTENCES):
+        yield {name: list(sentences[start : start + SENTENCES]) for name, sentences in rows.items()}
+
+
+def _ids(network: Network) -> Tensor:
+    """Return the ids of subwords."""
+    return torch.arange(Tokenizer.EOS + 1, int(str(network.spec.sink.shape[-1])))
+
+
+def _longest(network: Network, positions: float) -> dict[str, int]:
+    """Return the maximum tokens of each input, sources first, without begin or end."""
     inputs = names(network.spec.inputs)
     ordered = [name for name in (*names(network.spec.sources), TARGET) if name in inputs]
-    return {name: _random_rows(network, name, positions, generator) for name in ordered}
-
-
-def _random_rows(network: Network, name: str, positions: int, generator: torch.Generator) -> list[Tensor]:
-    longest = int(min(positions, network.longest(name).tokens)) - 1
-    vocabulary = int(str(network.spec.sink.shape[-1]))
-    lengths = torch.randint(1, longest + 1, (SENTENCES,), generator=generator).tolist()
-    return [torch.randint(FIRST_SUBWORD, vocabulary, (length,), generator=generator) for length in lengths]
+    stored = {name: network.longest(name).tokens for name in ordered}
+    most = {name: MOST_POSITIONS if math.isfinite(tokens) else UNLIMITED for name, tokens in stored.items()}
+    return {name: int(min(positions, stored[name], most[name])) - 1 for name in ordered}
 
 
 @torch.inference_mode()

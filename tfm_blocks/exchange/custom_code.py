@@ -26,22 +26,11 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
     if TARGET not in names(spec.inputs) or len(spec.sources) > 1 or not all(tensor.tokens for tensor in spec.inputs):
         rule = f"reads {', '.join(names(spec.inputs))}, but transformers passes token ids of a source and of a target"
         raise ConfigError(Problem(where, rule, help="write its graph as one PyTorch file: tfm eject"))
-    ids = _special_ids(vocabulary_of(tokenizer))
     adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
     return {
-        CONFIG: to_json(_config(network, vocabulary_of(tokenizer)) | ids).encode(),
-        "generation_config.json": to_json({**ids, "use_cache": False}).encode(),
+        CONFIG: to_json(_config(network, vocabulary_of(tokenizer))).encode(),
         "model.py": eject(spec, Sources(), "The graph of a run").encode(),
         f"{MODULE}.py": adapter,
-    }
-
-
-def _special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
-    return {
-        "bos_token_id": vocabulary.start,
-        "decoder_start_token_id": vocabulary.start,
-        "eos_token_id": vocabulary.written_eos,
-        "pad_token_id": vocabulary.pad,
     }
 
 
@@ -59,6 +48,17 @@ def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
         "tie_word_embeddings": True,  # transformers ties the names of `tied`
         "tied": _tied(network),
         "vocab_size": vocabulary.size,
+        **special_ids(vocabulary),
+    }
+
+
+def special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the keys of config.json and generation_config.json for the ids that begin, end and pad sequences."""
+    return {
+        "bos_token_id": vocabulary.start,
+        "decoder_start_token_id": vocabulary.start,
+        "eos_token_id": vocabulary.written_eos,
+        "pad_token_id": vocabulary.pad,
     }
 
 

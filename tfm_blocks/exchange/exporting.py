@@ -8,27 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as Pieces
+from tokenizers.processors import TemplateProcessing
 
-from tfm_blocks.data.published_tokenizer import PublishedTokenizer
-from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.data.vocabulary import Vocabulary
+from tfm_blocks.data.published_tokenizer import CONFIG as TOKENIZER_CONFIG
+from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer
+from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
+from tfm_blocks.data.vocabulary import Conventions, Vocabulary
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.certificate import Certificate
 from tfm_blocks.exchange.config import LARGEST, Published, knob_defaults, read_published, with_knobs, write_published
-from tfm_blocks.exchange.custom_code import to_json, vocabulary_of, write_custom_code
+from tfm_blocks.exchange.custom_code import special_ids, to_json, vocabulary_of, write_custom_code
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, SINGLE
 from tfm_blocks.exchange.importing import conversion_of
 from tfm_blocks.exchange.record import GENERATION, LEFTOVERS, PublishedFile
 from tfm_blocks.exchange.reload import certify
 from tfm_blocks.language.difference import find_changes
-from tfm_blocks.language.spec import Spec
+from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import TOKENIZER, new_folder
 from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_tensors
+from tfm_blocks.runs.model_file import SavedModel
+from tfm_blocks.translation.translator import Translator
 
 
 def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
@@ -49,12 +54,70 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
         files = {name: text.encode() for name, text in record.texts.items()}
         files = files or {CONFIG: to_json(write_published(published, "float32")).encode()}
+    columns = SavedModel.read(run).columns
+    translator = Translator(network, tokenizer, columns)
+    translates = bool(translator.inputs) or len(columns) > 1
+    if not record.texts:
+        files[GENERATION] = _generation(translator, translates, use_cache=published is not None)
     with new_folder(folder) as part:
-        for name, content in (tokenizer_files(tokenizer) | files).items():
+        for name, content in (_usable_tokenizer(translator, translates) | files).items():
             (part / name).write_bytes(content)
         _write_weights(part, tensors, record)
-        certificate = certify(network, tokenizer, run, part, own_code=published is None)
+        certificate = certify(translator, translates, run, part, own_code=published is None)
     return architecture, certificate
+
+
+def _generation(translator: Translator, translates: bool, *, use_cache: bool) -> bytes:
+    """Return generation_config.json of a model trained here: greedy search, as `tfm translate` and `generate` do."""
+    vocabulary, refused = vocabulary_of(translator.tokenizer), list(translator.conventions.refused)
+    most = min(256, translator.network.longest(TARGET).tokens)
+    search = {
+        "do_sample": False,
+        "max_new_tokens": int(most if translates else max(1, min(64, most // 2))),
+        "suppress_tokens": vocabulary.to_published(refused[vocabulary.first :]) if vocabulary.front else refused,
+        "use_cache": use_cache,
+    }
+    return to_json(special_ids(vocabulary) | search).encode()
+
+
+def _usable_tokenizer(translator: Translator, translates: bool) -> dict[str, bytes]:
+    """Return the files with which AutoTokenizer adds the special tokens that the model reads.
+
+    The tokenizer of an import keeps its files. A model that was trained here reads BOS before a prompt and EOS after a
+    source, whatever tokenizer it has: the post-processor adds them, which transformers reads from tokenizer.json only.
+    """
+    tokenizer, files = translator.tokenizer, tokenizer_files(translator.tokenizer)
+    if FAST not in files or tokenizer.conventions != Conventions():
+        return files
+    vocabulary, pieces = vocabulary_of(tokenizer), Pieces.from_str(files[FAST].decode())
+    pieces.no_padding()
+    pieces.no_truncation()
+    for name, id in sorted(
+        zip(SPECIAL[1:3], (vocabulary.start, vocabulary.eos), strict=True), key=lambda pair: pair[1]
+    ):
+        if pieces.id_to_token(id) is None:  # a token that the tokenizer lacked
+            pieces.add_special_tokens([name if pieces.token_to_id(name) is None else f"<id {id}>"])
+    bos, eos, pad = (pieces.id_to_token(id) for id in (vocabulary.start, vocabulary.eos, vocabulary.pad))
+    before = [] if translates else [bos]
+    after = [] if not translates else [eos] if translator.inputs else [eos, bos]
+    pieces.post_processor = TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", "$B", *after],
+        special_tokens=[(bos, vocabulary.start), (eos, vocabulary.eos)],
+    )
+    settings = {
+        "bos_token": bos,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": eos,
+        "pad_token": pad,
+        "padding_side": "right" if translator.inputs else "left",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    if isinstance(tokenizer, PublishedTokenizer):
+        settings = tokenizer.config | settings
+    else:
+        settings |= {"unk_token": SPECIAL[tokenizer.UNK], "split_special_tokens": True}
+    return files | {FAST: pieces.to_str().encode(), TOKENIZER_CONFIG: to_json(settings).encode()}
 
 
 def _record(run: Path, published: Published) -> PublishedFile:

@@ -71,4 +71,4 @@ def _log_p_of_engine(engine: Any, texts: Sequence[list[list[str]]], subwords: Se
     if len(texts) == 1:
         begin, end = subwords[Tokenizer.BOS], subwords[Tokenizer.EOS]
         texts = [[[begin, *text, end] for text in texts[0]]]
-    return [result.log_probs for result in engine.score_batch(*texts)]
+    return [result.log_probs for result in engine.score_batch(*texts, max_input_length=0)]
