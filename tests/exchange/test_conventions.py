@@ -114,13 +114,19 @@ def published(name, folder, **config):
     return theirs, AutoTokenizer.from_pretrained(folder)
 
 
-def imported(name, folder, **config):
-    theirs, tokenizer = published(name, folder / "theirs", **config)
+def limited(name, folder, **config):
+    """Write a model and a tokenizer as `published`, and for pairs limits of the output."""
+    theirs, tokenizer = published(name, folder, **config)
     if name in PAIRS:
         config = {"bart": {"forced_bos_token_id": 0, "forced_eos_token_id": 2}, "marian": {"forced_eos_token_id": 0}}
-        path = folder / "theirs" / "generation_config.json"
+        path = folder / "generation_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | LIMITS | config.get(name, {})))
-        theirs = type(theirs).from_pretrained(folder / "theirs").eval()
+        theirs = type(theirs).from_pretrained(folder).eval()
+    return theirs, tokenizer
+
+
+def imported(name, folder, **config):
+    theirs, tokenizer = limited(name, folder / "theirs", **config)
     import_folder(folder / "theirs", folder / "run")
     return theirs, tokenizer, tfm.load(folder / "run")
 

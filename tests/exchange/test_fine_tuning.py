@@ -5,12 +5,14 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import tfm_blocks as tfm
-from tests.exchange.published import publish
+from tests.exchange import test_conventions as family_texts
+from tests.exchange.published import FAMILIES, publish
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.translation.settings import Search
 
 LINES = [f"w{a} w{b} w{a + b}" for a in range(3, 9) for b in range(3, 27)]
 SHORT = [
@@ -38,9 +40,9 @@ def first_loss(run):
         return next(float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"])
 
 
-def fine_tune(name, folder, *overrides, **config):
+def fine_tune(name, folder, *overrides, write=publish, **config):
     """Train a run that starts from an imported model, with the command that the import prints."""
-    theirs = publish(name, folder / "theirs", **config)
+    theirs = write(name, folder / "theirs", **config)
     command = str(import_folder(folder / "theirs", folder / "imported")).partition("tfm train ")[2]
     model, *knobs = command.removesuffix(" data=…").split()
     knobs = [knob for knob in knobs if not knob.startswith("dropout=")]  # SHORT sets it
@@ -102,3 +104,30 @@ def test_an_export_after_training_keeps_every_key_of_the_config(name, text, monk
     ).read_bytes()
     load = AutoModelForCausalLM if name == "llama" else AutoModelForSeq2SeqLM
     assert load.from_pretrained(text / "back").config.pad_token_id == before["pad_token_id"]
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_fine_tuned_family_is_exported_with_the_text_of_its_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines, pairs = family_texts.LINES, name in family_texts.PAIRS
+    for split in ("train", "val", "test"):
+        for column in ("src", "tgt", "txt"):
+            (tmp_path / f"{split}.{column}").write_text("\n".join(lines) + "\n")
+    files = [f"data.{split}={split}.txt" for split in ("train", "val", "test")]
+    data = ["data=text"] if pairs else ["data=lm", "data.context=16", *files]
+    config = family_texts.SIZES.get(name, {"max_position_embeddings": 64})
+    _, run = fine_tune(name, tmp_path, *data, "trainer.steps=1", write=family_texts.limited, **config)
+    certificate = export_run(run, tmp_path / "back")[1]
+    assert certificate.log_probabilities.largest < 1e-3
+    load = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
+    back, tokenizer = load.from_pretrained(tmp_path / "back").eval(), AutoTokenizer.from_pretrained(tmp_path / "back")
+    read = tokenizer(lines, return_tensors="pt", padding=True)
+    read.pop("token_type_ids", None)
+    if pairs:
+        out, outputs = back.generate(**read, do_sample=False), tfm.load(run).translate(lines)
+    else:
+        out = back.generate(**read, do_sample=False, max_new_tokens=9)[:, read.input_ids.shape[1] :]
+        outputs = [best.text for (best,) in tfm.load(run).generate(lines, 9, Search())]
+    assert outputs == tokenizer.batch_decode(out, skip_special_tokens=True)
+    assert len(set(outputs)) > 5

@@ -135,6 +135,26 @@ def test_copies_of_a_matrix_that_differ_are_refused_by_name(tmp_path):
         import_folder(tmp_path / "theirs", tmp_path / "run")
 
 
+def test_stored_positions_that_differ_from_the_computed_ones_are_refused(tmp_path):
+    saved = publish("marian", tmp_path / "theirs")
+    sines = saved.model.encoder.embed_positions.weight.detach().clone()
+    for name, values in {
+        "equal": sines,
+        "half": sines.half(),
+        "other": sines.roll(1, 0),
+        "narrow": sines[:, :-1],
+    }.items():
+        shutil.copytree(tmp_path / "theirs", tmp_path / name)
+        stored = {"model.decoder.embed_positions.weight": values.contiguous()}
+        change_weights(tmp_path / name, lambda weights: weights | stored)  # noqa: B023
+        if name in ("equal", "half"):
+            import_folder(tmp_path / name, tmp_path / f"{name}-run")
+            continue
+        rule = r"model\.decoder\.embed_positions\.weight differs from the positions that the model computes at tgt_pos"
+        with pytest.raises(RunError, match=rule):
+            import_folder(tmp_path / name, tmp_path / f"{name}-run")
+
+
 def test_a_base_model_without_its_output_matrix_is_refused_with_the_reason(tmp_path):
     saved = publish("llama", tmp_path / "theirs")
     saved.model.save_pretrained(tmp_path / "base")

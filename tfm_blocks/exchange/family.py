@@ -101,6 +101,7 @@ class Family:
     prefix: str
     ignored: frozenset[str]
     zeros: frozenset[str]
+    computed: Mapping[str, str]
     also: Sequence[Row]
     weights: Sequence[Row]
 
@@ -156,6 +157,7 @@ def make_family(name: str, content: Mapping[str, Any]) -> Family:
         content.get("prefix", ""),
         frozenset(content.get("ignored", ())),
         frozenset(content.get("zeros", ())),
+        content.get("computed", {}),
         read_weight_table(content.get("also", {})),
         read_weight_table(content["weights"]),
     )

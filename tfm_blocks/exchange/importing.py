@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfm_blocks.blocks.position import AddedPosition
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer, without_code
 from tfm_blocks.data.tokenizer_files import read_folder
@@ -36,6 +37,7 @@ from tfm_blocks.exchange.record import GENERATION, KEPT, LEFTOVERS, PublishedFil
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
+from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
@@ -89,6 +91,7 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
         weights, leftovers = conversion.present(tensors).to_ours(tensors)
     network = build_network(spec, seed=0)
     fill(network, weights)
+    _expect_computed(leftovers, network, own, folder)
     knobs = {name: value for name, value in composed.mapping.items() if name != "model"}
     is_current = stored.tensors == written.tensors and not zeros and conversion.rows == own.weights
     current = [] if is_current else conversion_of(published).to_theirs(weights_of(network_without_values(spec)))
@@ -153,6 +156,22 @@ def _expect_tensors(
         others = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise RunError(Problem(str(stored.path), f"{rule}{others}", help=help))
     return {name: torch.zeros(expected[name].shape) for name in lacking}
+
+
+def _expect_computed(leftovers: Mapping[str, Tensor], network: Network, family: Family, folder: Path) -> None:
+    """Raise RunError if stored positions differ from the positions that the model computes."""
+    for name, node in family.computed.items():
+        if name in leftovers:
+            stored = leftovers[name]
+            block: Any = getattr(dict(network.named_modules()).get(node), "block", None)
+            if not isinstance(block, AddedPosition):
+                raise RunError(Problem(f"family {family.name}: computed", f"the model has no positions at {node}"))
+            expected = block.table(0, torch.empty(1, *stored.shape)) if stored.ndim == 2 else stored[:0]
+            rounding = 1e-3 if stored.dtype == torch.float32 else 1e-2
+            if stored.shape != expected.shape or (stored - expected).abs().max() > rounding:
+                rule = f"{name} differs from the positions that the model computes at {node}"
+                help = "describe a model with other positions by a family of your own: --family FILE.yaml"
+                raise RunError(Problem(str(folder), rule, help=help))
 
 
 def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:

@@ -20,7 +20,7 @@ from tfm_blocks.registry.expression import names_in
 from tfm_blocks.runs.model import weights_of
 
 KINDS: dict[str, type] = {
-    **dict.fromkeys(("config", "missing", "fixed", "output", "tied", "also", "weights"), dict),
+    **dict.fromkeys(("config", "missing", "fixed", "output", "tied", "computed", "also", "weights"), dict),
     **dict.fromkeys(("start", "unused", "ignored", "zeros"), list),
     **dict.fromkeys(("architecture", "model_type", "model", "prefix", "tokenizer"), str),
     "rope": bool,
