@@ -15,8 +15,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.errors import DataError, RunError
-from tfm_blocks.exchange.ctranslate2.comparison import compare_log_p
-from tfm_blocks.exchange.ctranslate2.export import export_to_ctranslate2, write_network
+from tfm_blocks.exchange.ctranslate2.export import compare_log_p, export_to_ctranslate2, write_network
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph, table
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.network.build import build_network, check_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import Any
 
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.data.vocabulary import Vocabulary
+from tfm_blocks.data.published_tokenizer import PublishedTokenizer
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import OwnVocabulary, Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
-from tfm_blocks.exchange.family import MISSING, Family, families, leaves, unused_keys
-from tfm_blocks.exchange.rope import rope_rows, rope_rows_of
+from tfm_blocks.exchange.family import MISSING, Family, families, leaves, rope_rows, rope_rows_of, unused_keys
 
 FILE = "config.json"
 EOS = "eos_token_id"
@@ -207,3 +209,15 @@ def _nested(flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         else:
             yield key, value
     yield from inner.items()
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """Return the vocabulary of a tokenizer. The ids of a tokenizer of this project are published unchanged."""
+    if isinstance(tokenizer, PublishedTokenizer):
+        return tokenizer.vocabulary
+    return OwnVocabulary(tokenizer.size, tokenizer.BOS, tokenizer.EOS)
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """Return the text of a JSON file in the format of transformers."""
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,27 @@ from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.data.vocabulary import Conventions, Vocabulary
-from tfm_blocks.errors import ConfigError
-from tfm_blocks.exchange.certificate import Certificate
-from tfm_blocks.exchange.config import LARGEST, Published, knob_defaults, read_published, with_knobs, write_published
-from tfm_blocks.exchange.custom_code import special_ids, to_json, vocabulary_of, write_custom_code
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.exchange.certificate import Certificate, certify
+from tfm_blocks.exchange.config import (
+    LARGEST,
+    Published,
+    knob_defaults,
+    read_published,
+    to_json,
+    vocabulary_of,
+    with_knobs,
+    write_published,
+)
+from tfm_blocks.exchange.eject.file import eject
 from tfm_blocks.exchange.family import families
-from tfm_blocks.exchange.folder import CONFIG, DTYPES, SINGLE
+from tfm_blocks.exchange.folder import CONFIG, DTYPES, GENERATION, LEFTOVERS, SINGLE, PublishedFile
 from tfm_blocks.exchange.importing import conversion_of
-from tfm_blocks.exchange.record import GENERATION, LEFTOVERS, PublishedFile
-from tfm_blocks.exchange.reload import certify
 from tfm_blocks.language.difference import find_changes
-from tfm_blocks.language.spec import TARGET, Spec
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network.build import check_model
+from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
@@ -179,3 +189,55 @@ def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: Pu
         files.setdefault(file, {})[name] = tensor.to(DTYPES[dtype])
     for file, content in files.items():
         write_tensors(folder / file, content, record.metadata.get(file, {"format": "pt"}))
+
+
+MODULE = "modeling_tfm_blocks"
+
+
+def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dict[str, bytes]:
+    """Return config.json and the code files, by name. Raises ConfigError for inputs that transformers cannot pass."""
+    spec = network.spec
+    if TARGET not in names(spec.inputs) or len(spec.sources) > 1 or not all(tensor.tokens for tensor in spec.inputs):
+        rule = f"reads {', '.join(names(spec.inputs))}, but transformers passes token ids of a source and of a target"
+        raise ConfigError(Problem(where, rule, help="write its graph as one PyTorch file: tfm eject"))
+    adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
+    return {
+        CONFIG: to_json(_config(network, vocabulary_of(tokenizer))).encode(),
+        "model.py": eject(spec, Sources(), "The graph of a run").encode(),
+        f"{MODULE}.py": adapter,
+    }
+
+
+def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
+    sources = names(network.spec.sources)
+    task = "Seq2SeqLM" if sources else "CausalLM"
+    return {
+        "architectures": [f"TfmBlocksFor{task}"],
+        "auto_map": {"AutoConfig": f"{MODULE}.TfmBlocksConfig", f"AutoModelFor{task}": f"{MODULE}.TfmBlocksFor{task}"},
+        "dtype": "float32",
+        "front": list(vocabulary.front),
+        "is_encoder_decoder": bool(sources),
+        "model_type": "tfm_blocks",
+        "source": next(iter(sources), None),
+        "tie_word_embeddings": True,  # transformers ties the names of `tied`
+        "tied": _tied(network),
+        "vocab_size": vocabulary.size,
+        **special_ids(vocabulary),
+    }
+
+
+def special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the keys of config.json and generation_config.json for the ids that begin, end and pad sequences."""
+    return {
+        "bos_token_id": vocabulary.start,
+        "decoder_start_token_id": vocabulary.start,
+        "eos_token_id": vocabulary.written_eos,
+        "pad_token_id": vocabulary.pad,
+    }
+
+
+def _tied(network: Network) -> dict[str, str]:
+    """Return the names of tied parameters, each with the name under which the weights are stored."""
+    first = {id(parameter): name for name, parameter in network.named_parameters()}
+    parameters = network.named_parameters(remove_duplicate=False)
+    return {f"model.{name}": f"model.{first[id(p)]}" for name, p in parameters if first[id(p)] != name}

@@ -28,7 +28,7 @@ from tfm_blocks.distributed.rendezvous import cluster_environment
 from tfm_blocks.distributed.signals import StoppedError, defer_signals, install_handlers, pending_signal
 from tfm_blocks.distributed.workers import worker_options
 from tfm_blocks.errors import printable
-from tfm_blocks.exchange.record import inherit_record
+from tfm_blocks.exchange.folder import inherit_record
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.facts import record_facts
