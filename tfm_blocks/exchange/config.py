@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -179,7 +179,16 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
     flat |= {"vocab_size": vocabulary.size, EOS: vocabulary.written_eos, family.start[0]: vocabulary.start}
     flat["pad_token_id"] = vocabulary.pad  # the default of transformers may be beyond the vocabulary
-    return dict(_nested(flat))
+    config: dict[str, Any] = {}
+    for key, value in flat.items():
+        _put(config, key, value)
+    return config
+
+
+def _put(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key."""
+    outer, dot, inner = key.partition(".")
+    (config.setdefault(outer, {}) if dot else config)[inner or outer] = value
 
 
 def with_knobs(config: Mapping[str, Any], stated: Published, published: Published, dtype: str) -> dict[str, Any]:
@@ -192,23 +201,10 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
             for key in row.keys:
                 outer, dot, inner = key.partition(".")
                 (changed.get(outer, {}) if dot else changed).pop(inner or outer, None)
-            outer, dot, inner = row.keys[0].partition(".")
-            value = row.to_published(published.knobs[row.knob], published.knobs)
-            (changed.setdefault(outer, {}) if dot else changed)[inner or outer] = value
+            _put(changed, row.keys[0], row.to_published(published.knobs[row.knob], published.knobs))
             if row.knob == "layers":
                 changed.pop("layer_types", None)  # one for each layer; transformers repeats those of the family
     return changed
-
-
-def _nested(flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    inner: dict[str, dict[str, Any]] = {}
-    for key, value in sorted(flat.items()):
-        outer, dot, rest = key.partition(".")
-        if dot:
-            inner.setdefault(outer, {})[rest] = value
-        else:
-            yield key, value
-    yield from inner.items()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:

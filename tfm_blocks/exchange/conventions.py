@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Encoding, Tokenizer, models
@@ -39,7 +39,10 @@ def read_conventions(
     ends, pairs = after[-1:] == [EOS], published.family.pairs
     longest, shortest = (_output_length(generation, kind, pairs) for kind in ("max", "min"))
     first = _number(generation, "forced_bos_token_id", vocabulary.size) if pairs else None
-    refused = {0, *range(1, vocabulary.first), *to_here(sorted(_refused(generation, vocabulary.size)))}
+    phrases = (phrase for phrase in generation.get("bad_words_ids") or () if isinstance(phrase, list))
+    never = [*(generation.get("suppress_tokens") or ()), *(phrase[0] for phrase in phrases if len(phrase) == 1)]
+    known = {id for id in never if type(id) is int and 0 <= id < vocabulary.size}  # longer phrases have no counterpart
+    refused = {0, *range(1, vocabulary.first), *to_here(sorted(known))}
     return Conventions(
         before=tuple(before),
         after=tuple(after[:-1] if ends else after),
@@ -88,16 +91,6 @@ def _post_processed(opened: PublishedTokenizer) -> tuple[list[int], list[int]]:
     whole = processor.process(text)
     place = whole.sequence_ids.index(0)
     return whole.ids[:place], whole.ids[place + 1 :]
-
-
-def _refused(generation: Mapping[str, Any], size: int) -> Iterator[int]:
-    """Yield the ids that `generate` never outputs. A phrase of several ids has no counterpart."""
-    single = [
-        phrase[0] for phrase in generation.get("bad_words_ids") or () if isinstance(phrase, list) and len(phrase) == 1
-    ]
-    for id in (*single, *(generation.get("suppress_tokens") or ())):
-        if type(id) is int and 0 <= id < size:
-            yield id
 
 
 def _output_length(generation: Mapping[str, Any], kind: str, pairs: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -167,18 +168,11 @@ def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary
     for family in families().values():
         if (defaults := knob_defaults(family.model)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
-            if _has_graph(published, spec):
-                return published
+            with suppress(ConfigError):  # of knobs without a counterpart in config.json
+                write_published(published, "float32")
+                if not find_changes(check_model(published.compose().model), spec, REGISTRY):
+                    return published
     return None
-
-
-def _has_graph(published: Published, spec: Spec) -> bool:
-    """Return True if the family has the graph, and a config.json for the knobs."""
-    try:
-        write_published(published, "float32")
-        return not find_changes(check_model(published.compose().model), spec, REGISTRY)
-    except ConfigError:
-        return False
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: PublishedFile) -> None:
@@ -210,6 +204,8 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
 
 def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
     sources = names(network.spec.sources)
+    stored = {id(parameter): name for name, parameter in network.named_parameters()}
+    parameters = network.named_parameters(remove_duplicate=False)
     task = "Seq2SeqLM" if sources else "CausalLM"
     return {
         "architectures": [f"TfmBlocksFor{task}"],
@@ -220,7 +216,7 @@ def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
         "model_type": "tfm_blocks",
         "source": next(iter(sources), None),
         "tie_word_embeddings": True,  # transformers ties the names of `tied`
-        "tied": _tied(network),
+        "tied": {f"model.{name}": f"model.{stored[id(p)]}" for name, p in parameters if stored[id(p)] != name},
         "vocab_size": vocabulary.size,
         **special_ids(vocabulary),
     }
@@ -234,10 +230,3 @@ def special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
         "eos_token_id": vocabulary.written_eos,
         "pad_token_id": vocabulary.pad,
     }
-
-
-def _tied(network: Network) -> dict[str, str]:
-    """Return the names of tied parameters, each with the name under which the weights are stored."""
-    first = {id(parameter): name for name, parameter in network.named_parameters()}
-    parameters = network.named_parameters(remove_duplicate=False)
-    return {f"model.{name}": f"model.{first[id(p)]}" for name, p in parameters if first[id(p)] != name}

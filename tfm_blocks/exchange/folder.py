@@ -74,10 +74,21 @@ def open_folder(path: Path) -> PublishedFolder:
         raise RunError(
             Problem(str(path), "there is no such folder", help="name a folder with config.json and *.safetensors")
         )
-    if not (path / SINGLE).is_file() and not (path / INDEX).is_file():
-        raise _no_weights(path)
+    files = [SINGLE]
+    if not (path / SINGLE).is_file():
+        if not (path / INDEX).is_file():
+            pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+            if not pickles:
+                raise RunError(Problem(str(path), f"has no {SINGLE} and no {INDEX}"))
+            rule = f"has its weights in {pickles[0]}, a pickle, which can execute any code when it is read"
+            help = "save the model with transformers: model.save_pretrained(FOLDER) writes safetensors"
+            raise RunError(Problem(str(path), rule, help=help))
+        try:
+            files = shards(read_small_json(path / INDEX))
+        except ValueError as error:
+            raise damaged(path / INDEX, error) from None
     tensors: dict[str, StoredTensor] = {}
-    for file in [SINGLE] if (path / SINGLE).is_file() else _shards(path / INDEX):
+    for file in files:
         for name, tensor in _header(path / file, file):
             if name in tensors:
                 raise RunError(Problem(str(path / file), f"has the tensor {name}, which {tensors[name].file} has too"))
@@ -89,22 +100,6 @@ def read_small_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of at most LARGEST_FILE bytes. Raises RunError."""
     expect_small(path)
     return read_json(path)
-
-
-def _no_weights(path: Path) -> RunError:
-    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
-    if not pickles:
-        return RunError(Problem(str(path), f"has no {SINGLE} and no {INDEX}"))
-    rule = f"has its weights in {pickles[0]}, a pickle, which can execute any code when it is read"
-    help = "save the model with transformers: model.save_pretrained(FOLDER) writes safetensors"
-    return RunError(Problem(str(path), rule, help=help))
-
-
-def _shards(index: Path) -> list[str]:
-    try:
-        return shards(read_small_json(index))
-    except ValueError as error:
-        raise damaged(index, error) from None
 
 
 def shards(index: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, shown, suggest
 from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, make_family
-from tfm_blocks.exchange.weights import BRACES, matches_address, read_weight_table
+from tfm_blocks.exchange.weights import BRACES, read_weight_table, wildcards
 from tfm_blocks.language.files import display_path
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import check_model, network_without_values
@@ -113,7 +113,7 @@ class _Check:
                     self.report((section, theirs), str(error).removeprefix(f"{theirs}: "), "see docs/families.md")
                     continue
                 for address in row.ours:
-                    found = {weight for weight in weights if matches_address(address, weight)}
+                    found = {weight for weight in weights if wildcards(address, weight) is not None}
                     covered |= found
                     if not found:
                         self.report((section, theirs), f"the model has no weight {address}", suggest(address, kinds))

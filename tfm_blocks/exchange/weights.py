@@ -97,8 +97,11 @@ class Conversion:
                 remaining.remove(name)
                 if not row.ours or "skip" in row.steps:
                     leftovers[name] = theirs[name][: self._numbers(row.steps["skip"])[0]] if row.ours else theirs[name]
-                for address, part in self._parts(row, name, theirs[name]):
-                    address = _format(address, wild)
+                made = self._changed(row, theirs[name]) if row.ours else []
+                if len(made) != len(row.ours):
+                    rule = f"makes {len(made)} of {name}, but its addresses are {len(row.ours)}"
+                    raise ValueError(f"{row.theirs}: {rule}")
+                for address, part in zip((_format(address, wild) for address in row.ours), made, strict=True):
                     parts[address][wild.get(row.joins.get("stack", ""), "")].append(part)
                     axes[address] = row.joins.get("axis", 0)
         if remaining:
@@ -109,19 +112,13 @@ class Conversion:
         """Return the conversion with the rows that match one of these names."""
         known = list(names)
         rows = [
-            row for row in self.rows if any(_wildcards(text, name) is not None for text in row.names for name in known)
+            row for row in self.rows if any(wildcards(text, name) is not None for text in row.names for name in known)
         ]
         return replace(self, rows=rows)
 
     def without_counterpart(self, names: Iterable[str]) -> set[str]:
         """Return the names that a row of the table leaves out."""
         return {name for row in self.rows if not row.ours for name, _ in _matches(row, names)}
-
-    def _parts(self, row: Row, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        made = self._changed(row, tensor) if row.ours else []
-        if len(made) != len(row.ours):
-            raise ValueError(f"{row.theirs}: makes {len(made)} of {name}, but its addresses are {len(row.ours)}")
-        return zip(row.ours, made, strict=True)
 
     def _changed(self, row: Row, tensor: Tensor) -> Sequence[Tensor]:
         """Return the tensor after the operations of its row, in one part for each address."""
@@ -203,11 +200,6 @@ class Conversion:
         return [int(evaluate(item, self.sizes.__getitem__)) for item in (value if isinstance(value, list) else [value])]
 
 
-def matches_address(address: str, weight: str) -> bool:
-    """Return True if an address with wildcards has the weight."""
-    return _wildcards(address, weight) is not None
-
-
 def names_pattern(rows: Iterable[Row]) -> re.Pattern[str]:
     """Return a pattern of the names of all rows."""
     return re.compile("|".join(_pattern(text)[0].pattern for row in rows for text in row.names) or "(?!)")
@@ -216,7 +208,7 @@ def names_pattern(rows: Iterable[Row]) -> re.Pattern[str]:
 def _matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the names of a row in the order of its alternatives, with the values of its wildcards."""
     for chosen in row.names:
-        matches = [(name, wild) for name in names if (wild := _wildcards(chosen, name)) is not None]
+        matches = [(name, wild) for name in names if (wild := wildcards(chosen, name)) is not None]
         if row.joins.get("stack"):
             matches.sort(key=lambda match: int(match[1][row.joins["stack"]]))
         if not matches and row.ours:
@@ -227,7 +219,7 @@ def _matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, st
 def _addresses(row: Row, addresses: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield our addresses of a row, with the values of its wildcards."""
     for address in addresses if row.ours else ():
-        if (wild := _wildcards(row.ours[0], address)) is not None:
+        if (wild := wildcards(row.ours[0], address)) is not None:
             yield address, wild
 
 
@@ -239,7 +231,7 @@ def _pattern(text: str) -> tuple[re.Pattern[str], list[str]]:
     return re.compile(pattern), [piece[1:-1] for piece in pieces if piece.startswith("{")]
 
 
-def _wildcards(text: str, name: str) -> dict[str, str] | None:
+def wildcards(text: str, name: str) -> dict[str, str] | None:
     """Return the values of the wildcards with which `text` is `name`, or None."""
     pattern, insides = _pattern(text)
     if not (match := pattern.fullmatch(name)):
@@ -259,11 +251,12 @@ def _wildcards(text: str, name: str) -> dict[str, str] | None:
 
 def _format(text: str, wild: Mapping[str, str]) -> str:
     """Return `text` with the values of its wildcards."""
-    return BRACES.sub(lambda brace: _formatted(brace[0][1:-1], wild), text)
 
+    def value(brace: re.Match[str]) -> str:
+        inside = brace[0][1:-1]
+        return wild[inside] if inside in wild else str(evaluate(inside, lambda key: int(wild[key])))
 
-def _formatted(inside: str, wild: Mapping[str, str]) -> str:
-    return wild[inside] if inside in wild else str(evaluate(inside, lambda key: int(wild[key])))
+    return BRACES.sub(value, text)
 
 
 def _joined(slices: Mapping[str, list[Tensor]], axis: int) -> Tensor:

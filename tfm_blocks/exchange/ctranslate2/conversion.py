@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tfm_blocks.blocks.layers.state import Bounded
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.exchange.ctranslate2.rules import EngineGraph, EngineSide, norms_of, placement
+from tfm_blocks.exchange.ctranslate2.rules import EngineSide, norms_of, placement
 from tfm_blocks.language.spec import Node
 from tfm_blocks.network.graph import Network
 
@@ -27,14 +28,15 @@ ACTIVATIONS = {
 }
 
 
-def convert_network(network: Network, graph: EngineGraph, subwords: list[str]) -> Any:
+def convert_network(network: Network, sides: Sequence[EngineSide], subwords: list[str]) -> Any:
     """Return the specification of a network, with the subword of each id."""
-    decoder = ct2.TransformerDecoderSpec(**_options(graph.decoder), with_encoder_attention=bool(graph.encoder))
-    _fill_side(decoder, graph.decoder, network)
+    *encoders, last = sides
+    decoder = ct2.TransformerDecoderSpec(**_options(last), with_encoder_attention=bool(encoders))
+    _fill_side(decoder, last, network)
     _fill_output(decoder.projection, _module(network, network.spec.sink))
-    if graph.encoder:
-        encoder = ct2.TransformerEncoderSpec(**_options(graph.encoder))
-        _fill_side(encoder, graph.encoder, network)
+    if encoders:
+        encoder = ct2.TransformerEncoderSpec(**_options(encoders[0]))
+        _fill_side(encoder, encoders[0], network)
         spec = ct2.TransformerSpec(encoder, decoder)
         spec.register_source_vocabulary(subwords)
         spec.register_target_vocabulary(subwords)
@@ -44,7 +46,7 @@ def convert_network(network: Network, graph: EngineGraph, subwords: list[str]) -
         spec = ct2.TransformerDecoderModelSpec(decoder)
         spec.register_vocabulary(subwords)
     spec.config.bos_token, spec.config.eos_token = subwords[Tokenizer.BOS], subwords[Tokenizer.EOS]
-    norm = next(norm for node in graph.decoder.nodes for norm in norms_of(node))
+    norm = next(norm for node in last.nodes for norm in norms_of(node))
     spec.config.layer_norm_epsilon = norm.arguments["eps"]
     return spec
 

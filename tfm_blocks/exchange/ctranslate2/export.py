@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tfm_blocks import __version__
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
@@ -58,11 +57,11 @@ def export_to_ctranslate2(
 
 def write_network(network: Network, subwords: list[str], folder: Path, quantization: str, where: str) -> None:
     """Write a network in the format of CTranslate2 to an existing folder. Raises RunError."""
-    graph = read_engine_graph(network.spec, where)
+    sides = read_engine_graph(network.spec, where)
     _library()
     from tfm_blocks.exchange.ctranslate2.conversion import convert_network
 
-    spec = convert_network(network, graph, subwords)
+    spec = convert_network(network, sides, subwords)
     spec.validate()
     spec.optimize(quantization)
     spec.save(str(folder))
@@ -96,7 +95,11 @@ def compare_log_p(engine: Any, network: Network, subwords: Sequence[str]) -> Log
     """Compare the log probabilities of random sentences. CTranslate2 assigns probability 0 to padding and bos."""
 
     def log_p_of_engine(rows: Rows) -> list[list[float]]:
-        return _log_p_of_engine(engine, [[_texts(row, subwords) for row in rows[name]] for name in rows], subwords)
+        texts = [[[subwords[id] for id in row.tolist()] for row in ids] for ids in rows.values()]
+        if len(texts) == 1:  # a generator does not score its first token: bos is added
+            begin, end = subwords[Tokenizer.BOS], subwords[Tokenizer.EOS]
+            texts = [[[begin, *text, end] for text in texts[0]]]
+        return [result.log_probs for result in engine.score_batch(*texts, max_input_length=0)]
 
     return compare_with_engine(network, log_p_of_engine, Tokenizer.EOS)
 
@@ -104,9 +107,22 @@ def compare_log_p(engine: Any, network: Network, subwords: Sequence[str]) -> Log
 def compare_translations(
     engine: Any, translator: Translator, subwords: Sequence[str], sources: Sequence[str], references: Sequence[str]
 ) -> Translations:
-    """Compare the translations of beam search with the run's, and their BLEU if there are references."""
+    """Compare the translations of beam search with the run's, and their BLEU if there are references.
+
+    Outputs may be empty, and blank lines stay blank, as in this project.
+    """
     run_texts = [best.text for best, *_ in translator.search(sources, SEARCH)]
-    engine_texts = _translations_of_engine(engine, translator, subwords, sources)
+    ids = {text: id for id, text in enumerate(subwords)}
+    results = engine.translate_batch(
+        [[subwords[id] for id in row] for row in translator.encode(list(sources))],
+        beam_size=SEARCH.beam,
+        length_penalty=SEARCH.alpha,
+        min_decoding_length=0,
+        max_decoding_length=int(min(LONGEST_OUTPUT, translator.network.longest(TARGET).tokens)),
+        max_batch_size=BATCH,
+    )
+    outputs = [translator.tokenizer.decode([ids[text] for text in result.hypotheses[0]]) for result in results]
+    engine_texts = [output if source.strip() else "" for source, output in zip(sources, outputs, strict=True)]
     translator.warn_of_unknown()
     settings = {"beam": SEARCH.beam, "length penalty": f"n^{SEARCH.alpha:g}"}
     equal = sum(a == b for a, b in zip(run_texts, engine_texts, strict=True))
@@ -115,32 +131,3 @@ def compare_translations(
     bleu = {"BLEU": metrics("13a", tokenised=False)["BLEU"]}
     scores = [score(outputs, references, bleu)[0] for outputs in (engine_texts, run_texts)]
     return Translations(len(run_texts), equal, settings, scores[0].value, scores[1].value, scores[0].signature)
-
-
-def _translations_of_engine(
-    engine: Any, translator: Translator, subwords: Sequence[str], sources: Sequence[str]
-) -> list[str]:
-    """Translate with the settings of SEARCH, which allow empty outputs. Blank lines stay blank, as in this project."""
-    ids = {text: id for id, text in enumerate(subwords)}
-    results = engine.translate_batch(
-        [_texts(row, subwords) for row in translator.encode(list(sources))],
-        beam_size=SEARCH.beam,
-        length_penalty=SEARCH.alpha,
-        min_decoding_length=0,
-        max_decoding_length=int(min(LONGEST_OUTPUT, translator.network.longest(TARGET).tokens)),
-        max_batch_size=BATCH,
-    )
-    outputs = [translator.tokenizer.decode([ids[text] for text in result.hypotheses[0]]) for result in results]
-    return [output if source.strip() else "" for source, output in zip(sources, outputs, strict=True)]
-
-
-def _texts(ids: Sequence[int] | Tensor, subwords: Sequence[str]) -> list[str]:
-    return [subwords[int(id)] for id in ids]
-
-
-def _log_p_of_engine(engine: Any, texts: Sequence[list[list[str]]], subwords: Sequence[str]) -> list[list[float]]:
-    """Return the log probability of each token and of eos. A generator does not score its first token: bos is added."""
-    if len(texts) == 1:
-        begin, end = subwords[Tokenizer.BOS], subwords[Tokenizer.EOS]
-        texts = [[[begin, *text, end] for text in texts[0]]]
-    return [result.log_probs for result in engine.score_batch(*texts, max_input_length=0)]

@@ -47,36 +47,27 @@ class EngineSide:
         return layers
 
 
-@dataclass(frozen=True)
-class EngineGraph:
-    """A supported graph; a decoder-only model has no encoder."""
-
-    encoder: EngineSide | None
-    decoder: EngineSide
-
-    @property
-    def sides(self) -> list[EngineSide]:
-        return [side for side in (self.encoder, self.decoder) if side]
-
-
 @cache
 def table() -> Mapping[str, Any]:
     """Return the content of table.yaml."""
     return yaml.safe_load((files("tfm_blocks.exchange.ctranslate2") / "table.yaml").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
-def read_engine_graph(spec: Spec, where: str) -> EngineGraph:
-    """Return the encoder and decoder of a graph. Raises RunError that names each unsupported node."""
+def read_engine_graph(spec: Spec, where: str) -> list[EngineSide]:
+    """Return the encoder, if there is one, and the decoder of a graph. Raises RunError that names unsupported nodes.
+
+    A pass runs only if the passes before it refuse nothing.
+    """
     encoder = [node for node in spec.nodes if node.sees == "nothing"]
     decoder = [node for node in spec.nodes if node.sees != "nothing"]
-    last = "decoder" if encoder else "decoder without encoder"
-    graph = EngineGraph(_side("encoder", encoder) if encoder else None, _side(last, decoder))
-    for run_pass in PASSES:
-        refusals = dict.fromkeys((pattern(address), rule) for address, rule in run_pass(spec, graph))
+    parts = {"encoder": encoder, "decoder": decoder} if encoder else {"decoder without encoder": decoder}
+    sides = [EngineSide(name, tuple((_kind(node), node) for node in nodes)) for name, nodes in parts.items()]
+    for run_pass in (_inputs, _blocks, _structure, _values):
+        refusals = dict.fromkeys((pattern(address), rule) for address, rule in run_pass(spec, sides))
         if refusals:
             begin = "the export to CTranslate2"
             raise RunError([Problem(f"{where}: {address}", f"{begin} {rule}") for address, rule in refusals])
-    return graph
+    return sides
 
 
 def norms_of(node: Node) -> list[Part]:
@@ -94,10 +85,6 @@ def placement(kind: str | None, node: Node) -> str | None:
     return next((name for name, steps in options.items() if steps == around), None)
 
 
-def _side(name: str, nodes: Sequence[Node]) -> EngineSide:
-    return EngineSide(name, tuple((_kind(node), node) for node in nodes))
-
-
 def _kind(node: Node) -> str | None:
     if node.block is None:
         return "last"
@@ -107,41 +94,35 @@ def _kind(node: Node) -> str | None:
     return next((kind for kind, blocks in table()["kinds"].items() if node.block in blocks), None)
 
 
-def _inputs(spec: Spec, graph: EngineGraph) -> Iterator[Refusal]:
+def _inputs(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
     if len(spec.sources) > 1 or TARGET not in names(spec.inputs):
-        yield (
-            "inputs",
-            f"needs the input tgt and at most one source, but the inputs are {', '.join(names(spec.inputs))}",
-        )
+        rule = f"needs the input tgt and at most one source, but the inputs are {', '.join(names(spec.inputs))}"
+        yield "inputs", rule
 
 
-def _blocks(spec: Spec, graph: EngineGraph) -> Iterator[Refusal]:
+def _blocks(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
     """Yield the nodes whose block is not supported."""
-    for side in graph.sides:
+    for side in sides:
         for kind, node in side.kinds:
             if kind is None:
                 yield node.address, f"does not cover the block {node.block}"
 
 
-def _structure(spec: Spec, graph: EngineGraph) -> Iterator[Refusal]:
-    for side in graph.sides:
+def _structure(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
+    for side in sides:
         yield from _order(side)
-        yield from _wiring(side, graph)
+        yield from _wiring(side, sides[0])
 
 
-def _values(spec: Spec, graph: EngineGraph) -> Iterator[Refusal]:
+def _values(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
     """Yield the nodes with unsupported arguments or operations, and the nodes that must be equal but differ."""
-    for side in graph.sides:
+    for side in sides:
         for kind, node in side.kinds:
             assert kind
             yield from ((node.address, rule) for rule in (*_arguments(kind, node), *_add_norm(kind, node)))
         yield from _rotary(side)
         yield from _alike(side)
     yield from _same_norms(spec.nodes)
-
-
-PASSES = (_inputs, _blocks, _structure, _values)
-"""Each pass yields all its refusals; the next pass runs only if there are none."""
 
 
 def _order(side: EngineSide) -> Iterator[Refusal]:
@@ -157,9 +138,9 @@ def _order(side: EngineSide) -> Iterator[Refusal]:
         before = kind
 
 
-def _wiring(side: EngineSide, graph: EngineGraph) -> Iterator[Refusal]:
+def _wiring(side: EngineSide, first_side: EngineSide) -> Iterator[Refusal]:
     """Yield the nodes that do not read the previous node, or that read other operands than the encoder."""
-    memory = graph.encoder.nodes[-1].address if graph.encoder else ""
+    memory = first_side.nodes[-1].address if first_side.name == "encoder" else ""
     for before, node in zip([None, *side.nodes], side.nodes, strict=False):
         first, *others = node.reads.items()
         if before and (first[1] != (before.address,) or (node.post and node.residual != before.address)):
