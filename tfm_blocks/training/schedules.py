@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from tfm_blocks.config.settings import Above0, Count, Fraction, RuleError, Settings, read_amount
 from tfm_blocks.errors import shown
@@ -15,9 +15,9 @@ DecayShape = Literal["linear", "cosine", "1-sqrt", "exponential"]
 STEP_TOKENS = "step_tokens"  # in the context of validation: the target tokens of an optimizer step
 
 
-def _steps_of(length: Any, info: ValidationInfo) -> int:
+def _steps_of(length: object, info: ValidationInfo) -> int:
     """Return a length in optimizer steps, at least 1."""
-    address, steps = f"schedule.{info.field_name}", info.data.get("steps", 1)
+    address, steps = f"schedule.{info.field_name}", int(info.data.get("steps", 1))
     if isinstance(length, int) and not isinstance(length, bool) and length >= 1:
         return length
     if isinstance(length, float) and 0 < length < 1:
@@ -29,7 +29,7 @@ def _steps_of(length: Any, info: ValidationInfo) -> int:
     if not (step_tokens := (info.context or {}).get(STEP_TOKENS)):
         rule = f"is {shown(length)}, but this data has no number of tokens for an optimizer step"
         raise RuleError(rule, f"write steps, {address}=1000, or a fraction of the run, {address}=0.1")
-    return max(1, round(tokens / step_tokens))
+    return max(1, round(tokens / int(step_tokens)))
 
 
 LENGTHS = [
@@ -37,7 +37,7 @@ LENGTHS = [
     {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     {"type": "string"},
 ]
-Length = Annotated[Any, AfterValidator(_steps_of), WithJsonSchema({"anyOf": LENGTHS})]
+Length = Annotated[int, BeforeValidator(_steps_of), WithJsonSchema({"anyOf": LENGTHS})]
 """Steps, a fraction of the run's steps below 1, or tokens such as '50M tokens'; read as a number of steps."""
 
 
@@ -90,7 +90,7 @@ class PeakSettings(Settings):
         """
         left = min(1.0, max(0, self.steps + 1 - step) / (decay + 1))
         if shape == "exponential":
-            return self.peak * min(step / self.warmup, floor ** (1 - left))
+            return self.peak * min(step / self.warmup, math.pow(floor, 1 - left))
         shapes = {
             "linear": left,
             "cosine": (1 - math.cos(math.pi * left)) / 2,
