@@ -91,7 +91,7 @@ def test_t5_starts_with_the_loss_of_transformers_and_is_exported_to_it(name, tex
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", FAMILIES)
-def test_each_fine_tuned_family_is_exported_with_the_text_of_its_run_and_every_key_of_its_config(name, tmp_path, monkeypatch):
+def test_each_fine_tuned_family_is_exported_with_its_text_and_every_key_of_its_config(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines, pairs = family_texts.LINES, name in family_texts.PAIRS
     for split in ("train", "val", "test"):
