@@ -216,11 +216,11 @@ def certify(translator: Translator, translates: bool, run: Path, folder: Path, *
         return None
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
-    tokenizer, trust = translator.tokenizer, {"trust_remote_code": own_code}
+    tokenizer = translator.tokenizer
     load = transformers.AutoModelForSeq2SeqLM if translator.inputs else transformers.AutoModelForCausalLM
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **trust)
-        model = load.from_pretrained(folder, dtype=torch.float32, **trust).eval()
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
+        model = load.from_pretrained(folder, trust_remote_code=own_code, dtype=torch.float32).eval()
     except Exception as error:  # the library raises any class for a value that it cannot use
         rule = f"transformers cannot load the export: {cut(' '.join(str(error).split()))}"
         raise RunError(Problem(str(run), rule)) from error
@@ -231,7 +231,8 @@ def certify(translator: Translator, translates: bool, run: Path, folder: Path, *
     log_p = compare_with_engine(translator.network, lambda rows: _log_p(model, rows, published), first, positions)
     try:
         side = "right" if translator.inputs else "left"
-        theirs = transformers.AutoTokenizer.from_pretrained(folder, padding_side=side, **trust)
+        options = {"config": config, "padding_side": side, "trust_remote_code": False}
+        theirs = transformers.AutoTokenizer.from_pretrained(folder, **options)
         outputs, reason = _compare_outputs(model, theirs, translator, translates, positions), ""
     except Exception as error:  # such as a missing library
         outputs, reason = None, cut(" ".join(str(error).split()))
