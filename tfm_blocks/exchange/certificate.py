@@ -105,6 +105,7 @@ class Certificate(JsonFile):
         return "\n".join(lines)
 
 
+@torch.inference_mode()
 def compare_with_engine(
     network: Network,
     log_p_of_engine: Callable[[Rows], list[list[float]]],
@@ -119,7 +120,9 @@ def compare_with_engine(
     differences: list[float] = []
     sentences, longest, ids = 0, 0, set[int]()
     for rows in (random_rows(network, positions), *_walks(network, positions)):
-        pairs = zip(_log_p_of_network(network, rows, first_predicted), log_p_of_engine(rows), strict=True)
+        logits_BTV = network(**network_inputs(rows))
+        logits_BTV[..., :first_predicted] = -torch.inf
+        pairs = zip(pick_log_p(logits_BTV.log_softmax(-1), rows[TARGET]), log_p_of_engine(rows), strict=True)
         differences += [abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)]
         sentences += len(rows[TARGET])
         longest = max(longest, *(len(row) + 1 for row in rows[TARGET]))
@@ -178,14 +181,6 @@ def _longest(network: Network, positions: float) -> dict[str, int]:
     return {name: int(min(positions, stored[name], most[name])) - 1 for name in ordered}
 
 
-@torch.inference_mode()
-def _log_p_of_network(network: Network, rows: Rows, first_predicted: int) -> list[list[float]]:
-    inputs = network_inputs(rows)
-    logits_BTV = network(**inputs)
-    logits_BTV[..., :first_predicted] = -torch.inf
-    return pick_log_p(logits_BTV.log_softmax(-1), rows[TARGET])
-
-
 def network_inputs(rows: Rows) -> dict[str, Tensor]:
     """Return the padded inputs of the network: sources with their end, targets with their begin."""
     end, begin = torch.tensor([Tokenizer.EOS]), torch.tensor([Tokenizer.BOS])
@@ -216,7 +211,6 @@ def certify(translator: Translator, translates: bool, run: Path, folder: Path, *
         return None
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
-    tokenizer = translator.tokenizer
     load = transformers.AutoModelForSeq2SeqLM if translator.inputs else transformers.AutoModelForCausalLM
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
@@ -224,11 +218,9 @@ def certify(translator: Translator, translates: bool, run: Path, folder: Path, *
     except Exception as error:  # the library raises any class for a value that it cannot use
         rule = f"transformers cannot load the export: {cut(' '.join(str(error).split()))}"
         raise RunError(Problem(str(run), rule)) from error
-    published = _published_ids(tokenizer)
     versions = {"tfm-blocks": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
     positions = getattr(config, "max_position_embeddings", None) or math.inf
-    first = vocabulary_of(tokenizer).first  # the export lacks smaller ids, such as padding
-    log_p = compare_with_engine(translator.network, lambda rows: _log_p(model, rows, published), first, positions)
+    log_p = _compare_log_p(model, translator, positions)
     try:
         side = "right" if translator.inputs else "left"
         options = {"config": config, "padding_side": side, "trust_remote_code": False}
@@ -240,6 +232,25 @@ def certify(translator: Translator, translates: bool, run: Path, folder: Path, *
     certificate = Certificate(run.name, "huggingface", kind, versions, log_p, outputs, not_compared=reason)
     certificate.write(folder)
     return certificate
+
+
+def _compare_log_p(model: Any, translator: Translator, positions: float) -> LogProbabilities:
+    """Compare log probabilities. The export lacks the ids before the first of the vocabulary, such as padding."""
+    vocabulary, size = vocabulary_of(translator.tokenizer), translator.tokenizer.size
+    published = torch.arange(size)  # padding, which is masked, gets the id of eos
+    if vocabulary.front:
+        published = torch.tensor([vocabulary.eos, *vocabulary.to_published(range(1, size))])
+
+    def log_p_of_model(rows: Rows) -> list[list[float]]:
+        inputs = network_inputs(rows)
+        target_BT = inputs.pop(TARGET)
+        ids, keep = {"input_ids": published[target_BT]}, target_BT != 0
+        for source_BS in inputs.values():
+            ids, keep = {"input_ids": published[source_BS], "decoder_input_ids": published[target_BT]}, source_BS != 0
+        logits_BTV = model(**ids, attention_mask=keep.long()).logits
+        return pick_log_p(logits_BTV.log_softmax(-1)[..., published], rows[TARGET])
+
+    return compare_with_engine(translator.network, log_p_of_model, vocabulary.first, positions)
 
 
 def _compare_outputs(
@@ -281,24 +292,3 @@ def _texts(translator: Translator, positions: float) -> list[str]:
         if text and len(tokenizer.encode(text)) <= room:
             texts.append(text)
     return texts[:TEXTS]
-
-
-def _published_ids(tokenizer: Tokenizer) -> Tensor:
-    """Return the published id of each id of this project. Padding, which is masked, gets the id of eos."""
-    vocabulary = vocabulary_of(tokenizer)
-    if not vocabulary.front:
-        return torch.arange(tokenizer.size)
-    return torch.tensor([vocabulary.eos, *vocabulary.to_published(range(1, tokenizer.size))])
-
-
-@torch.inference_mode()
-def _log_p(model: Any, rows: Rows, published: Tensor) -> list[list[float]]:
-    inputs = network_inputs(rows)
-    target_BT = inputs.pop(TARGET)
-    if inputs:
-        (source_BS,) = inputs.values()
-        read = {"input_ids": published[source_BS], "attention_mask": (source_BS != 0).long()}
-        logits_BTV = model(**read, decoder_input_ids=published[target_BT]).logits
-    else:
-        logits_BTV = model(input_ids=published[target_BT], attention_mask=(target_BT != 0).long()).logits
-    return pick_log_p(logits_BTV.log_softmax(-1)[..., published], rows[TARGET])

@@ -120,7 +120,10 @@ def _values(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
         for kind, node in side.kinds:
             assert kind
             yield from ((node.address, rule) for rule in (*_arguments(kind, node), *_add_norm(kind, node)))
-        yield from _rotary(side)
+        position = side.node("position")
+        rotary = any(layer["self"].arguments["position"] for layer in side.layers)
+        if rotary and position and position.block != "none":
+            yield position.address, f"needs the block none if attention is rotary, but it is {position.block}"
         yield from _alike(side)
     yield from _same_norms(spec.nodes)
 
@@ -149,12 +152,6 @@ def _wiring(side: EngineSide, first_side: EngineSide) -> Iterator[Refusal]:
             if (port, addresses) != ("kv", (memory,)):
                 read = ", ".join(map(pattern, addresses))
                 yield node.address, f"connects kv to the end of the encoder and no other port, but {port} is {read}"
-
-
-def _rotary(side: EngineSide) -> Iterator[Refusal]:
-    node = side.node("position")
-    if node and node.block != "none" and any(layer["self"].arguments["position"] for layer in side.layers):
-        yield node.address, f"needs the block none if attention is rotary, but it is {node.block}"
 
 
 def _alike(side: EngineSide) -> Iterator[Refusal]:
