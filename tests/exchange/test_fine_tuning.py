@@ -101,7 +101,7 @@ def test_each_fine_tuned_family_is_exported_with_its_text_and_every_key_of_its_c
     data = ["data=text"] if pairs else ["data=lm", "data.context=16", *files]
     config = family_texts.SIZES.get(name, {"max_position_embeddings": 64})
     config = {**config, "task_specific_params": {"summary": {"limits": {"max_length": 9}}}}
-    _, run = fine_tune(name, tmp_path, *data, "trainer.steps=1", write=family_texts.limited, **config)
+    _, run = fine_tune(name, tmp_path, *data, write=family_texts.limited, **config)
     certificate = export_run(run, tmp_path / "back")[1]
     assert certificate.log_probabilities.largest < 1e-3
     before, after = (json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("theirs", "back"))
