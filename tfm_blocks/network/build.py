@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401  registers them
+from tfm_blocks.blocks.layers.add_norm import Branch
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
-from tfm_blocks.layers.add_norm import Branch
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.initialise import address_seed, initialise
@@ -91,10 +91,3 @@ def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, 
         help = "give both the same width and vocabulary, or remove tie with tie: null"
         raise ConfigError(sources.problem(node.path, rule, help=help))
     setattr(module.block, name, shared)
-
-
-def choose_device(name: str) -> str:
-    """Return `name`; `auto` becomes `cuda` if CUDA is available, else `cpu`."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.sweep.jobs import text_of, until
 from tfm_blocks.launch.check import available_cores
@@ -28,7 +27,8 @@ def open_launcher(small: Callable[..., Any], tmp_path: Path, monkeypatch: pytest
     def open_launcher(parallel: int, devices: str, cores: int = available_cores(), **environment: str) -> Start:
         for name, value in {"CUDA_VISIBLE_DEVICES": devices, **environment}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices.split(",")))
+        monkeypatch.setattr(local, "accelerator", lambda: "cuda")
+        monkeypatch.setattr(local, "device_count", lambda kind: len(devices.split(",")))
         monkeypatch.setattr(local, "available_cores", lambda: cores)
         launcher = local.LocalLauncher(parallel)
 

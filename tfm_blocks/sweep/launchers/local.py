@@ -13,12 +13,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
-
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.devices import CPU, VISIBLE, accelerator, choose_device, device_count
 from tfm_blocks.launch.check import CheckedRun, available_cores, check_run
-from tfm_blocks.network.build import choose_device
-from tfm_blocks.sweep.job_file import VISIBLE, job_file_content
+from tfm_blocks.sweep.job_file import job_file_content
 from tfm_blocks.sweep.launcher import PATIENCE, Launcher, LauncherSettings, Worker
 from tfm_blocks.sweep.preloaded import start_supervised
 from tfm_blocks.sweep.supervisor import POLL_SECONDS, SupervisedJob, job_environment
@@ -30,28 +28,29 @@ THREADS = "OMP_NUM_THREADS"
 class LocalLauncher(Launcher):
     """Run at most `parallel` jobs concurrently, which share the machine's cores and devices.
 
-    A job takes the devices with the fewest other jobs. All jobs get equally many threads, unless there is one job at a
-    time or the user set OMP_NUM_THREADS.
+    A job takes the devices with the fewest other jobs; if no variable chooses the devices of a process, each job uses
+    all devices. All jobs get equally many threads, unless there is one job at a time or the user set OMP_NUM_THREADS.
     """
 
     def __init__(self, parallel: int) -> None:
         shared = parallel > 1 and THREADS not in os.environ
         self.environment = {THREADS: str(max(1, available_cores() // parallel))} if shared else {}
-        count = torch.cuda.device_count()
-        names = os.environ.get(VISIBLE, ",".join(map(str, range(count)))).split(",")
+        kind = accelerator()
+        self.variable, count = VISIBLE.get(kind, ""), device_count(kind)
+        names = os.environ.get(self.variable, ",".join(map(str, range(count)))).split(",")
         self.load = Counter(dict.fromkeys(names[:count], 0))
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Start the command in a separate session, under a supervisor that ends it with the sweep.
 
         A Python command is forked from a process that has imported the libraries. A job with devices is a new process,
-        because CUDA does not work in a fork of a process that used it.
+        because accelerators do not work in a fork of a process that used them.
         """
-        on_devices = choose_device(trainer.accelerator) == "cuda"
+        on_devices = choose_device(trainer.accelerator) != CPU
         devices = sorted(self.load, key=lambda name: self.load[name])[: trainer.devices] if on_devices else []
         self.load.update(devices)
         job_file = job_file_content(command, log)
-        job_file["with"] |= self.environment | ({VISIBLE: ",".join(devices)} if devices else {})
+        job_file["with"] |= self.environment | ({self.variable: ",".join(devices)} if devices and self.variable else {})
         if command[0] == sys.executable and not devices:
             process = start_supervised(command[1:], Path(job_file["log"]), job_environment(job_file))
             return _ProcessWorker(job_file["begin"], process, self.load, devices)

@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from tfm_blocks.config.settings import Count, RuleError
+from tfm_blocks.devices import VISIBLE
 from tfm_blocks.distributed.signals import install_handlers
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.sweep import supervisor
 from tfm_blocks.sweep.job import ERROR, KILLED
-from tfm_blocks.sweep.job_file import VISIBLE, clean, job_file_content
+from tfm_blocks.sweep.job_file import clean, job_file_content
 from tfm_blocks.sweep.launcher import PATIENCE, ClusterSettings, Launcher, Result, Worker
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -28,7 +29,7 @@ except ImportError:
 
 KILL_SECONDS = 10.0  # seconds for an actor to kill its job's processes before the actor is killed
 CALLS = 3  # concurrent calls of an actor: one of them waits for the end of the job
-MACHINE_VARIABLES = frozenset({VISIBLE, "HOSTNAME", "TMPDIR"})  # variables that hold for this machine only
+MACHINE_VARIABLES = frozenset({*VISIBLE.values(), "HOSTNAME", "TMPDIR"})  # variables that hold for this machine only
 
 
 def _amounts(mapping: dict[str, Any]) -> dict[str, Any]:
