@@ -117,7 +117,7 @@ def _usable_tokenizer(translator: Translator, translates: bool) -> dict[str, byt
         pair=[*before, "$A", "$B", *after],
         special_tokens=[(bos, vocabulary.start), (eos, vocabulary.eos)],
     )
-    settings = {
+    settings: dict[str, Any] = {
         "bos_token": bos,
         "clean_up_tokenization_spaces": False,
         "eos_token": eos,
