@@ -12,7 +12,7 @@ from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.rendezvous import Rendezvous, _agree_on_start_id
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.launch.run_spec import RunSpec, SavedRun
-from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.records import RunFile
 
 
 def test_restarted_processes_ignore_messages_of_the_previous_start() -> None:

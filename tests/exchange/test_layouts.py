@@ -19,7 +19,7 @@ from tfm_blocks.exchange.config import read_published
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.importing import import_folder
-from tfm_blocks.runs.config import read_config
+from tfm_blocks.runs.saved_run import read_config
 from tfm_blocks.translation.save import save_network
 from tfm_blocks.translation.settings import Search
 

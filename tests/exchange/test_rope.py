@@ -12,7 +12,7 @@ from tests.exchange.test_import import far_apart, imported, own_ids
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
-from tfm_blocks.runs.config import read_config
+from tfm_blocks.runs.saved_run import read_config
 from tfm_blocks.translation.save import save_network
 
 LENGTH = {"original_max_position_embeddings": 6}

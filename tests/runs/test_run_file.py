@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tfm_blocks.errors import RunError
-from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.records import RunFile
 
 FIRST = {"resumed": 0, "git_commit": None, "hardware": {"device": "cpu", "cores": 2}, "versions": {"torch": "2.13.0", "wandb": "0.31.0"}}  # fmt: skip
 SECOND = {

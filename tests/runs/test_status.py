@@ -9,7 +9,7 @@ import pytest
 
 from tfm_blocks.errors import RunError
 from tfm_blocks.runs.metrics import Best
-from tfm_blocks.runs.status import Score, ScoredSet, Status
+from tfm_blocks.runs.records import Score, ScoredSet, Status
 
 DONE = Status(
     "done",

@@ -74,7 +74,7 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
 
     folder = Path(arguments.model)
     if folder.is_dir() and not arguments.overrides:
-        from tfm_blocks.runs.model_file import read_saved_model
+        from tfm_blocks.runs.records import read_saved_model
 
         return check(read_saved_model(folder, arguments.plugins).model, registry)
     from tfm_blocks.compose.model import compose_model

@@ -53,7 +53,7 @@ def _add_runs(commands: options.Commands) -> None:
 def _runs(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.lists import print_runs_json, show_runs
     from tfm_blocks.runs.listing import list_runs
-    from tfm_blocks.runs.status import UNFINISHED
+    from tfm_blocks.runs.saved_run import UNFINISHED
 
     if arguments.delete:
         _delete(arguments)

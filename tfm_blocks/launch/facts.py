@@ -19,8 +19,8 @@ from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.record import NO_EXPERIMENT
-from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.records import RunFile
+from tfm_blocks.runs.saved_run import NO_EXPERIMENT
 from tfm_blocks.training.settings import TrainerSettings
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")

@@ -18,8 +18,8 @@ from tfm_blocks.runs.checkpoints import read_checkpoint
 from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_file
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
+from tfm_blocks.runs.records import Score, ScoredSet, Status
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
-from tfm_blocks.runs.status import Score, ScoredSet, Status
 from tfm_blocks.runs.validation_weights import NEVER
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
@@ -72,7 +72,7 @@ def finish(
         translation=tuple(translations),
         test_set=ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))),
         **_size(module.network.spec),
-        **vars(summarise(read_rows(job.folder / METRICS))),
+        **summarise(read_rows(job.folder / METRICS)),
     )
     write_weights(job.folder, weights)
     if module.scorer.outputs:

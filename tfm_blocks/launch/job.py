@@ -40,8 +40,7 @@ from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder, step_of
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
-from tfm_blocks.runs.run_file import RunFile
-from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.records import RunFile, Status
 from tfm_blocks.runs.validation_weights import NEVER, restore_weights
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import plan_corpus

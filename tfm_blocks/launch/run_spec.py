@@ -13,13 +13,11 @@ from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.consistency import Fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.precision import PRECISIONS
-from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, RUN, WEIGHTS, expect_folder, expect_utf8
 from tfm_blocks.runs.metrics import read_metric_names, read_rows
-from tfm_blocks.runs.model_file import SavedModel
-from tfm_blocks.runs.run_file import RunFile
-from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.records import RunFile, SavedModel, Status
+from tfm_blocks.runs.saved_run import read_config
 from tfm_blocks.training.settings import LinearSettings, RunSettings, read_run
 
 

@@ -11,7 +11,7 @@ from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.model_grid import ModelGrid
 from tfm_blocks.report.run_statistics import run_statistics
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.measures import MEASURES, Statistics
 from tfm_blocks.scoring.paired_test import (
     System,
@@ -121,7 +121,7 @@ def _system(group: Group, notes: list[str]) -> list[Statistics]:
     return [run_statistics(run, _tokenizer(done), notes) for run in done]
 
 
-def _tokenizer(runs: Sequence[RunRecord]) -> str:
+def _tokenizer(runs: Sequence[SavedRun]) -> str:
     """Return the tokenizer of the BLEU of these runs, from its signature."""
     signatures = [run.scores["BLEU"].signature for run in runs if "BLEU" in run.scores]
     known = re.search(r"tok:(13a|none|char|intl|zh)(?:\||$)", signatures[0]) if signatures else None

@@ -14,7 +14,7 @@ from tfm_blocks.report.matrix_table import matrix_rows, mean_rows
 from tfm_blocks.report.rates import RateCurve
 from tfm_blocks.report.screen import print_json, print_table, screen, split_for_page
 from tfm_blocks.report.table import Table, csv_text, latex, markdown, markdown_text, texts
-from tfm_blocks.runs.record import RunRecord, describe
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 def show_tables(tables: Sequence[Table], notes: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ def print_matrix_csv(matrix: Matrix) -> None:
     print(csv_text(Table("", texts(*rows[0]), [list(row.values()) for row in rows])), end="")
 
 
-def _flat(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
+def _flat(run: SavedRun, comparison: Comparison) -> dict[str, Any]:
     row: dict[str, Any] = {"run": str(run.folder), "state": run.state, "reason": run.reason}
     row |= {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
     row |= {"seed": run.settings.get("seed", ""), **run.numbers}
@@ -98,6 +98,6 @@ def _curve_record(curve: RateCurve) -> dict[str, Any]:
     return {"model": curve.label, "key": curve.key, "best": curve.best.value, "edge": curve.edge, "values": values}
 
 
-def _run_record(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
+def _run_record(run: SavedRun, comparison: Comparison) -> dict[str, Any]:
     settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
-    return {**describe(run), "seed": run.settings.get("seed"), "settings": settings}
+    return {**run.describe(), "seed": run.settings.get("seed"), "settings": settings}

@@ -16,7 +16,8 @@ from tfm_blocks.report.matrix_table import matrix_table
 from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.report.screen import clock
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
-from tfm_blocks.runs.record import Measured, RunRecord
+from tfm_blocks.runs.records import Measured
+from tfm_blocks.runs.saved_run import SavedRun
 
 if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import Against
@@ -93,7 +94,7 @@ def scores_table(comparison: Comparison) -> Table:
     return Table("scores and their 95 % intervals", [*texts("run", "scored on"), *numbers], rows)
 
 
-def _runs(comparison: Comparison) -> Iterator[RunRecord]:
+def _runs(comparison: Comparison) -> Iterator[SavedRun]:
     """Return the runs, with the runs of a group next to each other."""
     return (run for group in comparison.groups for run in group.runs)
 
@@ -194,7 +195,7 @@ def _time(seconds: float | None) -> Cell | None:
     return Cell(f"{seconds:.1f} s" if seconds < 60 else clock(seconds), seconds)
 
 
-def _best(run: RunRecord, name: str) -> Cell | None:
+def _best(run: SavedRun, name: str) -> Cell | None:
     best = run.best.get(name)
     return Cell(f"{best.value:.4g} @ {best.step:,}", best.value) if best else None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.line_chart import LineChart, line_over
 from tfm_blocks.report.model_grid import TaskGroups
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.saved_run import SavedRun
 
 SCORE = "accuracy@"  # prefix of the scores of single lengths
 AXIS = "test length"
 
 
-def accuracy_by_length(run: RunRecord) -> dict[int, float]:
+def accuracy_by_length(run: SavedRun) -> dict[int, float]:
     """Return the accuracy of a run for each test length, ascending; empty if it has none."""
     named = {name.removeprefix(SCORE): value for name, value in run.values.items() if name.startswith(SCORE)}
     return dict(sorted((int(length), value) for length, value in named.items()))

@@ -12,31 +12,40 @@ from tfm_blocks.compose.comments import Entry
 from tfm_blocks.errors import Problem
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
-from tfm_blocks.runs.listing import RunEntry, size_of
+from tfm_blocks.runs.listing import size_of
+from tfm_blocks.runs.saved_run import SavedRun
 
 
-def show_runs(runs: Sequence[RunEntry]) -> None:
+def show_runs(runs: Sequence[SavedRun]) -> None:
     """Print a row for each run."""
     columns = [*texts("run", "state", "model", "data"), *(Column(name, COUNT) for name in ("step", "score", "changed"))]
     print_table(Table("", columns, [_row(run) for run in runs]))
 
 
-def _row(run: RunEntry) -> list[Value]:
-    score = Cell(f"{run.score[0]} {run.score[1]:.4g}", run.score[1]) if run.score else None
+def _row(run: SavedRun) -> list[Value]:
+    score = Cell(f"{run.headline[0]} {run.headline[1]:.4g}", run.headline[1]) if run.headline else None
     changed = Cell(datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M"), run.changed)
     return [str(run.folder), run.state, run.model, run.data, run.step, score, changed]
 
 
-def print_runs_json(runs: Sequence[RunEntry]) -> None:
+def print_runs_json(runs: Sequence[SavedRun]) -> None:
     """Print the fields of the table, unrounded, and the command lines."""
     print_json([entry_record(run) for run in runs])
 
 
-def entry_record(run: RunEntry) -> dict[str, Any]:
+def entry_record(run: SavedRun) -> dict[str, Any]:
     """Return the fields of a run for JSON."""
     changed = datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds")
-    score = dict([run.score]) if run.score else {}
-    return asdict(run) | {"folder": str(run.folder), "score": score, "changed": changed}
+    return {
+        "folder": str(run.folder),
+        "state": run.state,
+        "model": run.model,
+        "data": run.data,
+        "step": run.step,
+        "score": dict([run.headline]) if run.headline else {},
+        "changed": changed,
+        "commands": run.commands,
+    }
 
 
 def show_sizes(folders: Sequence[Path]) -> None:

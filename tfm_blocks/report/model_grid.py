@@ -10,7 +10,7 @@ from itertools import chain
 from tfm_blocks.errors import printable
 from tfm_blocks.report.differences import ABSENT, TASK, Factor, Group, settings_of, show_setting
 from tfm_blocks.report.rates import RATES
-from tfm_blocks.runs.record import RunRecord, Setting
+from tfm_blocks.runs.saved_run import SavedRun, Setting
 
 TaskGroups = dict[str, dict[str, Group]]  # by task and by model
 DATA = "data"  # the config group of tasks
@@ -144,7 +144,7 @@ def _varies(key: str, rows: Sequence[Mapping[str, str]]) -> bool:
     return len({row.get(key, ABSENT) for row in rows}) > 1
 
 
-def _name(run: RunRecord) -> str:
+def _name(run: SavedRun) -> str:
     return printable(str(run.settings.get(TASK) or run.start.choices.get(DATA) or ABSENT))
 
 

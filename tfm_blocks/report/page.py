@@ -30,7 +30,7 @@ from tfm_blocks.report.samples import MOST_SAMPLES, common_test_set, samples_of
 from tfm_blocks.report.selection import choose_drawn, choose_models, left_out
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CONFIG
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.saved_run import SavedRun
 
 MOST_ROWS = 40  # of an open table
 FEWEST_SAMPLES = 3  # lines of each of many tasks
@@ -121,7 +121,7 @@ def _samples(grid: ModelGrid, sentence: str | None, plugins: Sequence[str]) -> d
     }
 
 
-def _config(run: RunRecord) -> str:
+def _config(run: SavedRun) -> str:
     try:
         return read_bytes(run.folder / CONFIG).decode("utf-8", "replace")[:LONGEST_CONFIG]
     except RunError:

@@ -11,29 +11,28 @@ from tfm_blocks.report.differences import Group
 from tfm_blocks.report.lists import entry_record
 from tfm_blocks.report.screen import screen
 from tfm_blocks.report.table import Table
-from tfm_blocks.runs.listing import RunEntry
-from tfm_blocks.runs.record import RunRecord, describe
+from tfm_blocks.runs.saved_run import SavedRun
 
 # Facts that other lines or the node table show.
 SHOWN_ELSEWHERE = frozenset({"model", "seed", "command", "resumed", "parameters_by_node"})
 
 
-def show_run(entry: RunEntry, run: RunRecord) -> None:
+def show_run(run: SavedRun) -> None:
     """Print the run in lines."""
-    for line in _lines(entry, run):
+    for line in _lines(run):
         screen().print(line, soft_wrap=True)
 
 
-def run_record(entry: RunEntry, run: RunRecord) -> dict[str, Any]:
+def run_record(run: SavedRun) -> dict[str, Any]:
     """Return everything known about the run, for JSON."""
-    return {**entry_record(entry), **describe(run)}
+    return {**entry_record(run), **run.describe()}
 
 
-def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
-    score = f", {entry.score[0]} {entry.score[1]:.4g}" if entry.score else ""
+def _lines(run: SavedRun) -> Iterator[str]:
+    score = f", {run.headline[0]} {run.headline[1]:.4g}" if run.headline else ""
     reason = f" ({run.reason})" if run.reason else ""
-    yield f"{entry.folder}: {entry.state or 'of no known state'}{reason}, {entry.step:,} steps{score}"
-    yield from entry.commands
+    yield f"{run.folder}: {run.state or 'of no known state'}{reason}, {run.step:,} steps{score}"
+    yield from run.commands
     groups = [Group(run.name, [run])]
     alone = Comparison([run], [], groups)
     yield from _row("measured", runs_table(alone))

@@ -12,15 +12,15 @@ import numpy as np
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.runs.folder import TRANSLATIONS
-from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import read_losses, read_translations
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.measures import Floats, answer_statistics, line_statistics
 
 FORMAT = 1  # version of the cached file; increase it when the statistics change
 FILE = "statistics.npz"
 
 
-def run_statistics(run: RunRecord, tokenizer: str, notes: list[str]) -> dict[str, Floats]:
+def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str, Floats]:
     """Return the statistics by measure. A missing or damaged file adds a note and yields no statistics."""
     statistics: dict[str, Floats] = {}
     try:

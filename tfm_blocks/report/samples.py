@@ -12,8 +12,8 @@ from typing import Literal
 
 from tfm_blocks.errors import RunError
 from tfm_blocks.report.differences import Group
-from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import TranslatedLine, read_translations
+from tfm_blocks.runs.saved_run import SavedRun
 
 MOST_SAMPLES = 20
 LONGEST = 1000  # characters of a text; the time of a comparison grows with their square
@@ -71,7 +71,7 @@ def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES)
     return Samples(task, len(outputs), len(lines), len(lines) - len(unlike), chosen)
 
 
-def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedLine]]:
+def common_test_set(runs: Sequence[SavedRun]) -> dict[str, Sequence[TranslatedLine]]:
     """Return the translations by run name, of the runs with the same test set as the first run."""
     found: dict[str, Sequence[TranslatedLine]] = {}
     for run in runs:

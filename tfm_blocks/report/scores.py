@@ -8,7 +8,7 @@ from dataclasses import asdict
 from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import Cell, Column, Table, Value, texts
-from tfm_blocks.runs.status import Score
+from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.perplexity import Perplexity
 
 TESTS = (

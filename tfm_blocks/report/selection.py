@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.model_grid import TaskGroups
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.saved_run import SavedRun
 
 MOST_RUNS = 20  # runs that are sampled on a task; the tables show all runs
 MOST_MODELS = 20  # models with curves
@@ -66,11 +66,11 @@ def _by_model(groups: Sequence[Group]) -> list[int]:
     return sorted(order, key=lambda place: rank[place])
 
 
-def _spread(runs: Sequence[RunRecord], count: int) -> list[RunRecord]:
+def _spread(runs: Sequence[SavedRun], count: int) -> list[SavedRun]:
     by_loss = sorted(runs, key=_loss)
     chosen = [by_loss[round(number * (len(runs) - 1) / max(1, count - 1))] for number in range(count)]
     return [run for run in runs if any(run is other for other in chosen)]
 
 
-def _loss(run: RunRecord) -> float:
+def _loss(run: SavedRun) -> float:
     return run.best[OBJECTIVE].value if OBJECTIVE in run.best else float("inf")

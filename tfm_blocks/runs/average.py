@@ -12,7 +12,7 @@ from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, MODEL, TOKENIZER, expect_folder, new_folder, numbered_names, step_files
 from tfm_blocks.runs.model import read_tensors, write_weights
-from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.records import Status
 
 
 def average(run: Path, last: int) -> Path:

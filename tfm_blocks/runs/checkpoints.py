@@ -13,8 +13,7 @@ from typing import IO, Any, cast
 import torch
 
 from tfm_blocks.errors import Problem, RunError, printable, shown
-from tfm_blocks.runs.files import damaged, settle
-from tfm_blocks.runs.json_file import JsonFile
+from tfm_blocks.runs.files import JsonFile, damaged, settle
 
 LATEST = "latest.json"
 PART = ".part"

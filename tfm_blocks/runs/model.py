@@ -18,8 +18,8 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import written_beside
 from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_utf8, kept_weights
-from tfm_blocks.runs.model_file import FORMAT, SavedModel, read_saved_model
-from tfm_blocks.runs.status import expect_finished
+from tfm_blocks.runs.records import FORMAT, SavedModel, read_saved_model
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
@@ -76,7 +76,7 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
     """
     spec = read_spec(folder, plugins)
     if checkpoint is None:
-        expect_finished(folder)
+        SavedRun(folder).expect_finished()
     path = folder / WEIGHTS if checkpoint is None else kept_weights(folder, str(checkpoint))
     tensors = read_tensors(path)
     expect_weights(network_without_values(spec), tensors, str(path))  # before anything is allocated

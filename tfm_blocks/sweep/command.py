@@ -27,7 +27,7 @@ from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.lock import hold
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.check import CheckedJob, Match, check_jobs, refuse_wrong
 from tfm_blocks.sweep.engine import JobSource, Sweep
 from tfm_blocks.sweep.job import DONE, WRONG, SweepJob

@@ -12,7 +12,7 @@ from tfm_blocks.errors import RunError
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.lock import holder_of
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.attempt import Attempt
 from tfm_blocks.sweep.job import (
     DONE,

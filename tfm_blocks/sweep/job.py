@@ -14,8 +14,7 @@ from typing import Any
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.runs.folder import STATUS
-from tfm_blocks.runs.status import Status
-from tfm_blocks.runs.sweep import WAITING, JobEntry
+from tfm_blocks.runs.records import WAITING, JobEntry, Status
 from tfm_blocks.training.settings import RunSettings
 
 RUNNING, DONE, STOPPED, PRUNED = "running", "done", "stopped", "pruned"

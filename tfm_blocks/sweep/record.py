@@ -15,10 +15,9 @@ from uuid import uuid4
 from tfm_blocks.compose.job_config import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.runs.files import write_json
-from tfm_blocks.runs.folder import CONFIG, RUN, numbered_names
-from tfm_blocks.runs.record import flat_settings, read_recorded_settings
-from tfm_blocks.runs.status import Status
-from tfm_blocks.runs.sweep import FORMAT, JobEntry, SweepFile
+from tfm_blocks.runs.folder import RUN, numbered_names
+from tfm_blocks.runs.records import FORMAT, JobEntry, Status, SweepFile
+from tfm_blocks.runs.saved_run import SavedRun, flat_settings
 from tfm_blocks.sweep.job import NOT_OF_THE_RUN, SweepJob
 
 JOBS = ".jobs"  # folder of the job files, each with a checked config
@@ -126,7 +125,7 @@ def expect_unchanged(folder: SweepFolder, jobs: Sequence[SweepJob]) -> None:
 
 def _changed(folder: SweepFolder, job: SweepJob) -> Problem:
     help = "restore what it was, or write sweep.name=… for a new sweep"
-    before = read_recorded_settings(folder.run(job) / CONFIG)
+    before = SavedRun(folder.run(job)).settings
     vocab = before.get("vocab")
     now = flat_settings(job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping)
     keys = [key for key in {**before, **now} if key.partition(".")[0] not in NOT_OF_THE_RUN]

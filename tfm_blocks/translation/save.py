@@ -19,7 +19,7 @@ from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import GROUP
 from tfm_blocks.runs.folder import CONFIG, TOKENIZER, new_folder
 from tfm_blocks.runs.model import expect_weights, weights_of, write_model, write_weights
-from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.records import Status
 
 
 def save_network(

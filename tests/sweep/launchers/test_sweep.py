@@ -15,7 +15,7 @@ import pytest
 
 from tests.sweep import test_engine as local
 from tests.sweep.test_supervisor import LIMIT
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.engine import JobSource, Sweep
 from tfm_blocks.sweep.job import DONE, ERROR, KILLED, PRUNED, RUNNING, JobResult, SweepJob
 from tfm_blocks.sweep.launcher import Launcher, Worker
