@@ -248,7 +248,7 @@ class JsonFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file."""
-        content = asdict(self)
+        content = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
         return {item.name: content[item.name] for item in fields(self) if getattr(self, item.name) != _default(item)}
 
 

@@ -58,9 +58,9 @@ RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run 
 class SavedRun:
     """A run folder, or a job of a sweep that has no folder yet. Each file is read when a value of it is first used.
 
-    The values of a missing or damaged file are empty. `job` is the run's entry in a sweep, or None. `known` are values
-    by name that replace those of the folder. `translated_in` is the folder of the translations behind `scores`, if it
-    is not the run folder.
+    The values of a missing or damaged file are empty, except those of `config`. `job` is the run's entry in a sweep, or
+    None. `known` are values by name that replace those of the folder. `translated_in` is the folder of the translations
+    behind `scores`, if it is not the run folder.
     """
 
     def __init__(self, folder: Path, job: JobEntry | None = None, **known: Any) -> None:
@@ -89,6 +89,19 @@ class SavedRun:
         return Status.read_or_empty(self.folder)
 
     @cached_property
+    def config_text(self) -> str:
+        """Return the text of config.yaml. Raises RunError."""
+        return read_text(self.folder / CONFIG)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Return config.yaml. Raises RunError."""
+        try:
+            return parse_mapping(self.config_text)
+        except ValueError as error:
+            raise damaged(self.folder / CONFIG, error) from None
+
+    @cached_property
     def settings(self) -> Mapping[str, Setting]:
         """Return the values of config.yaml by dotted key, with lists as single values.
 
@@ -96,8 +109,7 @@ class SavedRun:
         file that was edited by hand into another form is parsed as a whole.
         """
         with suppress(RunError):
-            text = read_text(self.folder / CONFIG)
-            for parts in (ROOT_KEY.split(text), [text]):
+            for parts in (ROOT_KEY.split(self.config_text), [self.config_text]):
                 with suppress(ValueError):
                     return {key: value for part in parts for key, value in _read_part(part).items()}
         return {}
@@ -356,13 +368,3 @@ def flat_settings(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Sett
             plain = value is None or isinstance(value, (str, int, float, bool))
             settings[f"{prefix}{name}"] = value if plain else str(value)
     return settings
-
-
-def read_config(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the text of config.yaml and its mapping. Raises RunError."""
-    path = run / CONFIG
-    text = read_text(path)
-    try:
-        return text, parse_mapping(text)
-    except ValueError as error:
-        raise damaged(path, error) from None
