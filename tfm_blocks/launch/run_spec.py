@@ -98,41 +98,6 @@ def expect_untrained(saved: SavedRun) -> None:
         rule = "has no checkpoint, but results of an earlier training, which a restart from step 0 would replace"
         help = f"restore {CHECKPOINTS}/, or start a new run with its weights: init_from={saved.folder}"
         raise RunError(Problem(str(saved.folder), rule, help=help))
-=======
-        It does if it was scored, if its callbacks changed, or if an earlier resume began with it after this step.
-        """
-        changed = settings.callbacks != read_run(self.config).callbacks
-        return self.stopped_early or changed or self.start.prolonged == step
-
-    def expect_resumable(self, settings: RunSettings, step: int) -> None:
-        """Raise ConfigError if there is nothing left to train after `step`, or if the run would fail again."""
-        steps, schedule = settings.trainer.steps, settings.schedule
-        if self.state == "diverged":
-            rule = f"diverged ({self.reason}), and would do so again: a resumed run repeats its steps"
-            raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
-        before = read_run(self.config)
-        unchanged = (settings.callbacks, settings.trainer.steps) == (before.callbacks, before.trainer.steps)
-        if self.stopped_early and settings.callbacks.early_stopping.patience and unchanged:
-            help = "write a higher callbacks.early_stopping.patience, or null"
-            raise ConfigError(Problem("resume", self.reason, help=help))
-        if steps < step or (steps == step and self.state == "done"):
-            rule = f"is {steps}, but the run already has {step} steps"
-            help = f"train longer: trainer.steps={2 * max(step, steps)}"
-            raise ConfigError(Problem("trainer.steps", rule, help=help))
-        if isinstance(schedule, PeakSettings) and not schedule.rate(steps):
-            rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
-            raise ConfigError(Problem("trainer.steps", rule, help="start a new run with a longer schedule"))
-
-    def expect_untrained(self) -> None:
-        """Raise RunError if the run, which has no checkpoint, trained before: a restart would replace its results.
-
-        A run killed before its first checkpoint may restart. With `checkpoint_every`, that checkpoint is at step 0.
-        """
-        logged = self.config["trainer"].get("checkpoint_every") and read_rows(self.folder / METRICS)
-        if self.state == "done" or logged or (self.folder / WEIGHTS).is_file():
-            rule = "has no checkpoint, but results of an earlier training, which a restart from step 0 would replace"
-            help = f"restore {CHECKPOINTS}/, or start a new run with its weights: init_from={self.folder}"
-            raise RunError(Problem(str(self.folder), rule, help=help))
 
 
 def read_saved_run(run: Path) -> SavedRun:
