@@ -8,10 +8,16 @@ from random import Random
 
 import torch
 
-from tfm_blocks.runs.checkpoints import list_checkpoints, write_checkpoint
+from tfm_blocks.runs.checkpoints import (
+    NEVER,
+    delete_old_weights,
+    list_checkpoints,
+    replace_best,
+    restore_weights,
+    write_checkpoint,
+)
 from tfm_blocks.runs.folder import BEST, step_file, step_files, step_of
 from tfm_blocks.runs.model import read_tensors, write_tensors
-from tfm_blocks.runs.validation_weights import NEVER, delete_old_weights, replace_best, restore_weights
 
 KEEP_LAST, AVERAGE, CHECKPOINTS = 3, 2, 2
 

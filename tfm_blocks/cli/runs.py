@@ -101,6 +101,6 @@ def _attention(arguments: argparse.Namespace) -> None:
 
 def _average(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.screen import print_line
-    from tfm_blocks.runs.average import average
+    from tfm_blocks.runs.checkpoints import average
 
     print_line(f"folder: {average(arguments.folder, arguments.last)}")

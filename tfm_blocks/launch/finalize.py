@@ -13,14 +13,12 @@ from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
-from tfm_blocks.runs.average import mean_weights
-from tfm_blocks.runs.checkpoints import read_checkpoint
+from tfm_blocks.runs.checkpoints import NEVER, mean_weights, read_checkpoint
 from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_file
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.records import Score, ScoredSet, Status
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
-from tfm_blocks.runs.validation_weights import NEVER
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news, validated_steps

@@ -44,14 +44,13 @@ from tfm_blocks.launch.run_spec import (
     recorded_precision,
 )
 from tfm_blocks.network.build import count_parameters, network_without_values
-from tfm_blocks.runs.checkpoints import newest_intact
+from tfm_blocks.runs.checkpoints import NEVER, newest_intact, restore_weights
 from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder, step_of
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.runs.records import RunFile, Status
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.runs.validation_weights import NEVER, restore_weights
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
