@@ -16,10 +16,11 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.process_settings import collect_garbage_rarely
+from tfm_blocks.network.weights import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 

@@ -16,8 +16,9 @@ import torch
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.exchange.onnx.tracing import Graph, refused
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import weights_of
 from tfm_blocks.runs.folder import WEIGHTS
-from tfm_blocks.runs.model import weights_of, write_weights
+from tfm_blocks.runs.model import write_weights
 
 OPSET = 20
 NEXT = "next."
