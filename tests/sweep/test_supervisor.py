@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.sweep.jobs import LIMIT
-from tfm_blocks.sweep.job_file import SUPERVISOR
+from tfm_blocks.sweep.launcher import SUPERVISOR
 
 # A job with two children: one that ignores SIGTERM, and one in the background.
 STUBBORN = "trap '' TERM; sleep 1000 & (trap '' TERM; sleep 1000) & echo ready; while true; do sleep 0.1; done"
