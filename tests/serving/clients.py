@@ -6,10 +6,9 @@ import json
 import threading
 import time
 
-from tfm_blocks.serving.batcher import Batcher
-from tfm_blocks.serving.metrics import Metrics
+from tfm_blocks.serving import Limits
+from tfm_blocks.serving.batcher import Batcher, Metrics
 from tfm_blocks.serving.server import create_server, listen
-from tfm_blocks.serving.settings import Limits
 
 
 @contextlib.contextmanager
