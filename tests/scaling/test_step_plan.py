@@ -8,8 +8,7 @@ from tests.scaling.real_step import batching_of, spec_of
 from tfm_blocks.cli import main
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import count_parameters
-from tfm_blocks.scaling.card import card_names, read_card
-from tfm_blocks.scaling.step_plan import StepSettings, plan_steps
+from tfm_blocks.scaling.step_plan import StepSettings, card_names, plan_steps, read_card
 from tfm_blocks.scaling.step_trace import trace_step
 
 H100 = read_card("h100")
