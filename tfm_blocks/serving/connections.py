@@ -21,14 +21,6 @@ from tfm_blocks.serving.batcher import Metrics
 HEADERS = {408: {"Connection": "close"}, 413: {"Connection": "close"}, 429: {"Retry-After": "1"}}
 
 
-class RequestRefusedError(Exception):
-    """Signals that a request gets an error response."""
-
-    def __init__(self, status: int, problem: Problem) -> None:
-        super().__init__(problem.rule)
-        self.status, self.problem = status, problem
-
-
 def error_of(problem: Problem) -> dict[str, str]:
     """Return the JSON of a problem, without lone surrogates, which keys of a request may contain and UTF-8 lacks."""
     return {name: printable(getattr(problem, name)) for name in ("address", "rule", "help")}

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +18,7 @@ from tfm_blocks.data.tokenizer import unknown_warning
 from tfm_blocks.errors import DataError, Problem, TfmError
 from tfm_blocks.serving import CLIENT_CLOSED, Limits
 from tfm_blocks.serving.batcher import Batcher, Job, Metrics, Outputs, Progress
-from tfm_blocks.serving.connections import RequestRefusedError, error_of
+from tfm_blocks.serving.connections import error_of
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 from tfm_blocks.translation.stream import fitting, fitting_prompts
@@ -106,16 +106,16 @@ def expect_at_most(name: str, value: int, limit: int) -> None:
 
 
 def submit(body: TranslateBody | GenerateBody, batcher: Batcher, progress: Progress | None = None) -> Job:
-    """Submit the job of a request. Raises RequestRefusedError with status 413, 422 or 429."""
+    """Submit the job of a request. Raises HTTPException with status 413, 422 or 429."""
     if batcher.unfinished() >= batcher.limits.requests:
         rule = f"{batcher.limits.requests} requests wait or run, the limit of this server"
-        raise RequestRefusedError(429, Problem("", rule, help="try again"))
+        raise HTTPException(429, Problem("", rule, help="try again"))
     try:
         job = body.job(batcher.translator, batcher.limits)
     except TfmError as error:
-        raise RequestRefusedError(413 if isinstance(error, DataError) else 422, error.problems[0]) from None
+        raise HTTPException(413 if isinstance(error, DataError) else 422, error.problems[0]) from None
     except (ValueError, TypeError) as error:
-        raise RequestRefusedError(422, Problem("", str(error), help="docs/serving.md describes the settings")) from None
+        raise HTTPException(422, Problem("", str(error), help="docs/serving.md describes the settings")) from None
     job.progress = progress or job.progress
     rows = [ids for task in job.tasks for ids in (*task.sources, task.before, task.prefix)]
     texts = [[id for id in ids if id not in (BOS, EOS)] for ids in rows]

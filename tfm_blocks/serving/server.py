@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -23,7 +24,7 @@ from tfm_blocks import __version__
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.serving import FINISH_SECONDS, SEND_SECONDS, Limits
 from tfm_blocks.serving.batcher import Batcher
-from tfm_blocks.serving.connections import Connection, RequestMiddleware, RequestRefusedError, error_response
+from tfm_blocks.serving.connections import Connection, RequestMiddleware, error_response
 from tfm_blocks.serving.requests import GenerateBody, TranslateBody, respond, stream_response, submit
 
 LOCAL = ["127.0.0.1", "localhost", "[::1]"]
@@ -137,10 +138,6 @@ def _add_routes(app: FastAPI, batcher: Batcher) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     """Return every error as JSON with address, rule and fix, without paths and tracebacks."""
 
-    @app.exception_handler(RequestRefusedError)
-    async def refused(request: Request, error: RequestRefusedError) -> Response:
-        return error_response(error.status, error.problem)
-
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
@@ -150,8 +147,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(422, Problem(address, first["msg"], help=help))
 
     @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        problem = Problem("", error.detail, help="GET /openapi.json lists the paths")
+    async def refused(request: Request, error: HTTPException) -> Response:
+        problem: Any = error.detail  # of our own errors; the others are about paths and methods
+        if not isinstance(problem, Problem):
+            problem = Problem("", problem, help="GET /openapi.json lists the paths")
         return error_response(error.status_code, problem, error.headers)
 
     @app.exception_handler(Exception)

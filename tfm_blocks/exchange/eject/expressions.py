@@ -121,7 +121,7 @@ class Expressions(ABC):
         return getattr(value, text)
 
     def _of_module(self, ref: Ref, text: str) -> Any:
-        module, expr = ref.module, ast.Attribute(ref.expr, text, ast.Load())
+        module, expr = ref.module, ast.Attribute(ref.expr, text)
         if text == "training":
             return Code(parse("self.training"), (False,) * RUNS)
         for values in (module._parameters, module._buffers, module._modules):
@@ -148,7 +148,7 @@ class Expressions(ABC):
         if not isinstance(value, Code) and not isinstance(index, Code):
             return value[index]
         runs = trial(lambda x, i: x[i], value, index)
-        return Code(ast.Subscript(to_expr(value), to_expr(index), ast.Load()), runs)
+        return Code(ast.Subscript(to_expr(value), to_expr(index)), runs)
 
     def iterate(self, value: Any) -> list[Any]:
         """Return the elements of a value. Raises CannotEjectError if their number is unknown."""
@@ -246,7 +246,7 @@ class Expressions(ABC):
     _generatorexp = _listcomp
 
     def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
-        pair = ast.Tuple([node.key, node.value], ast.Load())
+        pair = ast.Tuple([node.key, node.value])
         return dict(self._listcomp(ast.ListComp(pair, node.generators), frame))
 
     def _repeated(
@@ -322,14 +322,14 @@ def _of_code(value: Code, text: str) -> Any:
     """Return an attribute of an unknown value."""
     if text in ("requires_grad", "is_meta"):
         return False
-    expr = ast.Attribute(value.expr, text, ast.Load())
+    expr = ast.Attribute(value.expr, text)
     runs = trial(getattr, value, text)
     if text == "type" and runs and isinstance(runs[0], str):
         return Code(expr, ("cpu",) * RUNS)
     if text == "shape" and runs and len({len(run) for run in runs}) == 1:
         sizes = enumerate(zip(*runs, strict=True))
         return tuple(
-            size[0] if len(set(size)) == 1 else Code(ast.Subscript(expr, ast.Constant(axis), ast.Load()), size)
+            size[0] if len(set(size)) == 1 else Code(ast.Subscript(expr, ast.Constant(axis)), size)
             for axis, size in sizes
         )
     if text == "ndim" and runs and len(set(runs)) == 1:

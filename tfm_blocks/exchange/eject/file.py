@@ -22,7 +22,8 @@ from tfm_blocks.exchange.eject.graph import (
     scope_of,
 )
 from tfm_blocks.exchange.eject.layers import initial_state, write_items
-from tfm_blocks.exchange.eject.scope_methods import KEEP, SIZE, Mode, ScopeMethod
+from tfm_blocks.exchange.eject.scope_methods import Mode, ScopeMethod
+from tfm_blocks.exchange.eject.statements import name_nodes
 from tfm_blocks.exchange.eject.values import CannotEjectError, Code, assignment, code, parse
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET, Input, Spec, names
@@ -55,22 +56,16 @@ def eject(spec: Spec, sources: Sources, title: str) -> str:
     except CannotEjectError as error:
         raise ConfigError(Problem("model", f"cannot be ejected: {error}", help="see docs/ejecting.md")) from error
     classes = [f"class {name}(nn.Module):\n{body}" for body, name in context.classes.items()]
-    return _formatted(_file(_docstring(spec, title), "\n\n".join([*classes, model])))
-
-
-def _docstring(spec: Spec, title: str) -> str:
-    model = yaml.safe_dump({"model": spec.mapping}, sort_keys=False, default_flow_style=None, width=WIDTH - 10)
-    text = f"{title}: written by `tfm eject`.\n\n{LEGEND}\n\n{model}"
-    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-
-
-def _file(docstring: str, body: str) -> str:
-    names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
-    imports = "import torch\n" * ("torch" in names) + "from torch import Tensor, nn\n"
-    imports += "from torch.nn import functional as F\n" * ("F" in names)
-    state = ("from typing import Any\n\n", "State = dict[str, Any]\n\n\n") if "State" in names else ("", "\n")
-    node = f"{NODE}\n\n" if "Node" in names else ""
-    return f'"""{docstring}"""\n\nfrom __future__ import annotations\n\n{state[0]}{imports}\n{state[1]}{node}{body}'
+    body = "\n\n".join([*classes, model])
+    used = {node.id for node in name_nodes([ast.parse(body)])}
+    imports = "import torch\n" * ("torch" in used) + "from torch import Tensor, nn\n"
+    imports += "from torch.nn import functional as F\n" * ("F" in used)
+    state = ("from typing import Any\n\n", "State = dict[str, Any]\n\n\n") if "State" in used else ("", "\n")
+    mapping = yaml.safe_dump({"model": spec.mapping}, sort_keys=False, default_flow_style=None, width=WIDTH - 10)
+    docstring = f"{title}: written by `tfm eject`.\n\n{LEGEND}\n\n{mapping}".replace("\\", "\\\\")
+    docstring = docstring.replace('"""', '\\"\\"\\"')
+    text = f'"""{docstring}"""\n\nfrom __future__ import annotations\n\n{state[0]}{imports}\n{state[1]}'
+    return _formatted(text + f"{NODE}\n\n" * ("Node" in used) + body)
 
 
 def _formatted(text: str) -> str:
@@ -121,9 +116,7 @@ class ModelWriter:
         method = self._method("forward", scope, inputs, parameters)
         write_items(method)
         outputs = [method.read(address).expr for address in (self.encoded if text == "encode" else [self.exit])]
-        result, typed = (
-            (outputs[0], "Tensor") if len(outputs) == 1 else (ast.Tuple(outputs, ast.Load()), "tuple[Tensor, ...]")
-        )
+        result, typed = (outputs[0], "Tensor") if len(outputs) == 1 else (ast.Tuple(outputs), "tuple[Tensor, ...]")
         return MethodCode(text, dict.fromkeys(parameters), method.evaluator.finish(result), typed)
 
     def _method(self, mode: Mode, scope: CallScope, inputs: Sequence[Input], parameters: Sequence[str]) -> ScopeMethod:
@@ -145,14 +138,14 @@ class ModelWriter:
                         text = f"torch.ones({tensor.name}.shape[:2], dtype=torch.bool, device={tensor.name}.device)"
                     self._bind_mask(method, axis.name, code(text, self.context.mask_runs(axis.name)))
         for axis in self.context.network.joined:
-            masks = [method.values.get(f"{KEEP}{part}") for part in axis.name.split("+")]
+            masks = [method.values.get(f"keep:{part}") for part in axis.name.split("+")]
             if None not in masks:
                 joined = method.evaluator.call(torch.cat, [masks, 1], {})
                 self._bind_mask(method, axis.name, method.evaluator.call(padded_last, [joined], {}))
         return method
 
     def _bind_mask(self, method: ScopeMethod, axis: str, mask: Code) -> None:
-        method.values[f"{KEEP}{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", mask)
+        method.values[f"keep:{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", mask)
 
     def _start(self, state_keys: Mapping[str, str]) -> MethodCode:
         """Return the method that encodes the sources and allocates the state of the steps."""
@@ -160,9 +153,9 @@ class ModelWriter:
         method = self._method("start", self.decoder, self.sources, [*parameters, "rows"])
         rows = f"{self.sources[0].name}.shape[0]" if self.sources else "rows"
         first, _, parameter = next(key for key, _ in self.context.network.named_parameters()).rpartition(".")
-        method.values[f"{SIZE}rows"] = code(rows, BATCHES)
-        method.values[f"{SIZE}length"] = code("length", LENGTHS)
-        method.values[f"{SIZE}like"] = code(f"{self.context.path(first, '')}.{parameter}")
+        method.values["size:rows"] = code(rows, BATCHES)
+        method.values["size:length"] = code("length", LENGTHS)
+        method.values["size:like"] = code(f"{self.context.path(first, '')}.{parameter}")
         write_items(method)
         result = initial_state(method, {method.position_key: ast.Constant(0)}, state_keys)
         return MethodCode("start", dict.fromkeys(parameters), method.evaluator.finish(result), "State")
@@ -175,7 +168,7 @@ class ModelWriter:
         method.values[TARGET] = evaluator.bind("tgt", code("tgt_B[:, None]", self.context.runs(TARGET, step=True)))
         entry, position = f"state[{method.position_key!r}]", evaluator.fresh("position")
         evaluator.body.append(assignment(position, parse(entry)))
-        method.values[f"{SIZE}position"] = code(position, POSITIONS)
+        method.values["size:position"] = code(position, POSITIONS)
         axis = str(self.context.shapes[TARGET][1])
         mask = code("torch.ones_like(tgt, dtype=torch.bool)", self.context.mask_runs(axis, step=True))
         self._bind_mask(method, axis, mask)

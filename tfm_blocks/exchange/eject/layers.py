@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tfm_blocks.exchange.eject.classes import MethodCode, class_body
 from tfm_blocks.exchange.eject.graph import CallScope, EjectContext, LayerStack, outputs_of
-from tfm_blocks.exchange.eject.scope_methods import KEEP, Mode, ScopeMethod, Source
+from tfm_blocks.exchange.eject.scope_methods import Mode, ScopeMethod
 from tfm_blocks.exchange.eject.statements import name_nodes
 from tfm_blocks.exchange.eject.values import Code, assignment, code, name, parse
 
@@ -47,9 +46,7 @@ def initial_state(method: ScopeMethod, entries: Mapping[str, ast.expr], state_ke
                 address, expr = item.address, method.start(item) if item.address in method.context.moving else None
         if expr is not None:
             state[method.scope.relative(address)] = expr
-    for address, key in state_keys.items():
-        mask = address.startswith(KEEP)
-        state[key] = (method.mask(address.removeprefix(KEEP)) if mask else method.read(address)).expr
+    state |= {entry: method.read(key).expr for key, entry in state_keys.items()}
     return ast.Dict([ast.Constant(key) for key in state], list(state.values()))
 
 
@@ -88,9 +85,9 @@ def _layer_method(
         initial_state(method, {}, state_keys) if mode == "start" else method.read(output).expr
     )
     used = {node.id for node in name_nodes(body)}
-    parameters = {key: source for key, source in method.parameters.items() if key in used}
+    parameters = {text: key for text, key in method.parameters.items() if text in used}
     if mode == "step" and "state" in used:
-        parameters["state"] = ("state", scope.address)
+        parameters["state"] = f"state:{scope.address}"
     return MethodCode(mode, parameters, body, "State" if mode == "start" else "Tensor", method.state_keys)
 
 
@@ -128,14 +125,14 @@ class StackWriter:
             return None
         pattern = self._pattern("start")
         if pattern is None:
-            return ast.List(list(self._calls("start")), ast.Load())
+            return ast.List(list(self._calls("start")))
         return self._comprehension("start", pattern)
 
-    def _parameters(self, mode: Mode) -> list[Mapping[str, Source]]:
+    def _parameters(self, mode: Mode) -> list[Mapping[str, str]]:
         methods = [layer.methods.get(mode) for layer in self.classes]
         return [method.parameters if method else {} for method in methods]
 
-    def _pattern(self, mode: Mode) -> dict[str, tuple[str, Any]] | None:
+    def _pattern(self, mode: Mode) -> dict[str, tuple[str, str]] | None:
         """Return the kind of each parameter over the layers: constant, carried (the previous output), indexed or state.
 
         None if the layers differ in their classes or in another kind of parameter.
@@ -147,25 +144,22 @@ class StackWriter:
         kinds = {key: self._kind([row[key] for row in rows]) for key in rows[0]}
         return None if None in kinds.values() else {key: kind for key, kind in kinds.items() if kind is not None}
 
-    def _kind(self, sources: list[Source]) -> tuple[str, Any] | None:
-        if len(set(sources)) == 1:
-            return "constant", sources[0]
-        if sources[0][0] == "state":
+    def _kind(self, keys: list[str]) -> tuple[str, str] | None:
+        if len(set(keys)) == 1:
+            return "constant", keys[0]
+        if keys[0].startswith("state:"):
             return "state", self.states
-        if sources[1:] == [("value", layer.output) for layer in self.classes[:-1]]:
-            return "carried", sources[0]
-        for variable, addresses in self.method.lists.items():
-            if [("value", address) for address in addresses] == sources:
-                return "indexed", variable
-        return None
+        if keys[1:] == [layer.output for layer in self.classes[:-1]]:
+            return "carried", keys[0]
+        return next((("indexed", variable) for variable, outputs in self.method.lists.items() if outputs == keys), None)
 
     def _calls(self, mode: Mode) -> Iterator[ast.expr]:
         """Yield the call of each layer, which may read the outputs of the layers before; {} without such a method."""
         for index, (layer, parameters) in enumerate(zip(self.classes, self._parameters(mode), strict=True)):
             function = parse(self.paths[index] + ("" if mode == "forward" else f".{mode}"))
             arguments = [
-                parse(f"{self.states}[{index}]") if source[0] == "state" else self.method.source(source).expr
-                for source in parameters.values()
+                parse(f"{self.states}[{index}]") if key.startswith("state:") else self.method.read(key).expr
+                for key in parameters.values()
             ]
             yield ast.Call(function, arguments, []) if mode in layer.methods else ast.Dict([], [])
 
@@ -183,7 +177,7 @@ class StackWriter:
         return f"[{', '.join(paths)}]"
 
     def _iteration(
-        self, mode: Mode, pattern: Mapping[str, tuple[str, Any]], carried: ast.expr
+        self, mode: Mode, pattern: Mapping[str, tuple[str, str]], carried: ast.expr
     ) -> tuple[ast.expr, ast.expr, ast.Call]:
         """Return the target and the iterable of the loop, and the layer's call."""
         layer = self.evaluator.fresh("layer")
@@ -194,16 +188,16 @@ class StackWriter:
                 iterables.append(content)
                 arguments.append(name(targets[-1]))
             else:
-                arguments.append(carried if kind == "carried" else self.method.source(content).expr)
+                arguments.append(carried if kind == "carried" else self.method.read(content).expr)
         target, iterable = targets[0], iterables[0]
         if len(targets) > 1:
             target, iterable = f"({', '.join(targets)})", f"zip({', '.join(iterables)})"
         call = ast.Call(parse(layer if mode == "forward" else f"{layer}.{mode}"), arguments, [])
         return assignment(target, call).targets[0], parse(iterable), call
 
-    def _loop(self, mode: Mode, pattern: Mapping[str, tuple[str, Any]]) -> None:
+    def _loop(self, mode: Mode, pattern: Mapping[str, tuple[str, str]]) -> None:
         """Write a loop in which each layer reads the output of the previous layer."""
-        first = next(self.method.source(source).expr for kind, source in pattern.values() if kind == "carried")
+        first = next(self.method.read(key).expr for kind, key in pattern.values() if kind == "carried")
         inside = set(self.stack.calls)
         read = {address for call in self.context.calls if call not in inside for address in call.node.read}
         collects = any(layer.output in read for layer in self.classes[:-1])
@@ -229,6 +223,6 @@ class StackWriter:
             runs = self.context.runs(address, step=self.method.steps)
             self.method.values[address] = code(f"{variable}[{index}]", runs)
 
-    def _comprehension(self, mode: Mode, pattern: Mapping[str, tuple[str, Any]]) -> ast.expr:
+    def _comprehension(self, mode: Mode, pattern: Mapping[str, tuple[str, str]]) -> ast.expr:
         target, iterable, call = self._iteration(mode, pattern, name("_"))
         return ast.ListComp(call, [ast.comprehension(target, iterable, [], 0)])

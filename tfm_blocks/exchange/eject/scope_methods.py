@@ -18,67 +18,48 @@ from tfm_blocks.language.spec import TARGET, format_shape
 from tfm_blocks.network.call import Call, Operand, pad_last
 
 Mode = Literal["forward", "start", "step"]
-Source = tuple[str, Any]  # the origin of a parameter: ("value", address), ("mask", axis) or ("size", name)
-KEEP = "keep:"  # prefix of the key of a keep mask, which distinguishes it from addresses
-SIZE = "size:"  # prefix of the key of `position`, `rows`, `length` and `like`
 INLINED_OPERATIONS = (Add, Scale, Gain, DropPath, Dropout)  # operations of add & norm that are written out
 
 
 class ScopeMethod:
-    """A method of a scope while it is written: the values so far, and the parameters that it reads.
+    """A method of a scope while it is written: the values so far, and the keys of the parameters that it reads.
 
-    `lists` has the variables with the outputs of all layers of a stack, and `state_keys` the keys in the state of
-    values that a step reads, by address.
+    The key of a value is the address of a node or an input, `keep:` and the axis of a keep mask, or `size:` and the
+    name of a size (`position`, `rows`, `length` and `like`). `lists` has the variables with the outputs of all layers
+    of a stack, and `state_keys` the entries of the state that a step reads, by the key of the value.
     """
 
     def __init__(self, context: EjectContext, scope: CallScope, mode: Mode, names: set[str] = RESERVED) -> None:
         self.context, self.scope, self.mode, self.steps = context, scope, mode, mode == "step"
         self.evaluator = Evaluator({*names})
         self.values: dict[str, Code] = {}
-        self.parameters: dict[str, Source] = {}
+        self.parameters: dict[str, str] = {}
         self.lists: dict[str, list[str]] = {}
         self.state_keys: dict[str, str] = {}
         keys = {scope.relative(item.address) for item in scope.items}
         self.position_key = unused("position", keys)
         self.used_keys = {self.position_key, *keys}
 
-    def source(self, source: Source) -> Code:
-        """Return the value of the origin of a layer's parameter."""
-        kind, key = source
-        return {"value": self.read, "mask": self.mask, "size": self.size}[kind](key)
-
-    def read(self, address: str) -> Code:
-        """Return the value at an address: a variable, an entry of the state, or a new parameter."""
-        word, context = address.split(".")[0], self.context
-        if self.steps and address not in self.values and address not in context.moving:
-            return self._stored(address, word, context.runs(address))
-        word = "x" if not self.parameters and self.scope.address else word
-        return self._known(address, word, ("value", address), lambda: context.runs(address, step=self.steps))
-
-    def mask(self, axis: str) -> Code:
-        """Return the keep mask of an axis."""
-        key, word, context = f"{KEEP}{axis}", f"keep_B{axis.replace('+', '')}", self.context
-        if self.steps and TARGET not in context.axes[axis].inputs:
-            return self._stored(key, word, context.mask_runs(axis))
-        return self._known(key, word, ("mask", axis), lambda: context.mask_runs(axis, step=self.steps))
-
-    def size(self, word: str) -> Code:
-        """Return the parameter `position`, `rows`, `length` or `like`."""
-        return self._known(f"{SIZE}{word}", word, ("size", word), lambda: POSITIONS)
-
-    def _stored(self, address: str, word: str, runs: Any) -> Code:
-        """Return the entry of the state with the value or the mask of this address."""
-        if address not in self.state_keys:
-            self.state_keys[address] = unused(word, self.used_keys.union(self.state_keys.values()))
-        return code(f"state[{self.state_keys[address]!r}]", runs)
-
-    def _known(self, key: str, word: str, source: Source, runs: Any) -> Code:
-        """Return the value of a key, or a new parameter."""
-        if key not in self.values:
-            text = next((text for text, other in self.parameters.items() if other == source), None)
-            text = text or self.evaluator.fresh(word)
-            self.parameters[text] = source
-            self.values[key] = code(text, runs())
+    def read(self, key: str) -> Code:
+        """Return the value of a key: a variable, an entry of the state, or a new parameter."""
+        if key in self.values:
+            return self.values[key]
+        kind, _, rest = key.rpartition(":")
+        word, runs, moves, context = rest.split(".")[0], POSITIONS, True, self.context
+        if kind == "":
+            moves, runs = key in context.moving, context.runs(key, step=self.steps)
+        elif kind == "keep":
+            moves, runs = TARGET in context.axes[rest].inputs, context.mask_runs(rest, step=self.steps)
+            word = f"keep_B{rest.replace('+', '')}"
+        if self.steps and not moves:
+            if key not in self.state_keys:
+                self.state_keys[key] = unused(word, self.used_keys.union(self.state_keys.values()))
+            return code(f"state[{self.state_keys[key]!r}]", runs)
+        if kind == "" and not self.parameters and self.scope.address:
+            word = "x"
+        text = self.evaluator.fresh(word)
+        self.parameters[text] = key
+        self.values[key] = code(text, runs)
         return self.values[key]
 
     def store(self, address: str, result: Code, word: str = "") -> None:
@@ -103,7 +84,7 @@ class ScopeMethod:
         if isinstance(module, Branch):
             y = self._block(call, module)
             if call.concatenated:  # move the padding of concatenated sequences behind all other positions
-                y = self.evaluator.call(pad_last, [y, [self.mask(axis) for axis in call.concatenated]], {})
+                y = self.evaluator.call(pad_last, [y, [self.read(f"keep:{axis}") for axis in call.concatenated]], {})
             y = self._operations(call, module.post, f"{owner}.post", y)
         else:
             assert isinstance(module, Steps)
@@ -150,7 +131,7 @@ class ScopeMethod:
         for port in others:  # a step reads only those that depend on the target
             if not stepping or port.moves:
                 known[port.parameter] = self._operand(port)
-        known |= {key: self.mask(axis) for key, axis in call.mask_axes.items() if key in parameters}
+        known |= {key: self.read(f"keep:{axis}") for key, axis in call.mask_axes.items() if key in parameters}
         runs = self.context.runs(call.address, step=self.steps)
         path = parse(self._path(f"{call.node.owner}.block"))
         if not written.name:
@@ -159,8 +140,8 @@ class ScopeMethod:
         if stepping:
             known["state"] = code(f"state[{self.scope.relative(call.address)!r}]")
             if "position" in parameters:
-                known["position"] = self.size("position")
-        function = ast.Attribute(path, "step", ast.Load()) if stepping else path
+                known["position"] = self.read("size:position")
+        function = ast.Attribute(path, "step") if stepping else path
         return residual(function, [known[key] for key in parameters], {}, runs)
 
     def _operand(self, port: Operand) -> Any:
@@ -173,8 +154,8 @@ class ScopeMethod:
         if method is None:
             return None
         known = {port.parameter: self._operand(port) for port in call.ports[1:] if not port.moves}
-        known |= {key: self.mask(axis) for key, axis in call.mask_axes.items() if key in method.parameters}
-        known |= {key: self.size(key) for key in method.parameters if key not in known}
+        known |= {key: self.read(f"keep:{axis}") for key, axis in call.mask_axes.items() if key in method.parameters}
+        known |= {key: self.read(f"size:{key}") for key in method.parameters if key not in known}
         function = parse(f"{self._path(call.node.owner)}.block.start")
         return residual(function, [known[key] for key in method.parameters], {}, None).expr
 

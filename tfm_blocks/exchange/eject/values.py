@@ -190,9 +190,9 @@ def to_expr(value: Any) -> ast.expr:
             lower, upper = (None if bound is None else to_expr(bound) for bound in (start or None, stop))
             return ast.Slice(lower, upper, None if step is None or step == 1 else to_expr(step))
         case tuple():
-            return ast.Tuple([to_expr(inner) for inner in value], ast.Load())
+            return ast.Tuple([to_expr(inner) for inner in value])
         case list():
-            return ast.List([to_expr(inner) for inner in value], ast.Load())
+            return ast.List([to_expr(inner) for inner in value])
         case dict():
             return ast.Dict([to_expr(key) for key in value], [to_expr(inner) for inner in value.values()])
         case torch.dtype():
