@@ -100,17 +100,13 @@ class Connection(H11Protocol):
         self.waiting_since = self.loop.time()
         self.head_timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_waiting(self) -> bool:
-        """Return True until the headers and the body of a request are complete."""
-        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit, and close the connection that has waited longest if there are too many."""
         super().connection_made(transport)
         self._limit_head()
         if len(self.connections) > self.most:
-            waiting = [other for other in self.connections if isinstance(other, Connection) and other.is_waiting]
+            others = [other for other in self.connections if isinstance(other, Connection)]
+            waiting = [other for other in others if other.conn.their_state in (h11.IDLE, h11.SEND_BODY)]
             oldest = min(waiting, key=lambda other: other.waiting_since)  # at least this connection
             self.connections.discard(oldest)
             oldest.transport.abort()

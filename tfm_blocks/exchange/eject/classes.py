@@ -112,7 +112,7 @@ class BlockClass:
     def _masks(self) -> dict[str, Code]:
         """Return the parameters of the keep masks."""
         axes = self.call.mask_axes.items()
-        return {key: code(key, self.context.mask_runs(axis)) for key, axis in axes if axis != "None"}
+        return {key: code(key, self.context.runs(f"keep:{axis}")) for key, axis in axes if axis != "None"}
 
     def _forward(self) -> MethodCode:
         """Return the block's forward, without its loss."""
@@ -131,7 +131,7 @@ class BlockClass:
         operands = self._operands()
         fixed = {port.parameter: operands[port.parameter] for port in self.call.ports[1:] if not port.moves}
         fixed |= {key: mask for key, mask in self._masks().items() if key in known}
-        like = code("like", self.context.tensors((1,), torch.float32))  # the dtype and device of the caches
+        like = code("like", (torch.zeros(1, device="meta"),) * RUNS)  # the dtype and device of the caches
         sizes = {"rows": code("rows", BATCHES), "length": code("length", LENGTHS), "like": like}
 
         def action(evaluator: Evaluator) -> Any:

@@ -292,25 +292,25 @@ class Expressions(ABC):
                 raise CannotEjectError(f"an assignment to {ast.unparse(target)} is not supported")
 
     def _assign_parts(self, target: ast.Tuple, value: Any, frame: Frame) -> None:
-        names_only = all(isinstance(part, ast.Name | ast.Starred | ast.Tuple) for part in target.elts)
-        values = self._unpacked(target, value) if isinstance(value, Code) and names_only else self.iterate(value)
-        for i, part in enumerate(target.elts):
+        """Assign the parts of a value; parts of code are assigned to new variables in one statement."""
+        parts = target.elts
+        if isinstance(value, Code) and all(isinstance(part, ast.Name | ast.Starred | ast.Tuple) for part in parts):
+            starred = any(isinstance(part, ast.Starred) for part in parts)
+            count = max(len(parts), len(self.iterate(value)) if starred else 0)
+            words = [part.id if isinstance(part, ast.Name) else "rest" for part in parts] + ["rest"] * count
+            variables = [self.fresh(word) for word in words[:count]]
+            self.body.append(assignment(f"({', '.join(variables)},)", value.expr))
+            runs = (trial(lambda run, i: list(run)[i], value, i) for i in range(count))
+            values: list[Any] = [Code(name(variable), run) for variable, run in zip(variables, runs, strict=True)]
+        else:
+            values = self.iterate(value)
+        for i, part in enumerate(parts):
             if isinstance(part, ast.Starred):
-                rest = len(values) - len(target.elts) + 1
+                rest = len(values) - len(parts) + 1
                 self.assign(part.value, values[i : i + rest], frame)
                 values[i : i + rest] = [None]
             else:
                 self.assign(part, values[i], frame)
-
-    def _unpacked(self, target: ast.Tuple, value: Code) -> list[Any]:
-        """Assign the parts of code to new variables in one statement."""
-        starred = any(isinstance(part, ast.Starred) for part in target.elts)
-        count = len(self.iterate(value)) if starred else len(target.elts)
-        words = [part.id if isinstance(part, ast.Name) else "rest" for part in target.elts]
-        variables = [self.fresh(word) for word in (words + ["rest"] * count)[: max(count, len(words))]]
-        self.body.append(assignment(f"({', '.join(variables)},)", value.expr))
-        runs = [trial(lambda run, i: list(run)[i], value, i) for i in range(len(variables))]
-        return [Code(name(variable), run) for variable, run in zip(variables, runs, strict=True)]
 
 
 def truth(value: Any) -> Any:

@@ -96,19 +96,19 @@ class ModelWriter:
         self.decoder = CallScope("", "", tuple(item for item in items if item not in before))
 
     def text(self) -> str:
-        methods = self._methods()
-        path = self.context.path
-        nodes = [node for node in self.context.network.spec.nodes if node.tie]
-        ties = [f"{path(node.address, '')}.block.weight = {path(node.tie or '', '')}.block.weight" for node in nodes]
-        return f"class Model(nn.Module):\n{class_body(ABOUT, self.context.take_constructors(''), methods, ties)}"
-
-    def _methods(self) -> list[MethodCode]:
+        path, network = self.context.path, self.context.network
         if self.sources == self.inputs:
-            return [self._pass("forward", self.encoder, self.inputs)]
-        encode = [self._pass("encode", self.encoder, self.sources)] if self.encoded else []
-        step = self._step()
-        forward = self._pass("forward", self.decoder, self.inputs)
-        return [*encode, forward, self._start(step.state_keys), step]
+            methods = [self._pass("forward", self.encoder, self.inputs)]
+        else:
+            methods = [self._pass("encode", self.encoder, self.sources)] if self.encoded else []
+            step = self._step()
+            methods += [self._pass("forward", self.decoder, self.inputs), self._start(step.state_keys), step]
+        ties = [
+            f"{path(node.address, '')}.block.weight = {path(node.tie, '')}.block.weight"
+            for node in network.spec.nodes
+            if node.tie
+        ]
+        return f"class Model(nn.Module):\n{class_body(ABOUT, self.context.take_constructors(''), methods, ties)}"
 
     def _pass(self, text: str, scope: CallScope, inputs: Sequence[Input]) -> MethodCode:
         """Return the method `encode` or `forward`."""
@@ -136,7 +136,7 @@ class ModelWriter:
                     text = f"{tensor.name} != 0"
                     if not tensor.tokens:
                         text = f"torch.ones({tensor.name}.shape[:2], dtype=torch.bool, device={tensor.name}.device)"
-                    self._bind_mask(method, axis.name, code(text, self.context.mask_runs(axis.name)))
+                    self._bind_mask(method, axis.name, code(text, self.context.runs(f"keep:{axis}")))
         for axis in self.context.network.joined:
             masks = [method.values.get(f"keep:{part}") for part in axis.name.split("+")]
             if None not in masks:
@@ -170,7 +170,7 @@ class ModelWriter:
         evaluator.body.append(assignment(position, parse(entry)))
         method.values["size:position"] = code(position, POSITIONS)
         axis = str(self.context.shapes[TARGET][1])
-        mask = code("torch.ones_like(tgt, dtype=torch.bool)", self.context.mask_runs(axis, step=True))
+        mask = code("torch.ones_like(tgt, dtype=torch.bool)", self.context.runs(f"keep:{axis}", step=True))
         self._bind_mask(method, axis, mask)
         write_items(method)
         evaluator.body.append(assignment(entry, parse(f"{position} + 1")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +13,7 @@ import torch
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.eject.values import RUNS, CannotEjectError, is_attribute, unused
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import TARGET, Axis, Node, Size
+from tfm_blocks.language.spec import TARGET, Axis, Node, Shape
 from tfm_blocks.network.call import Call
 from tfm_blocks.network.graph import Network
 
@@ -72,31 +72,31 @@ class EjectContext:
             help = "docs/ejecting.md lists what the source of a block may use"
             raise ConfigError(self.sources.problem(node.path, rule, help=help)) from error
 
-    def runs(self, address: str, *, step: bool = False, alone: bool = False) -> tuple[torch.Tensor, ...]:
-        """Return a value in each trial run: with one target position (`step`), or one position per axis (`alone`)."""
-        ids = any(tensor.name == address and tensor.tokens for tensor in self.network.spec.inputs)
-        dtype = torch.int64 if ids else torch.float32
-        return self.tensors(self.shapes[address], dtype, step=step and address in self.moving, alone=alone)
+    def runs(self, key: str, *, step: bool = False, alone: bool = False) -> tuple[torch.Tensor, ...]:
+        """Return the value of an address, or the keep mask of an axis with the key `keep:AXIS`, in each trial run.
 
-    def mask_runs(self, axis: str, *, step: bool = False) -> tuple[torch.Tensor, ...]:
-        """Return the keep mask of an axis in each trial run."""
-        batch = self.network.spec.inputs[0].shape[0]
-        return self.tensors((batch, self.axes[axis]), torch.bool, step=step)
-
-    def tensors(
-        self, shape: Iterable[Size], dtype: torch.dtype, *, step: bool = False, alone: bool = False
-    ) -> tuple[torch.Tensor, ...]:
-        sizes = list(zip(*(self._sizes(size, step=step, alone=alone) for size in shape), strict=True))
-        return tuple(torch.zeros(size, dtype=dtype, device="meta") for size in sizes)
-
-    def _sizes(self, size: Size, *, step: bool, alone: bool) -> tuple[int, ...]:
-        if not isinstance(size, Axis):
-            return (size,) * RUNS
-        if not size.inputs:
-            return BATCHES
-        if alone or (step and TARGET in size.inputs):
-            return (1,) * RUNS
-        return tuple(map(sum, zip(*(self.lengths[part] for part in size.name.split("+")), strict=True)))
+        In a `step` it has one target position; `alone` it has one position per axis.
+        """
+        kind, _, axis = key.rpartition(":")
+        shape: Shape
+        if kind:
+            shape, dtype = (self.network.spec.inputs[0].shape[0], self.axes[axis]), torch.bool
+        else:
+            ids = any(tensor.name == key and tensor.tokens for tensor in self.network.spec.inputs)
+            shape, dtype = self.shapes[key], torch.int64 if ids else torch.float32
+            step = step and key in self.moving
+        sizes: list[tuple[int, ...]] = []
+        for size in shape:
+            if not isinstance(size, Axis):
+                sizes.append((size,) * RUNS)
+            elif not size.inputs:
+                sizes.append(BATCHES)
+            elif alone or (step and TARGET in size.inputs):
+                sizes.append((1,) * RUNS)
+            else:
+                parts = (self.lengths[part] for part in size.name.split("+"))
+                sizes.append(tuple(map(sum, zip(*parts, strict=True))))
+        return tuple(torch.zeros(run, dtype=dtype, device="meta") for run in zip(*sizes, strict=True))
 
     def path(self, address: str, home: str) -> str:
         """Return the expression of a module from the layer `home`, such as `self.encoder[0].attn`."""

@@ -52,27 +52,24 @@ def initial_state(method: ScopeMethod, entries: Mapping[str, ast.expr], state_ke
 
 def layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
     """Return the class of a layer, written on the first request."""
-    if scope.address not in context.layers:
-        context.layers[scope.address] = _layer_class(context, scope)
-    written: LayerClass = context.layers[scope.address]
-    return written
-
-
-def _layer_class(context: EjectContext, scope: CallScope) -> LayerClass:
+    if scope.address in context.layers:
+        return context.layers[scope.address]  # type: ignore[no-any-return]
     (output,) = outputs_of(scope.calls, context.calls)
     methods: dict[Mode, MethodCode] = {"forward": _layer_method(context, scope, "forward", output, {})}
     if any(call.address in context.moving for call in scope.calls):
         step = _layer_method(context, scope, "step", output, {})
         start = _layer_method(context, scope, "start", output, step.state_keys)
         methods |= {"step": step} if start.returns_empty else {"start": start, "step": step}
-    if scope.home != scope.address:
-        return LayerClass(context.layers[scope.home].name, methods, output)
-    stack = scope.address.split(".")[-2]
-    body = class_body(f"A layer of the stack `{stack}`.", context.take_constructors(scope.home), methods.values())
-    word = "".join(part.capitalize() for part in stack.split("_")) + "Layer"
-    written = context.add_class(word, body)
-    context.constructors[scope.address] = f"{written}()"
-    return LayerClass(written, methods, output)
+    if scope.home == scope.address:
+        stack = scope.address.split(".")[-2]
+        body = class_body(f"A layer of the stack `{stack}`.", context.take_constructors(scope.home), methods.values())
+        word = "".join(part.capitalize() for part in stack.split("_")) + "Layer"
+        written = context.add_class(word, body)
+        context.constructors[scope.address] = f"{written}()"
+    else:
+        written = context.layers[scope.home].name
+    context.layers[scope.address] = result = LayerClass(written, methods, output)
+    return result
 
 
 def _layer_method(

@@ -45,12 +45,9 @@ class ScopeMethod:
         if key in self.values:
             return self.values[key]
         kind, _, rest = key.rpartition(":")
-        word, runs, moves, context = rest.split(".")[0], POSITIONS, True, self.context
-        if kind == "":
-            moves, runs = key in context.moving, context.runs(key, step=self.steps)
-        elif kind == "keep":
-            moves, runs = TARGET in context.axes[rest].inputs, context.mask_runs(rest, step=self.steps)
-            word = f"keep_B{rest.replace('+', '')}"
+        word, context = f"keep_B{rest.replace('+', '')}" if kind == "keep" else rest.split(".")[0], self.context
+        runs: Any = POSITIONS if kind == "size" else context.runs(key, step=self.steps)
+        moves = TARGET in context.axes[rest].inputs if kind == "keep" else kind == "size" or key in context.moving
         if self.steps and not moves:
             if key not in self.state_keys:
                 self.state_keys[key] = unused(word, self.used_keys.union(self.state_keys.values()))

@@ -112,9 +112,13 @@ class Evaluator(Calls):
         return body, value
 
     def both(self, test: Code, branches: list[Callable[[], Any]]) -> Any:
-        (first, a), (second, b) = sides = [self._buffered(branch) for branch in branches]
-        if RAISED in (a, b):
-            return sides[self._guard(test, sides)][1]
+        (first, a), (second, b) = (self._buffered(branch) for branch in branches)
+        if a is RAISED:
+            self.body += [ast.If(test.expr, first, []), *second]
+            return b
+        if b is RAISED:
+            self.body += [ast.If(ast.UnaryOp(ast.Not(), test.expr), second, []), *first]
+            return a
         value = self._merged(test, [first, second], a, b)
         self._append_if(test, first, second)
         return value
@@ -153,13 +157,6 @@ class Evaluator(Calls):
             frame[variable] = self._merged(test, bodies, *(inner.maps[0].get(variable) for inner in frames), variable)
         self._append_if(test, *bodies)
         return NOTHING
-
-    def _guard(self, test: Code, sides: list[tuple[Statements, Any]]) -> int:
-        """Emit an `if` that raises, and the statements of the other side. Return the index of the other side."""
-        raises = 0 if sides[0][1] is RAISED else 1
-        condition = ast.UnaryOp(ast.Not(), test.expr) if raises else test.expr
-        self.body += [ast.If(condition, sides[raises][0], []), *sides[1 - raises][0]]
-        return 1 - raises
 
     def _for(self, statement: ast.For, frame: Frame) -> Any:
         values = self.evaluate(statement.iter, frame)

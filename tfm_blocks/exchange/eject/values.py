@@ -14,6 +14,7 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tfm_blocks.registry.expression import ARITHMETIC, COMPARISONS
 
@@ -133,31 +134,25 @@ def has_call(node: ast.AST) -> bool:
 
 def is_static(value: Any) -> bool:
     """Return True if the value contains no code and no module."""
-    if isinstance(value, slice):
-        return is_static((value.start, value.stop, value.step))
-    if isinstance(value, tuple | list | dict):
-        return all(is_static(inner) for inner in (value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, Code | Ref | Super | types.MethodType)
+    leaves = tree_leaves(value)
+    parts = [part for leaf in leaves if isinstance(leaf, slice) for part in (leaf.start, leaf.stop, leaf.step)]
+    return not any(isinstance(leaf, Code | Ref | Super | types.MethodType) for leaf in (*leaves, *parts))
 
 
 def concrete(value: Any, run: int) -> Any:
     """Return the value in a trial run. Raises LookupError if it is unknown."""
-    match value:
-        case Code(runs=runs):
-            if runs is None:
-                raise LookupError(ast.unparse(value.expr))
-            return runs[run]
-        case Ref(module=module):
-            return module
-        case slice():
-            return slice(*(concrete(part, run) for part in (value.start, value.stop, value.step)))
-        case tuple() if hasattr(value, "_fields"):
-            return type(value)(*(concrete(inner, run) for inner in value))
-        case tuple() | list():
-            return type(value)(concrete(inner, run) for inner in value)
-        case dict():
-            return {key: concrete(inner, run) for key, inner in value.items()}
-    return value
+
+    def leaf(inner: Any) -> Any:
+        match inner:
+            case Code(runs=None):
+                raise LookupError(ast.unparse(inner.expr))
+            case Code(runs=runs):
+                return runs[run]
+            case slice():
+                return slice(*concrete([inner.start, inner.stop, inner.step], run))
+        return inner.module if isinstance(inner, Ref) else inner
+
+    return tree_map(leaf, value)
 
 
 def trial(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, ...] | None:
