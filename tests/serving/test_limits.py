@@ -16,7 +16,7 @@ import torch
 
 import tfm_blocks as tfm
 from tests.conftest import save, sentences
-from tests.serving.clients import request, serving
+from tests.serving.clients import continuing_model, request, serving
 from tests.serving.test_serve import texts_of
 from tfm_blocks.serving import Limits
 from tfm_blocks.serving.batcher import Batcher, Job, Metrics
@@ -132,8 +132,7 @@ def test_an_exception_that_one_request_causes_fails_that_request_only(translator
 def test_a_short_request_does_not_wait_for_the_largest_one(translator, monkeypatch):
     """The large request runs for seconds when it is alone. It continues after the short one."""
     monkeypatch.setattr("tfm_blocks.serving.batcher.SLICE", 0.05)
-    network = tfm.build("decoder_only", layers=1, d_model=32, d_ff=32, heads=2, vocab=translator.tokenizer.size, seed=3)
-    own = Translator(network.eval(), translator.tokenizer)
+    own = continuing_model(translator.tokenizer)
     (expected,) = own.generate(["am Fluss"], 8, Search())[0]
     large = {"prompts": sentences(64, 3), "tokens": 1024, "beam": 16, "patient": True}
     with serving(own) as (port, batcher), socket.create_connection(("127.0.0.1", port)) as client:
