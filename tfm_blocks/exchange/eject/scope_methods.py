@@ -77,29 +77,30 @@ class ScopeMethod:
 
     def write(self, call: Call) -> None:
         """Compute a node's output, in the pass or in a step."""
-        module, owner = call.module, call.node.owner
+        module = call.module
         if isinstance(module, Branch):
             y = self._block(call, module)
             if call.concatenated:  # move the padding of concatenated sequences behind all other positions
                 y = self.evaluator.call(pad_last, [y, [self.read(f"keep:{axis}") for axis in call.concatenated]], {})
-            y = self._operations(call, module.post, f"{owner}.post", y)
+            y = self._operations(call, module.post, ".post", y)
         else:
             assert isinstance(module, Steps)
-            y = self._operations(call, module, owner, self.read(call.node.entry))
+            y = self._operations(call, module, "", self.read(call.node.entry))
         self.store(call.address, y)
 
-    def _operations(self, call: Call, steps: Steps, address: str, y: Code) -> Code:
-        """Apply the operations of add & norm."""
+    def _operations(self, call: Call, steps: Steps, place: str, y: Code) -> Code:
+        """Apply the operations of add & norm, whose module has this place below the module of the call."""
         for key, step in steps.items():
             operands = [y, self.read(call.node.residual)] if isinstance(step, Add) else [y]
             runs = y.runs
-            y = self._operation(call, step, f"{address}.{key}", operands)
+            y = self._operation(call, step, f"{place}.{key}", operands)
             y = y if y.runs else Code(y.expr, runs)
         return y
 
-    def _operation(self, call: Call, module: nn.Module, address: str, operands: list[Code]) -> Any:
+    def _operation(self, call: Call, module: nn.Module, place: str, operands: list[Code]) -> Any:
         """Call a norm, or write out another operation of add & norm."""
-        context, path = self.context, parse(self._path(address))
+        context, path = self.context, parse(self._path(call) + place)
+        address = call.node.owner + place
         parameters = next(module.parameters(), None) is not None
         if isinstance(module, INLINED_OPERATIONS) or is_leaf(module) or not parameters:
             if parameters:
@@ -111,8 +112,8 @@ class ScopeMethod:
         context.construct(call, address, f"{written}()")
         return residual(path, list(operands), {}, operands[0].runs)
 
-    def _path(self, address: str) -> str:
-        return self.context.path(address, self.scope.home)
+    def _path(self, call: Call) -> str:
+        return self.context.path(call.node.owner, self.scope.home)
 
     def _block(self, call: Call, module: Branch) -> Code:
         written = block_class(self.context, call)
@@ -123,14 +124,14 @@ class ScopeMethod:
             known: dict[str, Any] = {first.parameter: self._operand(first)}
         else:
             x = self.read(call.node.entry)
-            x = self._operations(call, module.pre, f"{call.node.owner}.pre", x) if call.node.pre else x
+            x = self._operations(call, module.pre, ".pre", x) if call.node.pre else x
             known = {first.parameter: x}
         for port in others:  # a step reads only those that depend on the target
             if not stepping or port.moves:
                 known[port.parameter] = self._operand(port)
         known |= {key: self.read(f"keep:{axis}") for key, axis in call.mask_axes.items() if key in parameters}
         runs = self.context.runs(call.address, step=self.steps)
-        path = parse(self._path(f"{call.node.owner}.block"))
+        path = parse(f"{self._path(call)}.block")
         if not written.name:
             result = self.evaluator.call(Ref(call.block, path), list(known.values()), {})
             return result if isinstance(result, Code) and result.runs else Code(to_expr(result), runs)
@@ -153,7 +154,7 @@ class ScopeMethod:
         known = {port.parameter: self._operand(port) for port in call.ports[1:] if not port.moves}
         known |= {key: self.read(f"keep:{axis}") for key, axis in call.mask_axes.items() if key in method.parameters}
         known |= {key: self.read(f"size:{key}") for key in method.parameters if key not in known}
-        function = parse(f"{self._path(call.node.owner)}.block.start")
+        function = parse(f"{self._path(call)}.block.start")
         return residual(function, [known[key] for key in method.parameters], {}, None).expr
 
 
