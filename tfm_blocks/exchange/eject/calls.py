@@ -106,9 +106,9 @@ class Calls(Expressions):
                 return self.call(function.func, [*function.args, *arguments], {**function.keywords, **named})
             case types.MethodType(__func__=types.FunctionType() as method, __self__=owner):
                 in_torch = isinstance(owner, Ref) and method.__module__.startswith("torch.nn")
-                method = PLAIN.get(id(method), method)
-                if in_torch or _has_own_source(method):
-                    return self.inline(method, [owner, *arguments], named)
+                plain = PLAIN.get(id(method), method)
+                if in_torch or _has_own_source(plain):
+                    return self.inline(plain, [owner, *arguments], named)
                 return function(*arguments, **named)
         function = PLAIN.get(id(function), function)
         if isinstance(function, types.FunctionType) and _has_own_source(function):

@@ -150,18 +150,17 @@ class BlockClass:
         operands, position = self._operands(step=True), code("position", POSITIONS)
         first, *others = self.call.ports
         moving = {port.parameter: operands[port.parameter] for port in others if port.moves}
-        read: list[Any] = [
-            {key: code(f"state[{key!r}]", tensor.runs) for key, tensor in tensors.items()}
+        fixed, caches, changing = (
+            {key: cast(Any, code(f"state[{key!r}]", tensor.runs)) for key, tensor in tensors.items()}
             for tensors in self._tensors()
-        ]
+        )
 
         def action(evaluator: Evaluator) -> Any:
-            state = State(*read, cast(int, position))
-            moved = dict(state.moving)
+            state = State(fixed, caches, {**changing}, cast(int, position))
             result, after = evaluator.call(evaluator.get(self.ref, "step"), [operands[first.parameter], state], moving)
             result = evaluator.bind("y", result)
             for key, tensor in after.moving.items():
-                if tensor is not moved.get(key):
+                if tensor is not changing.get(key):
                     evaluator.body.append(assignment(f"state[{key!r}]", to_expr(tensor)))
             return result
 

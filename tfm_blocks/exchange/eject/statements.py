@@ -154,7 +154,8 @@ class Evaluator(Calls):
         actions = [partial(self.execute, *side) for side in zip(sides, frames, strict=True)]
         bodies = [self._buffered(action)[0] for action in actions]
         for variable in dict.fromkeys(_assigned([statement])):
-            frame[variable] = self._merged(test, bodies, *(inner.maps[0].get(variable) for inner in frames), variable)
+            first, second = (inner.maps[0].get(variable) for inner in frames)
+            frame[variable] = self._merged(test, bodies, first, second, variable)
         self._append_if(test, *bodies)
         return NOTHING
 

@@ -20,7 +20,7 @@ from tfm_blocks.registry.expression import ARITHMETIC, COMPARISONS
 
 METHODS = ("forward", "encode", "start", "step")  # of the classes in the ejected file
 RUNS = 3  # trial runs with different batch sizes and lengths: a size that is equal in all runs is a constant
-OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+OPERATORS: dict[Any, Callable[..., Any]] = {  # by the class of the syntax tree
     **ARITHMETIC,
     ast.Pow: operator.pow,
     ast.MatMult: operator.matmul,
