@@ -16,6 +16,7 @@ from tfm_blocks.language.files import expect_unambiguous, nested_events
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.report.table import Cell, Column, Table, Value
+from tfm_blocks.scaling.kernels import KERNELS
 from tfm_blocks.scaling.step_trace import Batching, StepTrace, trace_step
 from tfm_blocks.training.fsdp2 import units_of
 
@@ -36,7 +37,7 @@ class Card(Settings):
     """
 
     name: str
-    device: Literal["cpu", "cuda"]
+    device: Literal[*KERNELS]  # type: ignore[valid-type]
     memory: Above0 | None = None
     bandwidth: Above0 | None = None
     bf16: Above0 | None = None
