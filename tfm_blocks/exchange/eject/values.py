@@ -144,10 +144,10 @@ def concrete(value: Any, run: int) -> Any:
 
     def leaf(inner: Any) -> Any:
         match inner:
-            case Code(runs=None):
-                raise LookupError(ast.unparse(inner.expr))
-            case Code(runs=runs):
+            case Code(runs=tuple() as runs):
                 return runs[run]
+            case Code():
+                raise LookupError(ast.unparse(inner.expr))
             case slice():
                 return slice(*concrete([inner.start, inner.stop, inner.step], run))
         return inner.module if isinstance(inner, Ref) else inner
