@@ -67,7 +67,7 @@ class RelativeBias(ScoreBias):
     Use: T5 and its successors; one node can serve all layers by `score_bias`.
     """
 
-    weight_roles: ClassVar = {"weight": "position"}
+    weight_roles: ClassVar = {"weight": "bias"}
 
     def __init__(
         self, *, heads: int, buckets: int = 32, max_distance: int = 128, direction: Literal["both", "past"] = "both"

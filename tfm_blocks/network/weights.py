@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ Role = Literal[
     "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar", "experts"
 ]  # fmt: skip
 ROLES: tuple[Role, ...] = get_args(Role)
+NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
 BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
 
 
@@ -41,6 +44,11 @@ class Weight:
     def name(self) -> str:
         """Return the address of the weight in a state dict."""
         return self.names[0]
+
+    @property
+    def decays(self) -> bool:
+        """Return True if weight decay applies to the weight: not to biases, gains and scalars."""
+        return NOT_DECAYED.isdisjoint(self.roles)
 
 
 def list_weights(network: Network) -> list[Weight]:
@@ -96,45 +104,45 @@ def _count_layers(owners: Mapping[str, Node]) -> dict[str, tuple[int, int]]:
     }
 
 
-def growing_axes(shapes: Mapping[str, Sequence[tuple[int, ...]]], sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield the symbolic shape of each weight, such as ["3·d_model", "d_model"].
+def symbolic_shapes(
+    shapes: Mapping[str, Sequence[tuple[int, ...]]], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the symbolic shape of each weight, such as ("3·d_model", "d_model/2").
 
-    `shapes` has the shapes of all weights of the model, under "", and of the model with each knob of `sizes` doubled.
-    An axis that doubles with a knob has the knob as a factor.
+    `shapes` has the shapes of all weights under "", and with each knob doubled, whose value is in `sizes`. An axis that
+    doubles with a knob has the knob as a factor, and an axis that does not double with any knob is a number.
     """
     for number, shape in enumerate(shapes[""]):
         axes = []
         for axis, size in enumerate(shape):
-            grown = {knob: others[number][axis] for knob, others in shapes.items() if knob}
-            knobs = [knob for knob, other in grown.items() if other == 2 * size and size % sizes[knob] == 0]
-            rest = size
-            for knob in knobs:
-                rest = rest // sizes[knob] if rest % sizes[knob] == 0 else rest
-            factors = [*([str(rest)] if rest > 1 or not knobs else []), *knobs]
-            axes.append("·".join(factors))
-        yield axes
+            factors = [knob for knob, changed in shapes.items() if knob and changed[number][axis] == 2 * size]
+            rest = Fraction(size, math.prod(sizes[knob] for knob in factors))
+            whole = [str(rest.numerator)] if rest.numerator > 1 or not factors else []
+            axes.append("·".join([*whole, *factors]) + (f"/{rest.denominator}" if rest.denominator > 1 else ""))
+        yield tuple(axes)
 
 
-class _FilledValues(TorchDispatchMode):
-    """Records with which distribution each part of a storage is filled."""
+class _FilledValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records with which distribution each part of a storage is filled: its name and two numbers."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.parts: defaultdict[int, dict[int, tuple[str, float, float]]] = defaultdict(dict)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name.endswith("_") and isinstance(args[0], Tensor):
-            part, place = self.parts[args[0].untyped_storage()._cdata], args[0].storage_offset()
-            kind, first, second = part.get(place, ("set", 0.0, 0.0))
+            parts, place = self.parts[args[0].untyped_storage()._cdata], int(args[0].storage_offset())
+            kind, first, second = parts.get(place, ("set", 0.0, 0.0))
             if name in ("normal_", "uniform_"):
-                part[place] = (name[:-1], *map(float, args[1:3]))
+                kind, first, second = name[:-1], float(args[1]), float(args[2])
             elif name in ("zero_", "fill_"):
-                part[place] = ("constant", *map(float, args[1:2] or (0.0,)), 0.0)
+                kind, first = "constant", float(args[1]) if name == "fill_" else 0.0
             elif name == "mul_":
-                part[place] = (kind, first * float(args[1]), second * float(args[1]))
+                first, second = first * float(args[1]), second * float(args[1])
             else:
-                part[place] = ("set", 0.0, 0.0)
+                kind = "set"
+            parts[place] = (kind, first, second)
         return func(*args, **(kwargs or {}))
 
 
