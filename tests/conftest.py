@@ -16,7 +16,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.process_settings import collect_garbage_rarely
-from tfm_blocks.network.weights import weights_of
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import TOKENIZER

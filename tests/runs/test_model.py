@@ -13,7 +13,7 @@ from tests.plugged import PLUGGED
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.network.weights import weights_of
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.checkpoints import mean_weights
 from tfm_blocks.runs.folder import claim_folder

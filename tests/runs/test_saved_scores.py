@@ -11,7 +11,7 @@ from tests.report.test_compare import comparison, said
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.network.weights import weights_of
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.runs.records import SavedScores, scores_folder

@@ -10,7 +10,7 @@ import tfm_blocks as tfm
 from tests.conftest import save, sentences
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.network.weights import weights_of
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS

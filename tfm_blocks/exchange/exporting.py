@@ -25,7 +25,7 @@ from tfm_blocks.exchange.reload import certify
 from tfm_blocks.language.difference import find_changes
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model
-from tfm_blocks.network.weights import weights_of
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import TOKENIZER, new_folder

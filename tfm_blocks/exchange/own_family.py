@@ -16,7 +16,7 @@ from tfm_blocks.exchange.weights import BRACES, matches_address, read_weight_tab
 from tfm_blocks.language.files import display_path
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import check_model, network_without_values
-from tfm_blocks.network.weights import weights_of
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.expression import names_in
 
 KINDS: dict[str, type] = {

@@ -10,7 +10,7 @@ import torch
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.weights import WeightMatch, match_weights, weights_of
+from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
 from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, expect_folder, kept_weights
 from tfm_blocks.runs.model import read_tensors
 

@@ -21,7 +21,7 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.weights import WeightMatch, match_weights, weights_of
+from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_line, print_table
 from tfm_blocks.report.table import Table, texts

@@ -14,7 +14,7 @@ from tfm_blocks.errors import ConfigError, Place, Problem, RunError
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.weights import expect_weights, fill
+from tfm_blocks.network.matching import expect_weights, fill
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import written_beside
 from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_utf8, kept_weights

@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.weights import expect_weights, weights_of
+from tfm_blocks.network.matching import expect_weights, weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import GROUP
 from tfm_blocks.runs.folder import CONFIG, TOKENIZER, new_folder
