@@ -11,7 +11,7 @@ from tests.plugged import PLUGGED
 from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.figures.content import Content, Cost
+from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import picture_of
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import read_model
@@ -33,7 +33,7 @@ def spec_of(graph, **keys):
 
 
 def contents(spec):
-    costs = {node.address: Cost(123_456_789, 987_654_321) for node in spec.nodes}
+    costs = {node.address: (123_456_789, 987_654_321) for node in spec.nodes}
     for fold in FOLDS:
         yield Content(fold)
         yield Content(fold, shapes=True, costs=costs)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfm_blocks.figures.content import Content
+from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import picture_of
-from tfm_blocks.figures.marks import mark_nodes
-from tfm_blocks.figures.pair import place_side_by_side
-from tfm_blocks.figures.picture import FigurePicture
+from tfm_blocks.figures.picture import FigurePicture, mark_nodes, place_side_by_side
 from tfm_blocks.figures.themes import Mark
 from tfm_blocks.language.difference import AlikeNodes, Change
 from tfm_blocks.language.spec import Spec

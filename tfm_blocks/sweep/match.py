@@ -11,10 +11,9 @@ from tfm_blocks.compose.command_line import override_key
 from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.launch.check import with_vocab_of_data
-from tfm_blocks.network.budget import BUDGETS
-from tfm_blocks.network.solve import Solution, measure_cost, solve
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.sweep.settings import MatchSettings
+from tfm_blocks.sweep.solve import BUDGETS, Solution, measure_cost, solve
 
 
 @dataclass

@@ -192,9 +192,9 @@ class MultiHead(DotProduct):
         masks = self._with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, masks)
         return q_BHTK, k_BGSK, v_BGSK, masks
 
-    def project(self, map: Linear, x_BND: Tensor) -> Tensor:
+    def project(self, linear: Linear, x_BND: Tensor) -> Tensor:
         """Project to queries, keys or values, and clamp them to `clip_qkv`."""
-        y_BND: Tensor = map(x_BND)
+        y_BND: Tensor = linear(x_BND)
         return y_BND if self.clip_qkv is None else y_BND.clamp(-self.clip_qkv, self.clip_qkv)
 
     def queries(self, q_BHTK: Tensor, span_T: Span) -> Tensor:

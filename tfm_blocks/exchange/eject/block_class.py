@@ -152,7 +152,7 @@ class BlockWriter:
 
     def _fixed(self) -> dict[str, Code]:
         operands = self.operands()
-        return {port.parameter: operands[port.parameter] for port in self.call.ports[1:] if not port.moves}
+        return {port.parameter: operands[port.parameter] for port in self.call.ports[1:] if not port.depends_on_target}
 
     @staticmethod
     def _tensors(state: Any) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class BlockWriter:
     def _step(self) -> MethodCode:
         operands = self.operands(step=True)
         first, *others = self.call.ports
-        moving = {port.parameter: operands[port.parameter] for port in others if port.moves}
+        moving = {port.parameter: operands[port.parameter] for port in others if port.depends_on_target}
         position = value("position", POSITIONS)
 
         def action(evaluator: Evaluator) -> Any:

@@ -197,7 +197,7 @@ class CallWriter:
             first.parameter: [self.method.read(a) for a in first.addresses] if first.many else self._first()
         }
         for port in others:
-            if not self.method.steps or port.moves or self.call.stepping is None:
+            if not self.method.steps or port.depends_on_target or self.call.stepping is None:
                 values = [self.method.read(address) for address in port.addresses]
                 operands[port.parameter] = values if port.many else values[0]
         return operands
@@ -215,7 +215,7 @@ class CallWriter:
             return None
         known: dict[str, Any] = {}
         for port in self.call.ports[1:]:
-            if not port.moves:
+            if not port.depends_on_target:
                 values = [self.method.read(address) for address in port.addresses]
                 known[port.parameter] = values if port.many else values[0]
         parameters = written.methods["start"].parameters
