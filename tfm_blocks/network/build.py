@@ -94,13 +94,6 @@ def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, 
     setattr(module.block, name, shared)
 
 
-def choose_device(name: str) -> str:
-    """Return `name`; `auto` becomes `cuda` if CUDA is available, else `cpu`."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def initialise(network: Network, seed: int) -> None:
     """Initialise every parameter.
 

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
 from tfm_blocks.data.settings import DataSettings, LmSettings
+from tfm_blocks.devices import kind_problem
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
 from tfm_blocks.tracking.settings import LoggerSettings
@@ -89,15 +90,23 @@ class DeviceSettings(Settings):
     """The processes of a run.
 
     devices: processes per node, each with its own device. num_nodes: number of nodes.
+    accelerator: auto, cpu, or a device type of torch; auto: the accelerator of the machine if it has one.
     cluster: what started the processes; local: this package.
     strategy: ddp: each process holds all weights and optimizer state; fsdp2: each process holds a shard of them.
     """
 
     devices: Count
-    accelerator: Literal["auto", "cpu", "cuda"]
+    accelerator: str
     num_nodes: Count = 1
     cluster: Literal["auto", "local", "torchrun", "slurm"] = "auto"
     strategy: Literal["ddp", "fsdp2"] = "ddp"
+
+    @field_validator("accelerator")
+    @classmethod
+    def _is_a_kind_of_device(cls, accelerator: str) -> str:
+        if problem := kind_problem(accelerator):
+            raise RuleError(*problem)
+        return accelerator
 
 
 def _or_keep(average: int, steps: int, validate_every: int, keep_last: int) -> str:
@@ -126,7 +135,7 @@ class TrainerSettings(DeviceSettings):
     validate_sentences: sentences that each validation translates. samples: how many of them are shown.
     clip: largest norm of the whole gradient; null: no clipping. bleu: sacreBLEU's tokenizer.
     patience_nan: a step whose loss or gradient is not finite is skipped; after this many in a row the run has diverged.
-    workers: loader processes of each rank; null: 2 on CUDA, 0 on a CPU.
+    workers: loader processes of each rank; null: 2 on an accelerator, 0 on a CPU.
     """
 
     steps: Count
