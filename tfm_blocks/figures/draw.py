@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from tfm_blocks.figures import labels
 from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Fold, Frame, choose_sides, item_within
 from tfm_blocks.figures.scopes import (
     Graph,
     LayerGroup,
-    Leaf,
     Parallel,
     Part,
     Stack,
@@ -47,7 +45,8 @@ class Content:
     closed: frozenset[str] = frozenset()
 
 
-class LayerExit(NamedTuple):
+@dataclass(frozen=True)
+class LayerExit:
     """An output of a layer. It is `inner` if the layer is drawn together with later ones."""
 
     stack: str
@@ -121,8 +120,9 @@ class _Drawer:
                 self.outlets |= dict.fromkeys(passed, self.outlets[entry_of(parts[0])])
                 continue
             for entry, items in self._part(parts):
-                side = parts[0] is not visible[-1] and not self._is_spine(items[-1])
-                self._place(items, entry, frame, {} if side else tails)
+                top = items[-1]  # a stack, or a node whose output is read at a first port or beside it
+                spine = isinstance(top, Frame) or not self.spine.isdisjoint(top.addresses)
+                self._place(items, entry, frame, tails if spine or parts[0] is visible[-1] else {})
 
     def _place_inputs(self, part: Part, tails: dict[Box, Chain]) -> None:
         for address in (address for node in nodes_of((part,)) for address in (*node.read, node.residual)):
@@ -139,46 +139,42 @@ class _Drawer:
             beside = frame is not self.root and frame.plate and not below and entry is not frame.entry
             frame.chains.insert(0 if beside else len(frame.chains), chain)
         chain.items += items
-        tails[_tail(items[-1])] = chain
+        tails[items[-1].tail] = chain
         frame.main = chain
         frame.index_items()
-
-    def _is_spine(self, item: Drawn) -> bool:
-        """Return True for a stack, and for a node whose output is read at a first port rather than beside it."""
-        return isinstance(item, Frame) or not self.spine.isdisjoint(_tail(item).addresses)
 
     def _part(self, alike: Sequence[Part]) -> list[Strand]:
         """Return the strands of alike parts; a stack has further ones for the norms of its other layers."""
         part = alike[0]
         entry = self.outlets[entry_of(part)]
-        if isinstance(part, Leaf):
-            return [(entry, [*self._node([other.node for other in alike if isinstance(other, Leaf)])])]
+        if isinstance(part, Node):
+            return [(entry, [*self._node([other for other in alike if isinstance(other, Node)])])]
         if isinstance(part, Parallel):
             return [(entry, self._parallel([other for other in alike if isinstance(other, Parallel)]))]
         return self._stack([other for other in alike if isinstance(other, Stack)])
 
-    def _node(self, alike: Sequence[Node]) -> tuple[Box, ...]:
+    def _node(self, alike: Sequence[Node]) -> list[Box]:
         """Return the boxes of alike nodes, and add the arrows to them."""
         node, addresses = alike[0], tuple(node.address for node in alike)
         info = self.registry.blocks[node.block] if node.block else None
         shown = labels.argument_notes(node, self.registry, self.varied.get(node.address, ())) if info else ()
-        drawn = labels.node_boxes(node, info, [*shown, *self._notes(alike)], self.titles)
-        for box in drawn.boxes:
+        drawn, ports, adding = labels.node_boxes(node, info, [*shown, *self._notes(alike)], self.titles)
+        for box in drawn:
             box.addresses, box.about = addresses, _about(alike)
         for place, (port, reads) in enumerate(node.reads.items()):
-            target, heads = (drawn.ports, 1 + (port == "kv")) if place else (drawn.boxes[0], 1)
+            target, heads = (ports, 1 + (port == "kv")) if place else (drawn[0], 1)
             for index, source in enumerate(reads):
                 layers = self._layers_read([other.reads[port][index] for other in alike], node.address)
                 early = any(layer.inner for layer in layers if layer)
                 ends = self.outlets[source], target
                 self.arrows.append(Arrow(*ends, "port" if place else "main", len(reads) > 1, early, heads))
-        self._connect(*drawn.boxes)
-        if drawn.adding:
-            self.arrows.append(Arrow(self.outlets[node.residual], drawn.adding, "side"))
+        self._connect(*drawn)
+        if adding:
+            self.arrows.append(Arrow(self.outlets[node.residual], adding, "side"))
         if self.content.shapes:
-            drawn.boxes[-1].output = format_shape(node.shape)
-        self.outlets |= dict.fromkeys(addresses, drawn.boxes[-1])
-        return drawn.boxes
+            drawn[-1].output = format_shape(node.shape)
+        self.outlets |= dict.fromkeys(addresses, drawn[-1])
+        return drawn
 
     def _layers_read(self, sources: Sequence[str], reader: str) -> list[LayerExit | None]:
         """Return the layers whose outputs these sources are, unless the reader is in the same stack."""
@@ -202,7 +198,7 @@ class _Drawer:
     def _parallel(self, alike: Sequence[Parallel]) -> list[Drawn]:
         """Return the norm before the branches, a frame with the branches, and their join."""
         part = alike[0]
-        before = self._node([other.pre for other in alike if other.pre]) if part.pre else ()
+        before = self._node([other.pre for other in alike if other.pre]) if part.pre else []
         entry = before[-1] if before else self.outlets[part.join.residual]
         if pattern(part.address) in self.content.closed:
             inner = [node for other in alike for branch in other.branches for node in nodes_of(branch)]
@@ -303,11 +299,7 @@ def _distinct(arrows: Sequence[Arrow]) -> tuple[Arrow, ...]:
 
 def _passes(part: Part) -> bool:
     """Return True for a node that only passes its input on, such as the positions of a model without them."""
-    return isinstance(part, Leaf) and part.node.block == "none" and not part.node.pre and not part.node.post
-
-
-def _tail(item: Drawn) -> Box:
-    return item.tail if isinstance(item, Frame) else item
+    return isinstance(part, Node) and part.block == "none" and not part.pre and not part.post
 
 
 def _are_copies(part: Parallel) -> bool:

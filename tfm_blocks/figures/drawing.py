@@ -48,6 +48,10 @@ class Box(Item):
     def is_round(self) -> bool:
         return self.glyph in ("plus", "wave")
 
+    @property
+    def tail(self) -> Box:
+        return self
+
 
 @dataclass(eq=False)
 class Chain:
@@ -81,8 +85,7 @@ class Frame(Item):
     def tail(self) -> Box:
         """Return the box at the top of the main chain."""
         assert self.main is not None
-        item = self.main.items[-1]
-        return item.tail if isinstance(item, Frame) else item
+        return self.main.items[-1].tail
 
     @property
     def rows(self) -> int:

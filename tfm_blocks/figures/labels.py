@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tfm_blocks.figures.drawing import Box, Glyph, Kind
@@ -43,19 +42,10 @@ SIGNALS = ("sinusoidal", "fairseq_sinusoidal", "learned_position", "timestep")  
 RECURRENT = ("rnn", "gru", "lstm")
 
 
-@dataclass(frozen=True)
-class NodeBoxes:
-    """The boxes from below to above; `ports` is the box that other ports enter, `adding` the one of the residual."""
-
-    boxes: tuple[Box, ...]
-    ports: Box
-    adding: Box | None
-
-
 def node_boxes(
     node: Node, info: BlockInfo | None, notes: Sequence[str], inputs: Mapping[str, tuple[str, ...]]
-) -> NodeBoxes:
-    """Draw the operations before a block, the block, and the operations after it.
+) -> tuple[list[Box], Box, Box | None]:
+    """Return the boxes of a node from below to above, the box that other ports enter, and the box of the residual.
 
     `notes` are the lines of small text in the box of the block, and `inputs` the titles of inputs.
     """
@@ -68,7 +58,7 @@ def node_boxes(
     if one_sum or (node.block == "none" and (before or after)):
         middle = []
     drawn = [*before, *middle, *after] or [Box((), "other", ("Identity",))]
-    return NodeBoxes(tuple(drawn), drawn[len(before)], adding)
+    return drawn, drawn[len(before)], adding
 
 
 def _grouped(steps: Sequence[Step]) -> list[list[Step]]:

@@ -75,14 +75,14 @@ class _Layout:
         return rounded(self.height - y)
 
     def _plate(self, frame: Frame) -> Placed:
-        grid, (x, y) = self.sizes.grids[frame], self.corners[frame]
-        width, left = grid.size.left + grid.size.right, grid.side == "left"
+        grid, size, (x, y) = self.sizes.grids[frame], self.sizes.items[frame], self.corners[frame]
+        width, left = size.left + size.right, frame.side == "left"
         inner = x + grid.label_width if left else x
         rows = [(bottom, gap - bottom) for bottom, gap in zip(grid.rows, grid.gaps[1:], strict=True)]
         bottom, height = max(rows, key=lambda row: row[1])
         edge = inner - 4 if left else inner + width - grid.label_width + 4
         texts = self._lines(label_lines(frame), edge, y + bottom + height / 2, "end" if left else "start")
-        top, height = self._flip(y + grid.size.height), rounded(grid.size.height)
+        top, height = self._flip(y + size.height), rounded(size.height)
         return Placed(frame, rounded(inner), top, rounded(width - grid.label_width), height, texts)
 
     def _box(self, box: Box) -> Placed:
@@ -156,15 +156,15 @@ class _Layout:
                 return self.bottoms[box][0] + self._port_offset(box, net)
             case SideOf(box):
                 return self.bottoms[box][1] + self.sizes.items[box].body / 2
-        frame, index = line.frame, line.index
+        frame, place = line.frame, line.place
         (x, y), grid, shift = self.corners[frame], self.sizes.grids[frame], (self.routes.tracks[line] + 0.5) * TRACK
         if line.kind == "roof":
-            item = next(item for item in frame.items() if roof(item) == index)
+            item = next(item for item in frame.items() if roof(item) == place)
             return y + grid.rows[item.row] + self.sizes.roof_height(item) + BELOW + shift
         if line.kind == "gap":
-            return y + grid.gaps[index] + BELOW + shift
+            return y + grid.gaps[place] + BELOW + shift
         outer = {0: 0.0, len(grid.middles): EDGE} if not frame.plate else {}
-        return x + grid.gutters[index] + outer.get(index, GUTTER) + shift
+        return x + grid.gutters[place] + outer.get(place, GUTTER) + shift
 
     def _port_offset(self, box: Box, net: object, later: int = 0) -> float:
         """Return the distance of a port from the middle of its box; ports of one side divide its half."""

@@ -62,8 +62,8 @@ def _paint(axes: Axes, shape: Shape, style: Style, layer: int) -> None:
                     *zip(*corners, strict=True), color=pen.colour, linewidth=pen.width * style.scale, zorder=layer
                 )
         case PlacedArrow(_, points, head):
-            line = {"color": ink, "linewidth": 0.9 * style.scale, "solid_joinstyle": "miter"}
-            axes.plot(*zip(*points, strict=True), zorder=layer, **line)
+            width, x_y = 0.9 * style.scale, zip(*points, strict=True)
+            axes.plot(*x_y, color=ink, linewidth=width, zorder=layer, solid_joinstyle="miter")
             if head:
                 tip = _tip(*points[-2:])
                 axes.add_patch(patches.Polygon(tip, closed=True, facecolor=ink, linewidth=0, zorder=layer))

@@ -25,12 +25,12 @@ Span = tuple[int, int]
 class Track(NamedTuple):
     """A line of a net in a channel.
 
-    The channel is a gap below row `index`, the gutter left of column `index`, or the room above an item, its roof.
+    The channel is a gap below row `place`, the gutter left of column `place`, or the room above an item, its roof.
     """
 
     frame: Frame
     kind: ChannelKind
-    index: int
+    place: int
     net: Net
 
 
@@ -52,21 +52,21 @@ Line = Track | BoxPort | SideOf | Box | Frame  # the last two for the vertical l
 
 
 class Gap(NamedTuple):
-    """An end of a leg in a gap, at a place across: 2c for gutter c, 2c + 1 for column c.
+    """An end of a leg in the gap below a row, at a place across: 2c for gutter c, 2c + 1 for column c.
 
     `spine` is True in the middle of an item. `roof` is an item from which a line can leave below the gap.
     """
 
-    index: int
+    row: int
     across: int
     spine: bool = True
     roof: Box | Frame | None = None
 
 
 class Gutter(NamedTuple):
-    """An end of a leg beside an item of a row."""
+    """An end of a leg beside an item of a row, in the gutter left of a column."""
 
-    index: int
+    column: int
     row: int
 
 
@@ -81,12 +81,6 @@ class Routes:
     spans: dict[Channel, dict[Net, Span]] = field(default_factory=dict)
     ports: dict[Box, dict[Side, list[Net]]] = field(default_factory=dict)
     tracks: dict[Track, int] = field(default_factory=dict)
-
-    def end(self, item: Box | Frame) -> int:
-        """Return the column that the lines above an item reach to its right."""
-        assert item.frame is not None
-        spans = self.spans.get((item.frame, "roof", roof(item)), {})
-        return max((high // 2 for _, high in spans.values()), default=0)
 
     def count(self, frame: Frame, kind: ChannelKind, index: int) -> int:
         """Return the number of tracks of a channel."""
@@ -191,32 +185,34 @@ class _Route:
     def _leg(self, frame: Frame, start: End, end: End, net: Net | None = None) -> None:
         """Add the lines of the route in one frame; the last gap has the tracks of `net`."""
         match start, end:
-            case Gap(), Gap() if start.index == end.index:
+            case Gap(), Gap() if start.row == end.row:
                 if start.across != end.across or not (start.spine and end.spine):
-                    self._gap(frame, start.index, start.across, end.across, net)
+                    self._gap(frame, start.row, start.across, end.across, net)
             case Gap(), Gap():
-                gutter = self._gutter_between(frame, start, end)
-                self._climb(frame, start, gutter, 2 * end.index)
-                self._gap(frame, end.index, 2 * gutter, end.across, net)
+                gutter = column = end.across // 2  # or the next one, on the side of the start
+                is_right = frame.chains[column].side == "right"
+                gutter += is_right if start.across == end.across else start.across > end.across
+                self._climb(frame, start, gutter, 2 * end.row)
+                self._gap(frame, end.row, 2 * gutter, end.across, net)
             case Gap(), Gutter():
-                self._climb(frame, start, end.index, 2 * end.row + 1)
+                self._climb(frame, start, end.column, 2 * end.row + 1)
             case Gutter(), Gap():
-                self._gutter(frame, start.index, 2 * start.row + 1, 2 * end.index)
-                self._gap(frame, end.index, 2 * start.index, end.across, net)
-            case Gutter(), Gutter() if start.index == end.index:
-                self._gutter(frame, start.index, 2 * start.row + 1, 2 * end.row + 1)
+                self._gutter(frame, start.column, 2 * start.row + 1, 2 * end.row)
+                self._gap(frame, end.row, 2 * start.column, end.across, net)
+            case Gutter(), Gutter() if start.column == end.column:
+                self._gutter(frame, start.column, 2 * start.row + 1, 2 * end.row + 1)
             case Gutter(), Gutter():
-                self._leg(frame, start, Gap(start.row + 1, 2 * end.index))
-                self._gutter(frame, end.index, 2 * start.row + 2, 2 * end.row + 1)
+                self._leg(frame, start, Gap(start.row + 1, 2 * end.column))
+                self._gutter(frame, end.column, 2 * start.row + 2, 2 * end.row + 1)
             case str(), Gap():
-                self._gap(frame, end.index, _edge(frame, start), end.across, net)
+                self._gap(frame, end.row, _edge(frame, start), end.across, net)
             case (str(side), Gutter(index)) | (Gutter(index), str(side)) if self._passes(frame, side, index):
                 return
             case str(), Gutter():
-                self._gap(frame, end.row, _edge(frame, start), 2 * end.index)
-                self._gutter(frame, end.index, 2 * end.row, 2 * end.row + 1)
+                self._gap(frame, end.row, _edge(frame, start), 2 * end.column)
+                self._gutter(frame, end.column, 2 * end.row, 2 * end.row + 1)
             case Gap(), str():
-                self._gap(frame, start.index, start.across, _edge(frame, end))
+                self._gap(frame, start.row, start.across, _edge(frame, end))
             case Gutter(), str():
                 self._leg(frame, start, Gap(start.row + 1, _edge(frame, end)))
 
@@ -228,19 +224,12 @@ class _Route:
             self._add(Track(frame, "roof", roof(start.roof), (self.arrow.source,)), start.across, 2 * gutter)
             self._gutter(frame, gutter, 2 * start.roof.row + 1, last)
         else:
-            self._gap(frame, start.index, start.across, 2 * gutter)
-            self._gutter(frame, gutter, 2 * start.index, last)
+            self._gap(frame, start.row, start.across, 2 * gutter)
+            self._gutter(frame, gutter, 2 * start.row, last)
 
     def _passes(self, frame: Frame, side: Side, gutter: int) -> bool:
         """Return True if a line reaches an item next to the edge without a turn, and without crossing the label."""
         return gutter == (0 if side == "left" else len(frame.chains)) and not (frame.label and frame.side == side)
-
-    def _gutter_between(self, frame: Frame, start: Gap, end: Gap) -> int:
-        """Return the gutter next to the column of the end, on the side of the start."""
-        column = end.across // 2
-        if start.across == end.across:
-            return column + (frame.chains[column].side == "right")
-        return column + (start.across > end.across)
 
     def _gap(self, frame: Frame, index: int, first: int, last: int, net: Net | None = None) -> None:
         self._add(Track(frame, "gap", index, net or (self.arrow.source,)), first, last)

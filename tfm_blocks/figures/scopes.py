@@ -13,13 +13,6 @@ from tfm_blocks.registry.blocks import Registry
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """One node."""
-
-    node: Node
-
-
-@dataclass(frozen=True)
 class Stack:
     """Layers in series, with the operations at their end.
 
@@ -43,7 +36,7 @@ class Parallel:
     copies: bool
 
 
-Part = Leaf | Stack | Parallel
+Part = Node | Stack | Parallel
 Graph = tuple[Part, ...]
 
 
@@ -58,7 +51,7 @@ def read_parts(outline: Outline, address: str) -> Graph:
     inline = [part for node in nodes if outline.is_inline(node) for part in read_parts(outline, node)]
     join = outline.calls.get(address)
     if join and not outline.joins_branches(address):
-        return (*inline, Leaf(join))
+        return (*inline, join)
     layers = outline.layer_graphs(address) if address in outline.layers or not join else []
     graphs = [read_graph(outline, layer) for layer in layers]
     if not join:
@@ -77,8 +70,8 @@ def nodes_of(graph: Iterable[Part]) -> Iterator[Node]:
     """Yield all nodes of parts."""
     for part in graph:
         match part:
-            case Leaf():
-                yield part.node
+            case Node():
+                yield part
             case Stack():
                 for layer in part.layers:
                     yield from nodes_of(layer)
@@ -99,7 +92,7 @@ def graph_at(spec: Spec, registry: Registry, address: str) -> Graph:
     if address in outline.nodes:
         return read_parts(outline, address)
     if address in outline.calls:
-        return (Leaf(outline.calls[address]),)
+        return (outline.calls[address],)
     known = {prefix for node in spec.nodes for prefix in accumulate(node.address.split("."), "{}.{}".format)}
     raise ConfigError(Problem("--of", f"nothing is called {shown(address)}", help=suggest(address, known)))
 
@@ -107,9 +100,7 @@ def graph_at(spec: Spec, registry: Registry, address: str) -> Graph:
 def exit_of(graph: Graph) -> str:
     """Return the address of a graph's output."""
     match graph[-1]:
-        case Leaf(node):
-            return node.address
-        case Parallel(address=address):
+        case Node(address=address) | Parallel(address=address):
             return address
         case Stack(last=last, layers=layers):
             return last.address if last else exit_of(layers[-1])
@@ -118,8 +109,8 @@ def exit_of(graph: Graph) -> str:
 def entry_of(part: Part) -> str:
     """Return the address that the first node of a part reads."""
     match part:
-        case Leaf(node):
-            return node.entry
+        case Node(entry=entry):
+            return entry
         case Parallel(join=join):
             return join.residual
         case Stack(layers=layers):
@@ -128,7 +119,7 @@ def entry_of(part: Part) -> str:
 
 def first_of(graph: Graph) -> Part:
     """Return the first part of a graph, without the inline nodes that it reads."""
-    return min(graph, key=lambda part: (part.node if isinstance(part, Leaf) else part).address.count("."))
+    return min(graph, key=lambda part: part.address.count("."))
 
 
 Form = tuple[Hashable, ...]

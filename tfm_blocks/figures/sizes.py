@@ -48,16 +48,14 @@ class Size:
 class Grid:
     """Distances in a frame, from its lower left corner: each row, gap, column and gutter begins at its value.
 
-    `label_width` is the width beside the plate on `side` that its label takes.
+    `label_width` is the width beside the plate that its label takes.
     """
 
     rows: tuple[float, ...]
     gaps: tuple[float, ...]
     gutters: tuple[float, ...]
     middles: tuple[float, ...]
-    size: Size
     label_width: float
-    side: Side
 
 
 class Sizes:
@@ -79,7 +77,7 @@ class Sizes:
         width += label if side == "right" else 0.0
         middle = self._middle(frame, gutters, middles)
         size = Size(middle, width - middle, height, height)
-        self.grids[frame] = Grid(rows, gaps, gutters, middles, size, label, side)
+        self.grids[frame] = Grid(rows, gaps, gutters, middles, label)
         return size
 
     def _heights(self, frame: Frame) -> tuple[tuple[float, ...], tuple[float, ...], float]:
@@ -102,7 +100,8 @@ class Sizes:
     def roof_height(self, item: Box | Frame) -> float:
         """Return the height of the lines above an item, which also pass boxes of its row, and frames to its right."""
         beside = item.frame.items_of_row(item.row) if item.frame else []
-        passed = range(item.column + 1, self.routes.end(item))
+        spans = self.routes.spans.get((item.frame, "roof", roof(item)), {}) if item.frame else {}
+        passed = range(item.column + 1, max((high // 2 for _, high in spans.values()), default=0))
         frames = [self._cell(other) for other in beside if isinstance(other, Frame) and other.column in passed]
         heights = [self.items[other].height for other in beside if other is item or isinstance(other, Box)]
         return max(heights + frames)
