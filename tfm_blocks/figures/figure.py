@@ -1,4 +1,4 @@
-r"""Picture → shapes with their colours → SVG, TikZ (for \input in a paper that has \usepackage{tikz}), PNG or PDF."""
+r"""Picture → primitives with their colours → SVG, TikZ (for \input in a paper that has \usepackage{tikz}), PNG or PDF."""
 
 from __future__ import annotations
 
@@ -78,20 +78,20 @@ class Path(NamedTuple):
     pen: Pen
 
 
-Shape = Rect | Circle | Path | PlacedArrow | Text  # the last two have the colour of the ink, if they have no other
+Primitive = Rect | Circle | Path | PlacedArrow | Text  # the last two have the colour of the ink, if they have no other
 
 
-def shapes_of(picture: FigurePicture, theme: Theme) -> Iterator[tuple[Placed | None, list[Shape]]]:
-    """Yield the shapes of each plate, arrow (None) and box, from the back to the front."""
+def primitives_of(picture: FigurePicture, theme: Theme) -> Iterator[tuple[Placed | None, list[Primitive]]]:
+    """Yield the primitives of each plate, arrow (None) and box, from the back to the front."""
     for plate in picture.plates:
-        yield plate, list(_shapes(plate, theme))
+        yield plate, list(_primitives(plate, theme))
     for arrow in picture.arrows:
         yield None, [arrow]
     for box in picture.boxes:
-        yield box, list(_shapes(box, theme))
+        yield box, list(_primitives(box, theme))
 
 
-def _shapes(placed: Placed, theme: Theme) -> Iterator[Shape]:
+def _primitives(placed: Placed, theme: Theme) -> Iterator[Primitive]:
     item, mark = placed.item, placed.mark
     colour = theme.marks[mark] if mark else theme.ink
     width, dashed = 2 if mark else 0.8, mark == "removed"
@@ -110,7 +110,7 @@ def _shapes(placed: Placed, theme: Theme) -> Iterator[Shape]:
         yield Text(SIGNS[mark], placed.x + placed.width + 1, placed.y + 3, 10, "start", colour)
 
 
-def _plus(placed: Placed, pen: Pen) -> Iterator[Shape]:
+def _plus(placed: Placed, pen: Pen) -> Iterator[Primitive]:
     """Yield a circled plus, and the circled wave beside it."""
     radius = placed.width / 2
     x, y = placed.x + radius, placed.y + radius
@@ -141,8 +141,8 @@ def svg_of(picture: FigurePicture, style: Style) -> str:
         f'<path d="{HEAD}" fill="{theme.ink}"/></marker></defs>',
         f'<rect width="{width:g}" height="{height:g}" fill="{theme.background}"/>',
     ]
-    for placed, shapes in shapes_of(picture, theme):
-        drawn = [_svg(shape, theme) for shape in shapes]
+    for placed, primitives in primitives_of(picture, theme):
+        drawn = [_svg(primitive, theme) for primitive in primitives]
         lines += [*_svg_group(placed), *drawn, "</g>"] if placed else drawn
     return "\n".join([*lines, "</svg>"]) + "\n"
 
@@ -158,8 +158,8 @@ def _svg_group(placed: Placed) -> Iterator[str]:
         yield f"<title>{escape(item.about)}</title>"
 
 
-def _svg(shape: Shape, theme: Theme) -> str:
-    match shape:
+def _svg(primitive: Primitive, theme: Theme) -> str:
+    match primitive:
         case Rect(placed, radius, pen):
             place = f'x="{placed.x:g}" y="{placed.y:g}" width="{placed.width:g}" height="{placed.height:g}"'
             return f'<rect {place} rx="{radius}" {_svg_pen(pen)}/>'
@@ -205,15 +205,15 @@ def tikz_of(picture: FigurePicture, style: Style) -> str:
         *(f"\\definecolor{{{_tikz_colour(colour)}}}{{HTML}}{{{colour[1:].upper()}}}" for colour in sorted(colours)),
         f"\\fill[{_tikz_colour(theme.background)}] (0,0) rectangle ({picture.width:g},{picture.height:g});",
     ]
-    for placed, shapes in shapes_of(picture, theme):
+    for placed, primitives in primitives_of(picture, theme):
         if placed and placed.item.addresses and not isinstance(placed.item, Frame):
             lines.append(f"% {placed.item.addresses[0]}")
-        lines += [line for shape in shapes if (line := _tikz(shape, style))]
+        lines += [line for primitive in primitives if (line := _tikz(primitive, style))]
     return "\n".join([*lines, "\\end{tikzpicture}%"]) + "\n"  # no space after the figure
 
 
-def _tikz(shape: Shape, style: Style) -> str:
-    match shape:
+def _tikz(primitive: Primitive, style: Style) -> str:
+    match primitive:
         case Rect(placed, radius, Pen() as pen):
             corner = f"({placed.x + placed.width:g},{placed.y + placed.height:g})"
             round_corners = f", rounded corners={radius}bp"

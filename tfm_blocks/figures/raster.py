@@ -1,4 +1,4 @@
-"""Shapes → PNG or PDF, by matplotlib."""
+"""Primitives → PNG or PDF, by matplotlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tfm_blocks.figures.drawing import Frame
-from tfm_blocks.figures.figure import Circle, Path, Pen, Rect, Shape, Style, shapes_of
+from tfm_blocks.figures.figure import Circle, Path, Pen, Primitive, Rect, Style, primitives_of
 from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, Point, Text
 
 if TYPE_CHECKING:
@@ -33,22 +33,22 @@ def raster_of(picture: FigurePicture, style: Style, suffix: str) -> bytes:
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, picture.width), ylim=(picture.height, 0))  # the unit is a point
         axes.axis("off")
-        for placed, shapes in shapes_of(picture, style.theme):
+        for placed, primitives in primitives_of(picture, style.theme):
             layer = ARROWS if placed is None else PLATES if isinstance(placed.item, Frame) else BOXES
-            for shape in shapes:
-                _paint(axes, shape, style, layer)
+            for primitive in primitives:
+                _paint(axes, primitive, style, layer)
         unnamed = {"CreationDate": None, "Creator": None, "Producer": None} if suffix == ".pdf" else {"Software": None}
         figure.savefig(content := BytesIO(), format=suffix[1:], dpi=DPI, metadata=unnamed)
     return content.getvalue()
 
 
-def _paint(axes: Axes, shape: Shape, style: Style, layer: int) -> None:
+def _paint(axes: Axes, primitive: Primitive, style: Style, layer: int) -> None:
     def outline(pen: Pen) -> dict[str, Any]:
         line = {"linewidth": pen.width * style.scale, "linestyle": "--" if pen.dashed else "-"}
         return {"facecolor": pen.fill, "edgecolor": pen.colour, "zorder": layer, **line}
 
     ink = style.theme.ink
-    match shape:
+    match primitive:
         case Rect(placed, radius, Pen() as pen):
             form = f"round,pad=0,rounding_size={radius}"
             box = (placed.x, placed.y), placed.width, placed.height
