@@ -1,4 +1,4 @@
-r"""Picture → primitives with their colours → SVG, TikZ (for \input in a paper that has \usepackage{tikz}), PNG or PDF."""
+r"""Picture → primitives with their colours → SVG, TikZ for \input in a paper with \usepackage{tikz}, PNG or PDF."""
 
 from __future__ import annotations
 
