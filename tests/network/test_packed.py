@@ -121,7 +121,7 @@ def test_an_int8_product_keeps_zeros_and_values_that_are_not_finite():
 
 @on_x86
 def test_sums_do_not_saturate_without_vnni():
-    code = "import torch; from tfm_blocks.network.packed import activation_levels; print(activation_levels())"
+    code = "import torch; from tfm_blocks.network.packed import activation_levels, int8_product; print(activation_levels())"
     code += "; print(int8_product(torch.ones(64, 512), None)(torch.ones(2, 512)).unique().tolist())"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
