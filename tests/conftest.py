@@ -60,10 +60,24 @@ def own_service():
 
 
 @pytest.fixture
-def wrong_blocks(monkeypatch):
+def registry(monkeypatch):
+    """Return the registry, whose blocks are restored after the test."""
+    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
+    return REGISTRY
+
+
+@pytest.fixture
+def plugged(registry):
+    """Register the blocks of tests/plugged.py for one test."""
+    from tests.plugged import PLUGGED
+
+    registry.blocks.update(PLUGGED)
+
+
+@pytest.fixture
+def wrong_blocks(registry, monkeypatch):
     """Register the blocks of tests/wrong_blocks.py for one test; return them by name."""
-    before = dict(REGISTRY.blocks)
-    monkeypatch.setattr(REGISTRY, "blocks", dict(before))
+    before = dict(registry.blocks)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     sys.modules.pop("wrong_blocks", None)
     load_plugins(["wrong_blocks"])

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tfm_blocks.errors import listed
-from tfm_blocks.figures.content import Content
+from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import picture_of
-from tfm_blocks.figures.marks import mark_nodes
-from tfm_blocks.figures.pair import place_side_by_side
-from tfm_blocks.figures.picture import FigurePicture
+from tfm_blocks.figures.picture import FigurePicture, mark_nodes, place_side_by_side
 from tfm_blocks.figures.themes import Mark
 from tfm_blocks.language.difference import AlikeNodes, Change, find_changes
 from tfm_blocks.language.notation import write_nodes
