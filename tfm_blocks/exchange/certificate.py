@@ -19,8 +19,7 @@ from tfm_blocks.errors import Problem, RunError, cut
 from tfm_blocks.exchange.config import vocabulary_of
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.files import write_json
-from tfm_blocks.runs.json_file import JsonFile
+from tfm_blocks.runs.files import JsonFile, write_json
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
