@@ -105,6 +105,7 @@ def _check(arguments: argparse.Namespace) -> None:
         print_warnings(spec.warnings)
     else:
         spec, _ = _checked_model(composed)
+    print_warnings(spec.notes)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 

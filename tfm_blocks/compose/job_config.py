@@ -60,9 +60,11 @@ def _sources_record(sources: Sources) -> dict[str, Any]:
         "written": [[path, asdict(written.place), written.text] for path, written in sources.written.items()],
         "overrides": list(sources.overrides.items()),
         "chosen": sorted(sources.chosen),
+        "files": list(sources.files),
     }
 
 
 def _read_sources(record: Mapping[str, Any]) -> Sources:
     written = {tuple(path): SourceKey(Place(**place), text) for path, place, text in record["written"]}
-    return Sources(written, {tuple(path): text for path, text in record["overrides"]}, set(record["chosen"]))
+    overrides = {tuple(path): text for path, text in record["overrides"]}
+    return Sources(written, overrides, set(record["chosen"]), dict.fromkeys(record["files"], ""))

@@ -12,7 +12,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.files import INDEX, ModelFile
-from tfm_blocks.language.read import merge
+from tfm_blocks.language.replaced import merge
 from tfm_blocks.language.sources import Sources, find_knobs
 
 
@@ -47,6 +47,10 @@ class Composed:
         with open_dict(raw):
             raw["vocab"] = size
         return replace(resolve(raw, self.sources, self.chain), choices=self.choices)
+
+    def with_model(self, model: Mapping[str, Any]) -> Composed:
+        """Return the config with the mapping of the checked model, which lacks the arguments of replaced blocks."""
+        return replace(self, mapping=self.mapping | {"model": model})
 
     def with_values(self, values: Mapping[str, Any]) -> Composed:
         """Return the config with new values of these keys, such as `trainer.steps`."""

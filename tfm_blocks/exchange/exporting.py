@@ -102,7 +102,8 @@ def _has_graph(published: Published, spec: Spec) -> bool:
     """Return True if the family has the graph, and a config.json for the knobs."""
     try:
         write_published(published, "float32")
-        return not find_changes(check_model(published.compose().model), spec, REGISTRY)
+        composed = published.compose()
+        return not find_changes(check_model(composed.model, composed.sources), spec, REGISTRY)
     except ConfigError:
         return False
 

@@ -122,7 +122,7 @@ def _checked(published: Published, folder: Path) -> tuple[Composed, Spec]:
     """Return the model with the values of config.json. Raises RunError for values that the check refuses."""
     try:
         composed = published.compose()
-        return composed, check_model(composed.model)
+        return composed, check_model(composed.model, composed.sources)
     except ConfigError as error:
         problems = [Problem(f"{folder / CONFIG}: {problem.address}", problem.rule) for problem in error.problems]
         raise RunError(problems) from None

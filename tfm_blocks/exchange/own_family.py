@@ -129,7 +129,7 @@ class _Check:
 
 
 def _weights(composed: Composed) -> set[str]:
-    return {*weights_of(network_without_values(check_model(composed.model)))}
+    return {*weights_of(network_without_values(check_model(composed.model, composed.sources)))}
 
 
 def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[str]) -> Iterator[tuple[str, str]]:

@@ -11,15 +11,20 @@ from tfm_blocks.language.causality import Visibility
 from tfm_blocks.language.depths import set_depths
 from tfm_blocks.language.expand import Expander
 from tfm_blocks.language.read import Reader
+from tfm_blocks.language.replaced import Replacement
 from tfm_blocks.language.shapes import ShapeInference
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Input, Spec
+from tfm_blocks.language.tree import MODEL
 from tfm_blocks.registry.blocks import Registry
 
 
 def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None = None) -> Spec:
     """Check a resolved mapping {inputs, args, add_norm, graph}. Raises ConfigError with all problems of a pass."""
     sources = sources or Sources()
+    replacement = Replacement(registry, sources)
+    if sources.files:
+        model = replacement.clean(model, MODEL)
     reader = Reader(registry, sources)
     tree = reader.read_model(model)
     _raise(reader.problems)
@@ -35,7 +40,7 @@ def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None 
     nodes = visibility.infer(shaped)
     _raise(visibility.problems)
     scaled = set_depths(nodes, expander.stacks)
-    return Spec(inputs, scaled, model, visibility.count_head(nodes), tuple(expander.warnings))
+    return Spec(inputs, scaled, model, visibility.count_head(nodes), tuple(expander.warnings), tuple(replacement.notes))
 
 
 def _assign_masks(inputs: Sequence[Input]) -> tuple[Input, ...]:

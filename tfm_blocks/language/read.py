@@ -9,6 +9,7 @@ from typing import Any
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.language.ordering import PLACEMENT, order_nodes
 from tfm_blocks.language.references import Reference, check_arg_name, check_input_name, check_node_name, read_reference
+from tfm_blocks.language.replaced import merge
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Axis, Input, Path, Shape, names
 from tfm_blocks.language.tree import MODEL, BlockTree, JoinTree, LayerTree, ModelTree, ParallelTree, SameTree, Tree
@@ -254,15 +255,6 @@ class Reader(Pass):
                 named = ", ".join(takers[:MOST_NAMED]) + (", …" if len(takers) > MOST_NAMED else "")
                 help = f"{key} is an argument of {named}; {suggest('', known)}" if takers else suggest(key, known)
                 self.report((*path, key), f"unknown key {shown(key)}", help or "leave it out")
-
-
-def merge(layer: Mapping[Any, Any], change: Mapping[Any, Any]) -> dict[str, Any]:
-    """Merge a change of `at` into its layer key by key; lists and single values are replaced, null removes a key."""
-    merged = {str(key): value for key, value in layer.items()}
-    for name, value in change.items():
-        key, old = str(name), merged.get(str(name))
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _read_axes(text: Any) -> Shape:

@@ -90,6 +90,12 @@ class Sources:
             return f"{knob} comes from the command line: {self.overrides[(knob,)]}"
         return f"{knob} is set at {written.place}" if written else ""
 
+    def rank(self, path: Path) -> int | None:
+        """Return the position in merge order of the file that sets `path`, the last for the command line, or None."""
+        if path in self.overrides:
+            return len(self.files)
+        return list(self.files).index(self.written[path].place.file) if path in self.written else None
+
     def knob(self, path: Path) -> str | None:
         """Return the knob in the value of `path`, such as `heads` of `${heads}`."""
         written = self.written.get(path)

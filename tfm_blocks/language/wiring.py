@@ -37,15 +37,18 @@ def _added(node: Node) -> list[str]:
 def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sources: Sources) -> list[Problem]:
     """Return a problem for each arg that no block takes, if the chosen file or the command line sets it."""
     accepted = {argument for node in nodes.values() for argument in node.arguments}
-    return [
-        sources.problem(
-            path,
-            f"no block takes {path[-1]!r} from here",
-            help=suggest(path[-1], accepted - {path[-1]}) or "leave it out",
-        )
-        for path in dict.fromkeys(_args(tree))
-        if path not in used and sources.is_set_by_user(path)
-    ]
+    problems = []
+    for path in dict.fromkeys(_args(tree)):
+        if path in used or not sources.is_set_by_user(path):
+            continue
+        *around, _, name = path
+        inside = [node for node in nodes.values() if [*node.path[: len(around)]] == around and name in node.arguments]
+        rule, help = f"no block takes {name!r} from here", suggest(name, accepted - {name}) or "leave it out"
+        if inside:
+            rule = f"every block that takes {name!r} has a value closer to it, such as {'.'.join(inside[0].path)}"
+            help = f"leave it out, or remove the closer value: {name}: null"
+        problems.append(sources.problem(path, rule, help=help))
+    return problems
 
 
 def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> Iterator[Problem]:
