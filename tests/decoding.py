@@ -2,7 +2,7 @@
 
 import torch
 
-from tfm_blocks.layers.state import CacheShape
+from tfm_blocks.blocks.layers.state import CacheShape
 
 
 def check_long_prefix(block, x_BTD, first):

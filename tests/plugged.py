@@ -3,8 +3,8 @@
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 
 _before = dict(REGISTRY.blocks)

@@ -20,11 +20,11 @@ from tfm_blocks.blocks.attention import Attention
 from tfm_blocks.blocks.attention_parts import Softmax
 from tfm_blocks.blocks.embedding import Embedding
 from tfm_blocks.blocks.feedforward import FeedForward
+from tfm_blocks.blocks.layers.dot_product import merge_heads, split_heads
 from tfm_blocks.blocks.mixing import Sum
 from tfm_blocks.blocks.norm import CentredL2Norm, L2Norm
 from tfm_blocks.blocks.position import Sinusoidal
 from tfm_blocks.blocks.restricted import RestrictedAttention
-from tfm_blocks.layers.dot_product import merge_heads, split_heads
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Part
 

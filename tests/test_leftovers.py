@@ -117,12 +117,24 @@ def test_a_killed_command_leaves_no_output_and_does_not_block_the_next_try(name,
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         left = {path.name for path in tmp_path.iterdir()}
-        beside = (
-            {"new.py", "new.pt.part"} if name == "eject" else set()
-        )  # its two files are renamed one after the other
-        assert left <= beside or all(path.endswith(".part") for path in left), left
+        weights = {"new.pt", "new.py.part"} if name == "eject" else set()  # its weights are renamed before its model
+        assert left == weights or all(path.endswith(".part") for path in left), left
     assert place > 2 and not any(path.endswith(".part") for path in tree(tmp_path)), tree(tmp_path).keys()
     assert (tmp_path / words[words.index("-o") + 1]).exists()
+
+
+@pytest.mark.grid
+def test_a_killed_eject_leaves_no_model_with_the_weights_of_another(tmp_path):
+    paths = {tmp_path / "new.py", tmp_path / "new.pt"}
+    for place in count(1):
+        for path in paths:
+            path.write_text("old")
+        words = f"eject tiny -o {tmp_path}/new.py --weights {tmp_path}/new.pt".split()
+        if run_python(["-c", KILLED, str(place), *words]).returncode == 0:
+            break
+        models, weights = ([path.read_bytes() for path in tmp_path.glob(f"new.{end}")] for end in ("py", "pt"))
+        assert models in ([], [b"old"]) and (weights == [b"old"] or not models), (place, models)
+    assert place > 3 and not any(path.read_bytes() == b"old" for path in paths)
 
 
 def test_a_folder_that_another_process_writes_is_refused(tmp_path, folders):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 
 Mask = Literal["causal"] | None

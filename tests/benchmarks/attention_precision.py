@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfm_blocks.layers.dot_product import dot_product_attention
+from tfm_blocks.blocks.layers.dot_product import dot_product_attention
 
 SHAPES = [(100, 4, 20, 32), (30, 4, 60, 32), (20, 8, 25, 64), (2, 8, 512, 64), (1, 8, 2048, 64)]  # B H T K
 

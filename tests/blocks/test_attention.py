@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.layers.dot_product import split_heads
+from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.restricted import RestrictedAttention
-from tfm_blocks.layers.dot_product import split_heads
-from tfm_blocks.layers.linear import Linear
 
 B, T, S, D, E, H = 3, 5, 7, 12, 20, 4
 

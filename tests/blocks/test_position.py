@@ -7,8 +7,8 @@ import torch
 
 from tests.blocks.test_attention import started
 from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.layers.state import State
 from tfm_blocks.blocks.position import LearnedPosition, RandomPosition, Sinusoidal
-from tfm_blocks.layers.state import State
 from tfm_blocks.registry.values import Part
 
 

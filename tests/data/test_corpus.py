@@ -9,7 +9,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from tfm_blocks.data import corpus as corpus_module
 from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
-from tfm_blocks.data.published_tokenizer import published_tokenizer
+from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 

@@ -14,10 +14,9 @@ from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordLevelTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.data.published_tokenizer import published_tokenizer
+from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
-from tfm_blocks.data.tokenizer_files import read_tokenizer
-from tfm_blocks.data.tokenizer_trial import expect_usable
+from tfm_blocks.data.tokenizer_files import expect_usable, read_tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError, RunError
 

@@ -13,6 +13,7 @@ from tests.exchange.published import GREEDY, VOCAB, publish
 from tfm_blocks.cli import main
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.runs.folder import TOKENIZER
@@ -79,7 +80,7 @@ def test_beam_search_and_the_loss_of_labels_are_those_of_transformers(tmp_path):
 def test_a_changed_gpt2_keeps_the_ids_of_its_published_vocabulary(tmp_path):
     publish("gpt2", tmp_path / "theirs")
     main(["import", str(tmp_path / "theirs"), "-o", str(tmp_path / "imported")])
-    tokenizer = Tokenizer.load(tmp_path / "imported" / TOKENIZER)
+    tokenizer = load_tokenizer(tmp_path / "imported" / TOKENIZER)
     assert isinstance(tokenizer, PublishedTokenizer) and tokenizer.vocabulary == Vocabulary(VOCAB, 36, 36)
     translator = saved("llama", tmp_path / "run", tokenizer, first_id=2, layers=1, kv_heads=1, d_ff=48)
     export_run(tmp_path / "run", tmp_path / "new")

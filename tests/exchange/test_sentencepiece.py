@@ -9,7 +9,7 @@ from transformers import MarianTokenizer, T5Tokenizer
 
 import tfm_blocks as tfm
 from tests.exchange.published import publish
-from tfm_blocks.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from tfm_blocks.data.published_libraries import SentencePieceTokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.exporting import export_run

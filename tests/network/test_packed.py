@@ -12,11 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import tfm_blocks as tfm
 from tests.conftest import sentences
+from tfm_blocks.blocks.layers import packed_product
+from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.packed_product import float32_product, int8_product
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.layers import packed_product
-from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.packed_product import float32_product, int8_product
 from tfm_blocks.network.packed import packed, quantized
 from tfm_blocks.translation.translator import Translator
 
@@ -123,7 +123,7 @@ def test_an_int8_product_keeps_zeros_and_values_that_are_not_finite():
 
 @on_x86
 def test_sums_do_not_saturate_without_vnni():
-    code = "import torch; from tfm_blocks.layers.packed_product import *; print(activation_levels())"
+    code = "import torch; from tfm_blocks.blocks.layers.packed_product import *; print(activation_levels())"
     code += "; print(int8_product(torch.ones(64, 512), None)(torch.ones(2, 512)).unique().tolist())"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.network.small import network
+from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.check import check
-from tfm_blocks.layers.linear import Linear
 from tfm_blocks.network import trace
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY, block

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.cli import main
 from tfm_blocks.language.check import check
-from tfm_blocks.layers.linear import Linear
 from tfm_blocks.network.build import build_network, network_without_values
 from tfm_blocks.network.cost import multiply_adds
 from tfm_blocks.registry.blocks import REGISTRY

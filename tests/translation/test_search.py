@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import tfm_blocks as tfm
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
 from tfm_blocks.translation.search import (

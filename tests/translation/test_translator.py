@@ -59,7 +59,7 @@ def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, se
 
 @pytest.mark.parametrize("search", SEARCHES[:2], ids=["greedy", "beam"])
 def test_batches_do_not_matter_where_every_product_is_packed(translator, search, monkeypatch):
-    monkeypatch.setattr("tfm_blocks.layers.packed_product.FEW", 0)
+    monkeypatch.setattr("tfm_blocks.blocks.layers.packed_product.FEW", 0)
     texts = sentences(100, 1)
     whole = [[one.text for one in hypotheses] for hypotheses in translator.search(texts, search)]
     again = translator.search(texts, search, batch_tokens=60)

@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.dot_product import AttentionMask, one_hot_values, repeat_kv, weighed_attention, widths
-from tfm_blocks.layers.linear import normal_
-from tfm_blocks.layers.multi_head import MultiHead
+from tfm_blocks.blocks.layers.dot_product import AttentionMask, one_hot_values, repeat_kv, weighed_attention, widths
+from tfm_blocks.blocks.layers.linear import normal_
+from tfm_blocks.blocks.layers.multi_head import MultiHead
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Position
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.dot_product import ScoreNormalizer
-from tfm_blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.dot_product import ScoreNormalizer
+from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import block
 
 BETA = {"beta > 0": "the more alike, the more attention"}

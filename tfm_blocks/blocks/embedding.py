@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.linear import Linear, normal_
+from tfm_blocks.blocks.layers.linear import Linear, normal_
 from tfm_blocks.registry.blocks import block
 
 

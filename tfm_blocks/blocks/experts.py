@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.feedforward import RELU, SILU, WIDTH, FeedForward, GatedFeedForward
+from tfm_blocks.blocks.layers.expert_linear import BiasedExpertLinear, ExpertLinear
+from tfm_blocks.blocks.layers.linear import Dropout, Linear
 from tfm_blocks.blocks.routing import TINY, Routing
-from tfm_blocks.layers.expert_linear import BiasedExpertLinear, ExpertLinear
-from tfm_blocks.layers.linear import Dropout, Linear
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Activation, Part, Rate, Router
 

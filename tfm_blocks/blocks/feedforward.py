@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.linear import Dropout, Linear
+from tfm_blocks.blocks.layers.linear import Dropout, Linear
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Activation, Part, Rate
 

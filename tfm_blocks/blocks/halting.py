@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.linear import normal_
+from tfm_blocks.blocks.layers.linear import normal_
 from tfm_blocks.registry.blocks import block
 
 

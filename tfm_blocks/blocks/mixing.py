@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.linear import Dropout, Linear
+from tfm_blocks.blocks.layers.linear import Dropout, Linear
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from tfm_blocks.blocks.layers.linear import Dropout, normal_
+from tfm_blocks.blocks.layers.state import Positional, State
 from tfm_blocks.blocks.mixing import DropoutBlock
-from tfm_blocks.layers.linear import Dropout, normal_
-from tfm_blocks.layers.state import Positional, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.recurrence import Recurrence, RecurrentState, apply_order, reading_order, restore_order
+from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.recurrence import Recurrence, RecurrentState, apply_order, reading_order, restore_order
 from tfm_blocks.registry.blocks import block
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tfm_blocks.layers.state import Positional, State
+from tfm_blocks.blocks.layers.state import Positional, State
 from tfm_blocks.registry.blocks import block
 
 PairLayout = Literal["halves", "pairs"]

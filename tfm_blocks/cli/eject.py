@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +27,7 @@ def add_commands(commands: options.Commands) -> None:
 
 def _eject(arguments: argparse.Namespace) -> None:
     from tfm_blocks.exchange.eject.file import eject
+    from tfm_blocks.runs.files import written_beside
 
     if arguments.weights and arguments.weights.resolve() == arguments.path.resolve():
         rule = f"must be another file than that of -o, but both are {arguments.path}"
@@ -36,21 +35,19 @@ def _eject(arguments: argparse.Namespace) -> None:
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
     title = printable(" ".join([Path(arguments.model).name, *arguments.overrides]))
     text = eject(spec, sources, title)
-    if arguments.weights:
-        with _written_weights(arguments, spec) as parameters:
-            options.write_output(text, arguments.path)
-    else:
-        options.write_output(text, arguments.path)
+    with written_beside(arguments.path) as part:
+        part.write_text(text, "utf-8")
+        parameters = _write_weights(arguments, spec) if arguments.weights else 0
     print(printable(f"{arguments.path}: {len(text.splitlines())} lines"))
     if arguments.weights:
         print(printable(f"{arguments.weights}: {parameters:,} parameters"))
 
 
-@contextmanager
-def _written_weights(arguments: argparse.Namespace, spec: Spec) -> Iterator[int]:
-    """Write the state dict of the run, or of the model's initial values, and yield the number of parameters.
+def _write_weights(arguments: argparse.Namespace, spec: Spec) -> int:
+    """Write the state dict of the run, or of the model's initial values, and return the number of parameters.
 
-    An error inside leaves no weights. Raises RunError.
+    An old model file is removed before the weights appear, so that no kill leaves it with the new weights. Raises
+    RunError.
     """
     import torch
 
@@ -67,4 +64,6 @@ def _written_weights(arguments: argparse.Namespace, spec: Spec) -> Iterator[int]
             rule = f"cannot be written: {str(error).rpartition('strerror: ')[2].splitlines()[0]}"
             help = "choose a file in an existing folder, on a disk with enough space"
             raise RunError(Problem(str(arguments.weights), rule, help=help)) from None
-        yield sum(parameter.numel() for parameter in network.parameters())
+        if arguments.path.is_file():
+            arguments.path.resolve().unlink()
+    return sum(parameter.numel() for parameter in network.parameters())

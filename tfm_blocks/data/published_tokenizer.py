@@ -8,24 +8,19 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import chain, islice
-from pathlib import Path
+from itertools import chain
 from typing import Any, Self
 
-from tokenizers import Tokenizer as Pieces
-from tokenizers import models
-
-from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, SPECIAL, Tokenizer, expect_small, refusing_damage
+from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Conventions, Vocabulary
 from tfm_blocks.errors import DataError, Problem, RunError, shown
 from tfm_blocks.language.spec import TARGET
 
 KEY = "published"
-BEGIN = b'{"published": '
 FAST = "tokenizer.json"
 NO_CONVENTIONS = Conventions()
 PAIR = ("source.spm", "target.spm", "vocab.json")  # Marian: a model for each side, and the ids of the subwords of both
@@ -39,7 +34,6 @@ CODE = re.compile(
     "|_?(attn|experts)_implementation(_internal)?|kernel_config|use_kernels|allow_all_kernels"
 )
 """Matches the keys with which transformers loads code from a folder or a hub."""
-SHOWING = 1000  # subwords that are read to find out whether decoding adds a space
 
 
 class PublishedTokenizer(Tokenizer):
@@ -172,70 +166,6 @@ class PublishedTokenizer(Tokenizer):
     def piece(self, id: int) -> str:
         return self._subwords[id]
 
-    @classmethod
-    def load(cls, path: Path) -> PublishedTokenizer:
-        expect_small(path, LARGEST_OF_RUN)
-        with refusing_damage(str(path)):
-            return cls.from_text(path.read_text("utf-8"), str(path))
-
-    @staticmethod
-    def from_text(text: str, where: str) -> PublishedTokenizer:
-        """Return the tokenizer of a text of `stored_text`. Raises RunError."""
-        with refusing_damage(where):
-            content = json.loads(text)
-            size, start, eos, *stops = content[KEY]
-            files = {
-                name: text.encode() if name.endswith(".json") else b64decode(text)
-                for name, text in content["files"].items()
-            }
-            conventions = Conventions.from_json(content.get("conventions", {}))
-        return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, where, conventions)
-
-
-class FastTokenizer(PublishedTokenizer):
-    """A tokenizer.json of the tokenizers library."""
-
-    def open(self) -> None:
-        Tokenizer.__init__(self, Pieces.from_str(self.files[FAST].decode()))
-        self._pieces.encode_special_tokens = bool(self.config.get("split_special_tokens"))
-
-    @cached_property
-    def names(self) -> dict[str, int]:
-        return self._pieces.get_vocab()
-
-    @property
-    def model_names(self) -> Mapping[str, int]:
-        return self._pieces.get_vocab(with_added_tokens=False)
-
-    @property
-    def special(self) -> Mapping[str, int]:
-        added = self._pieces.get_added_tokens_decoder()
-        return {token.content: id for id, token in added.items() if token.special}
-
-    @cached_property
-    def published_unknown(self) -> int | None:
-        if isinstance(self._pieces.model, models.Unigram):
-            id: int | None = json.loads(self.files[FAST])["model"]["unk_id"]
-            return id
-        return self.names.get(self._pieces.model.unk_token or "")
-
-    def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
-    def text_of(self, published: Sequence[int]) -> str:
-        return self._pieces.decode(list(published), skip_special_tokens=True).removeprefix(self._added_space)
-
-    @cached_property
-    def _added_space(self) -> str:
-        """Return the space that decoding adds before every text, or ''; the first subwords that are texts show it."""
-        for id in islice(sorted(self.names.values()), SHOWING):
-            text = self._pieces.decode([id]).strip()
-            restored = self._pieces.decode(self._pieces.encode(text, add_special_tokens=False).ids)
-            if text and restored.strip() == text:
-                return " " if restored == f" {text}" else ""
-        return ""
-
 
 def stored_text(vocabulary: Vocabulary, files: Mapping[str, bytes], conventions: Conventions = NO_CONVENTIONS) -> str:
     """Return a tokenizer as JSON: the vocabulary, the conventions, and the files, in base64 unless they are JSON.
@@ -271,22 +201,3 @@ def _without_code(value: Any, keys: set[str]) -> Any:
         return value
     keys.update(filter(CODE.fullmatch, value))
     return {key: _without_code(inner, keys) for key, inner in value.items() if key not in keys}
-
-
-def published_tokenizer(
-    vocabulary: Vocabulary, files: Mapping[str, bytes], where: str, conventions: Conventions = NO_CONVENTIONS
-) -> PublishedTokenizer:
-    """Return the tokenizer for the files of a folder. Raises RunError if they are damaged or its library is missing."""
-    if FAST in files:
-        return FastTokenizer(vocabulary, files, where, conventions)
-    from tfm_blocks.data.sentencepiece_tokenizer import SentencePieceTokenizer
-
-    return SentencePieceTokenizer(vocabulary, files, where, conventions)
-
-
-def is_published(path: Path) -> bool:
-    """Return True if a file was written by a PublishedTokenizer."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(BEGIN)) == BEGIN

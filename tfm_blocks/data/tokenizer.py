@@ -160,11 +160,13 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """Read a file of `save`. Raises RunError if it is missing, damaged or another kind of tokenizer."""
-        from tfm_blocks.data.published_tokenizer import PublishedTokenizer, is_published
-
-        if is_published(path):
-            return PublishedTokenizer.load(path)
-        pieces = _read_pieces(path)
+        if not path.is_file():
+            raise RunError(Problem(str(path), "the tokenizer is missing"))
+        expect_small(path, LARGEST_OF_RUN)
+        with refusing_damage(str(path)):
+            text = path.read_text(encoding="utf-8")
+            known = _has_known_settings(json.loads(text))
+            pieces = Pieces.from_str(text) if known else Pieces(models.WordLevel())  # refused below
         if not isinstance(pieces.model, (models.BPE, models.WordLevel)) or [
             pieces.token_to_id(name) for name in SPECIAL
         ] != [0, 1, 2, 3]:
@@ -193,16 +195,6 @@ def is_learned(record: object) -> bool:
         return False  # decode(encode(text)) could begin with another character than `text`
     vocabulary = record["model"].get("vocab")
     return isinstance(vocabulary, dict) and [vocabulary.get(name) for name in SPECIAL] == [0, 1, 2, 3]
-
-
-def _read_pieces(path: Path) -> Pieces:
-    """Read the library's tokenizer; unsupported settings give a tokenizer without BPE. Raises RunError."""
-    if not path.is_file():
-        raise RunError(Problem(str(path), "the tokenizer is missing"))
-    expect_small(path, LARGEST_OF_RUN)
-    with refusing_damage(str(path)):
-        text = path.read_text(encoding="utf-8")
-        return Pieces.from_str(text) if _has_known_settings(json.loads(text)) else Pieces(models.WordLevel())
 
 
 def expect_small(path: Path, most: int = LARGEST_FILE) -> None:

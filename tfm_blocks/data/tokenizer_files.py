@@ -1,26 +1,38 @@
-"""Read an existing tokenizer: of a run, of the tokenizers library, of a folder of transformers, or of SentencePiece."""
+"""Read an existing tokenizer: of a run, of the tokenizers library, of a folder of transformers, or of SentencePiece.
+
+A tokenizer of others is tried in a separate process, because it can crash its library or never return.
+"""
 
 from __future__ import annotations
 
 import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from tfm_blocks.data.cache import expand_home
+from tfm_blocks.data.published_libraries import published_tokenizer, stored_tokenizer
 from tfm_blocks.data.published_tokenizer import (
     COMPANIONS,
     FAST,
+    KEY,
     PAIR,
     SETTINGS,
     SINGLE,
     PublishedTokenizer,
-    is_published,
-    published_tokenizer,
+    stored_text,
     without_code,
 )
-from tfm_blocks.data.tokenizer import Tokenizer, expect_small, is_learned, refusing_damage
-from tfm_blocks.data.tokenizer_trial import expect_usable
+from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, Tokenizer, expect_small, is_learned, refusing_damage
 from tfm_blocks.data.vocabulary import Vocabulary
-from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, RunError, cut, shown
 
 ADDRESS = "data.tokenizer"
 FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
@@ -28,6 +40,39 @@ BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS
 ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
 LARGEST = 2**31  # above all ids
 HELP = "name a run folder, a tokenizer.json, a folder saved by transformers, or a .model of SentencePiece"
+PUBLISHED_BEGIN = f'{{"{KEY}": '.encode()  # of a file with the tokenizer of a published model
+
+SECONDS = 5  # of CPU time for all texts; usual tokenizers take milliseconds
+LOADING = 60  # seconds of CPU time
+WAIT = 600  # seconds, on a busy machine
+MEMORY = 16 << 30  # bytes of addresses
+RUN = 48  # characters; a pattern whose time doubles with each one exceeds SECONDS
+LETTERS = 8  # of the patterns, which are tried in pairs
+TEXTS = (
+    *("", " ", "\n", "\r\n\t ", "\0", "\ufffd\U0010ffff"),
+    "The quick brown fox jumps over 13 lazy dogs, doesn't it? (x+y)*z = 0.5; foo_bar@example.org/a/b",
+    "naïve Ärger ﬁ Ⅷ Ελληνικά русский עברית العربية हिन्दी ไทย 中文 日本語 한국어 🙂👩‍👩‍👧 e\u0301\u200b\u202e",
+)
+PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from tfm_blocks.data import tokenizer_files as t; t.try_tokenizer()"
+)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read the tokenizer of a run. Raises RunError if it is missing, damaged or another kind of tokenizer."""
+    if not _is_published(path):
+        return Tokenizer.load(path)
+    expect_small(path, LARGEST_OF_RUN)
+    with refusing_damage(str(path)):
+        return stored_tokenizer(path.read_text("utf-8"), str(path))
+
+
+def _is_published(path: Path) -> bool:
+    """Return True if a file was written by a PublishedTokenizer."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(PUBLISHED_BEGIN)) == PUBLISHED_BEGIN
 
 
 def read_tokenizer(written: str) -> Tokenizer:
@@ -37,7 +82,7 @@ def read_tokenizer(written: str) -> Tokenizer:
         raise ConfigError(Problem(ADDRESS, f"there is no file or folder {path}", help=HELP))
     file = path / FAST if path.is_dir() else path
     if file.suffix == ".json" and file.is_file() and _is_of_run(file):
-        return Tokenizer.load(file)
+        return load_tokenizer(file)
     files = _read_files(path)
     expect_usable(files, str(path))
     opened = published_tokenizer(Vocabulary(LARGEST, 0, 0), files, str(path))
@@ -64,7 +109,7 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], list[str]]:
 
 def _is_of_run(file: Path) -> bool:
     expect_small(file)
-    if is_published(file):
+    if _is_published(file):
         return True
     with refusing_damage(str(file)):
         return is_learned(json.loads(file.read_bytes()))
@@ -106,3 +151,81 @@ def _from_config(opened: PublishedTokenizer, key: str) -> list[str]:
     token = opened.config.get(key)
     token = token.get("content") if isinstance(token, dict) else token
     return [token] if isinstance(token, str) else []
+
+
+def expect_usable(files: Mapping[str, bytes], where: str) -> None:
+    """Raise RunError if the tokenizer of these files fails, crashes or does not return for some texts."""
+    try:
+        rule = _fault(stored_text(Vocabulary(1 << 31, 0, 0), files))
+    except UnicodeDecodeError as error:
+        rule = f"is not UTF-8: {error}"
+    if rule:
+        raise RunError(
+            Problem(where, rule, help="the file is damaged, or of another kind: restore it, or name another")
+        )
+
+
+@cache
+def _fault(text: str) -> str:
+    """Return the fault of a tokenizer, or an empty text. The process imports nothing from the current folder."""
+    root = str(Path(__file__).parent.parent.parent)
+    command = [sys.executable, "-P", "-c", PROGRAM, root]
+    try:
+        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=WAIT, check=False)
+    except subprocess.TimeoutExpired:
+        return f"cannot be used: the library does not return within {WAIT} s"
+    if done.returncode == -signal.SIGXCPU:
+        return (
+            f"cannot be used: short texts take more than {SECONDS} s of CPU time; a pattern may backtrack without end"
+        )
+    if done.returncode < 0:
+        return f"cannot be used: the library crashes ({signal.Signals(-done.returncode).name})"
+    if done.returncode:
+        reason = (done.stdout or done.stderr).decode("utf-8", "replace").strip().splitlines() or ["it fails"]
+        return cut(reason[-1], LONGEST_LINE)
+    return ""
+
+
+def try_tokenizer() -> None:
+    """Encode and decode texts with the tokenizer of stdin, under limits, and print its fault."""
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, LOADING)):
+        _limit(limit, value)
+    text = sys.stdin.buffer.read().decode()
+    try:
+        tokenizer = stored_tokenizer(text, "")
+    except RunError as error:
+        sys.exit(_print(error.problems[0].rule))
+    _limit(resource.RLIMIT_CPU, int(time.process_time()) + SECONDS)
+    for text in _texts(tokenizer.files):
+        try:
+            tokenizer.text_of(tokenizer.published_ids([text])[0])
+        except BaseException as error:  # also a panic of the library
+            sys.exit(_print(f"cannot encode and decode {shown(text)}: {str(error).partition(chr(10))[0]}"))
+
+
+def _limit(limit: int, value: int) -> None:
+    most = resource.getrlimit(limit)[1]
+    resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+
+
+def _print(rule: str) -> int:
+    print(rule.encode("utf-8", "backslashreplace").decode())
+    return 1
+
+
+def _texts(files: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield TEXTS, and runs of characters before which a pattern can backtrack."""
+    yield from TEXTS
+    patterns = "".join(_patterns(json.loads(files[FAST]))) if FAST in files else ""
+    letters = [*dict.fromkeys(filter(str.isalnum, patterns))][:LETTERS]
+    runs = [*map(chr, range(32, 127)), *dict.fromkeys(patterns), *map("".join, product(letters, letters))]
+    for run, end in product(runs, ("!", "\x01", "z", "!" + "".join(letters))):
+        yield run * RUN + end
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    """Yield the regular expressions in the JSON of a tokenizer."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _patterns(inner)
+    if isinstance(value, dict) and isinstance(pattern := value.get("Regex"), str):
+        yield pattern

@@ -11,6 +11,7 @@ import torch
 
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.certificate import Certificate
@@ -37,7 +38,7 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     Returns the name of the architecture, and the certificate if transformers is installed. Raises RunError if the
     folder exists. Raises ConfigError if no family has the graph and transformers cannot pass its inputs.
     """
-    network, tokenizer = read_network(run), Tokenizer.load(run / TOKENIZER)
+    network, tokenizer = read_network(run), load_tokenizer(run / TOKENIZER)
     published = find_published(network.spec, read_config(run)[1], vocabulary_of(tokenizer))
     if published is None:
         files = write_custom_code(network, tokenizer, str(run))

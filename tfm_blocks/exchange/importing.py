@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, published_tokenizer, without_code
-from tfm_blocks.data.tokenizer_files import read_folder
-from tfm_blocks.data.tokenizer_trial import expect_usable
+from tfm_blocks.data.published_libraries import published_tokenizer
+from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, without_code
+from tfm_blocks.data.tokenizer_files import expect_usable, read_folder
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published
 from tfm_blocks.exchange.conventions import read_conventions

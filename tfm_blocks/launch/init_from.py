@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, expect_folder, kept_weights
 from tfm_blocks.runs.matching import match_weights
@@ -47,7 +48,7 @@ def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> 
     differ. Raises RunError if the run is damaged.
     """
     saved = read_tensors(find_weights(run))
-    ids, saved_ids = tokenizer.ids, Tokenizer.load(run / TOKENIZER).ids
+    ids, saved_ids = tokenizer.ids, load_tokenizer(run / TOKENIZER).ids
     common = [subword for subword in ids if subword in saved_ids]
     pairs_N2 = torch.tensor([[ids[subword], saved_ids[subword]] for subword in common])
     match = match_weights(network, len(ids), {name: tensor.shape for name, tensor in saved.items()}, len(saved_ids))

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tfm_blocks.blocks.layers.state import HasAttentionWeights
 from tfm_blocks.language.spec import Axis, Shape
-from tfm_blocks.layers.state import HasAttentionWeights
 from tfm_blocks.network.call import Call
 from tfm_blocks.network.graph import Network
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401  registers them
+from tfm_blocks.blocks.layers.add_norm import Branch
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
-from tfm_blocks.layers.add_norm import Branch
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.initialise import address_seed, initialise

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tfm_blocks.blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
+from tfm_blocks.blocks.layers.linear import Dropout
+from tfm_blocks.blocks.layers.recurrence import apply_order, reading_order
+from tfm_blocks.blocks.layers.state import Stepping
 from tfm_blocks.language.spec import Node, Shape, Spec, Step
-from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
-from tfm_blocks.layers.linear import Dropout
-from tfm_blocks.layers.recurrence import apply_order, reading_order
-from tfm_blocks.layers.state import Stepping
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.class_parameters import KEEP, RIGHT_PADDED
 from tfm_blocks.registry.values import Part

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.blocks.embedding import Unembed
+from tfm_blocks.blocks.layers.add_norm import Branch
+from tfm_blocks.blocks.layers.state import Bounded
 from tfm_blocks.language.spec import TARGET, Axis, Input, Node, Spec, names
-from tfm_blocks.layers.add_norm import Branch
-from tfm_blocks.layers.state import Bounded
 from tfm_blocks.network.call import Call, Keeps, Values, padded_last
 from tfm_blocks.network.recompute import Container, LayerCalls, calls_by_layer
 from tfm_blocks.registry.blocks import REGISTRY

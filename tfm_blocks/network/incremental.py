@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tfm_blocks.blocks.layers.state import CacheShape, Prefilling, State
 from tfm_blocks.language.spec import TARGET, names
-from tfm_blocks.layers.state import CacheShape, Prefilling, State
 from tfm_blocks.network.call import Call, Keeps, Values
 from tfm_blocks.network.graph import Network
 
@@ -20,7 +20,7 @@ class Decoding:
     """The state of a decoding in progress.
 
     `values` are the source values that steps read, and `keeps` their masks, one row per hypothesis. `states` holds the
-    state of each call by address. `layers.state.State` describes `path_BMTM`.
+    state of each call by address. `State` describes `path_BMTM`.
     """
 
     values: Values

@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import nn
 
-from tfm_blocks.layers.state import Initialises, Resets, Shrinks
+from tfm_blocks.blocks.layers.state import Initialises, Resets, Shrinks
 from tfm_blocks.network.graph import Network
 
 

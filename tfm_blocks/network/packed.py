@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
+from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.packed_product import INT8_OPERATORS, SMALL, Product, float32_product, int8_product
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.packed_product import INT8_OPERATORS, SMALL, Product, float32_product, int8_product
 from tfm_blocks.network.graph import Network
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tfm_blocks.blocks.layers.state import Bounded
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
-from tfm_blocks.layers.state import Bounded
 from tfm_blocks.network.call import Call, Keeps, module_of
 from tfm_blocks.registry.blocks import REGISTRY
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tfm_blocks.data.layout import SOURCE, prompt
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
+from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.build import choose_device
@@ -97,7 +98,7 @@ class Translator:
         """
         device = choose_device(device)
         network = read_network(Path(run), plugins, checkpoint)
-        tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
+        tokenizer = load_tokenizer(Path(run) / TOKENIZER)
         try:
             torch.zeros((), device=device).item()
             return cls(network.to(device), tokenizer, SavedModel.read(Path(run)).columns)

@@ -10,10 +10,10 @@ from ctranslate2.specs import Activation
 from ctranslate2.specs import transformer_spec as ct2
 from torch import Tensor
 
+from tfm_blocks.blocks.layers.state import Bounded
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.exchange.ctranslate2.rules import EngineGraph, EngineSide, norms_of, placement
 from tfm_blocks.language.spec import Node
-from tfm_blocks.layers.state import Bounded
 from tfm_blocks.network.graph import Network
 
 POSITIONS = 2048  # rows of the table of positions, unless the block limits the length

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.exchange.eject.cleanup import identifiers_in
 from tfm_blocks.exchange.eject.constructors import init_lines, tree_of
 from tfm_blocks.exchange.eject.context import BATCHES, LENGTHS, POSITIONS, EjectContext, block_kind, value
@@ -18,7 +19,6 @@ from tfm_blocks.exchange.eject.expressions import Statements
 from tfm_blocks.exchange.eject.plain import is_leaf
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.values import RUNS, Code, Ref, name, to_expr
-from tfm_blocks.layers.state import CacheShape, State
 from tfm_blocks.network.call import Call
 
 RESERVED = {"self", "torch", "F", "nn", "math", "Tensor", "Any", "State", "Node"}

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from tfm_blocks.blocks.layers.add_norm import Branch, Steps
 from tfm_blocks.exchange.eject.context import EjectContext
 from tfm_blocks.exchange.eject.plain import constructor, is_leaf
 from tfm_blocks.exchange.eject.scopes import CallScope, LayerStack
 from tfm_blocks.exchange.eject.values import CannotEjectError, is_attribute
-from tfm_blocks.layers.add_norm import Branch, Steps
 
 
 def scope_tree(context: EjectContext, scope: CallScope) -> dict[str, Any]:

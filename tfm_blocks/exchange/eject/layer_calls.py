@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from torch import nn
 
+from tfm_blocks.blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
+from tfm_blocks.blocks.layers.linear import Dropout
 from tfm_blocks.exchange.eject.block_class import BlockClass, BlockWriter, add_class, method_of
 from tfm_blocks.exchange.eject.context import POSITIONS, EjectContext, value
 from tfm_blocks.exchange.eject.plain import is_leaf
@@ -15,8 +17,6 @@ from tfm_blocks.exchange.eject.scopes import CallScope
 from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.values import Code, Ref, name, parse, to_expr, unused
 from tfm_blocks.language.spec import TARGET, format_shape
-from tfm_blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
-from tfm_blocks.layers.linear import Dropout
 from tfm_blocks.network.call import Call, pad_last
 
 Mode = Literal["forward", "start", "step"]

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.embedding import Unembed
+from tfm_blocks.blocks.layers.banded import windows
+from tfm_blocks.blocks.layers.expert_linear import grouped_product
+from tfm_blocks.blocks.layers.linear import Dropout, Linear
 from tfm_blocks.blocks.norm import LayerNorm, RMSNorm
 from tfm_blocks.exchange.eject.values import CannotEjectError
-from tfm_blocks.layers.banded import windows
-from tfm_blocks.layers.expert_linear import grouped_product
-from tfm_blocks.layers.linear import Dropout, Linear
 
 
 def _dropout(layer: Dropout, x: Tensor) -> Tensor:

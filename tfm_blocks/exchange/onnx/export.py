@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tfm_blocks import __version__
-from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.exchange.certificate import Certificate
 from tfm_blocks.exchange.exporting import tokenizer_files
 from tfm_blocks.exchange.onnx.conversion import OPSET, expect_libraries, to_onnx, write_files
@@ -24,7 +24,7 @@ def export_to_onnx(run: Path, folder: Path) -> tuple[list[str], Certificate | No
     be exported, the libraries that write ONNX are not installed, or the folder exists.
     """
     expect_libraries()
-    network, tokenizer = read_network(run), Tokenizer.load(run / TOKENIZER)
+    network, tokenizer = read_network(run), load_tokenizer(run / TOKENIZER)
     with new_folder(folder) as part:
         graphs = write_graphs(network, part, str(run))
         for name, content in tokenizer_files(tokenizer).items():

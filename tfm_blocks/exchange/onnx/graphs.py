@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tfm_blocks.blocks.layers.state import State
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.layers.state import State
 from tfm_blocks.network import incremental
 from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import Network

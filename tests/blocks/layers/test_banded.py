@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tfm_blocks.layers.banded import banded_attention
+from tfm_blocks.blocks.layers.banded import banded_attention
 
 Triple = tuple[Tensor, Tensor, Tensor]
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.layers.attention_position import BiasesScores, RotatesHeads, Span, bias_between, distance
-from tfm_blocks.layers.dot_product import (
+from tfm_blocks.blocks.layers.attention_position import BiasesScores, RotatesHeads, Span, bias_between, distance
+from tfm_blocks.blocks.layers.dot_product import (
     AttentionMask,
     ScoreNormalizer,
     Widths,
@@ -22,8 +22,8 @@ from tfm_blocks.layers.dot_product import (
     split_widths,
     weighed_attention,
 )
-from tfm_blocks.layers.linear import Linear
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Gate, Norm, Part, Position, Rate, Scores
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tfm_blocks.layers.state import Positional, State
+from tfm_blocks.blocks.layers.state import Positional, State
 
 
 class Span(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.state import CacheShape, State
+from tfm_blocks.blocks.layers.state import CacheShape, State
 
 RecurrentState = dict[str, Tensor]
 

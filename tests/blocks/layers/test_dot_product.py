@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm_blocks.blocks.attention_parts import Softmax
-from tfm_blocks.layers.dot_product import (
+from tfm_blocks.blocks.layers.dot_product import (
     AttentionMask,
     dot_product_attention,
     few_queries,

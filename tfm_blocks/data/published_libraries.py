@@ -1,14 +1,21 @@
-"""SentencePiece models of published folders, read by their own library, which is an extra."""
+"""Tokenizers of published models, read by their libraries: tokenizers, and sentencepiece, which is an extra."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
-from tfm_blocks.data.published_tokenizer import PAIR, SINGLE, PublishedTokenizer
+from tokenizers import Tokenizer as Pieces
+from tokenizers import models
+
+from tfm_blocks.data.published_tokenizer import FAST, KEY, NO_CONVENTIONS, PAIR, SINGLE, PublishedTokenizer
+from tfm_blocks.data.tokenizer import Tokenizer, refusing_damage
+from tfm_blocks.data.vocabulary import Conventions, Vocabulary
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET
 
@@ -16,6 +23,52 @@ UNKNOWN = "<unk>"
 LANGUAGE = re.compile(r">>.*?<<", re.DOTALL)  # in multilingual models of OPUS-MT, the first token of a source
 SPECIAL_OF_PAIR = ("</s>", UNKNOWN, "<pad>")
 SENTINELS = 100  # tokens <extra_id_0>, … of T5, from the last id downwards
+SHOWING = 1000  # subwords that are read to find out whether decoding adds a space
+
+
+class FastTokenizer(PublishedTokenizer):
+    """A tokenizer.json of the tokenizers library."""
+
+    def open(self) -> None:
+        Tokenizer.__init__(self, Pieces.from_str(self.files[FAST].decode()))
+        self._pieces.encode_special_tokens = bool(self.config.get("split_special_tokens"))
+
+    @cached_property
+    def names(self) -> dict[str, int]:
+        return self._pieces.get_vocab()
+
+    @property
+    def model_names(self) -> Mapping[str, int]:
+        return self._pieces.get_vocab(with_added_tokens=False)
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        added = self._pieces.get_added_tokens_decoder()
+        return {token.content: id for id, token in added.items() if token.special}
+
+    @cached_property
+    def published_unknown(self) -> int | None:
+        if isinstance(self._pieces.model, models.Unigram):
+            id: int | None = json.loads(self.files[FAST])["model"]["unk_id"]
+            return id
+        return self.names.get(self._pieces.model.unk_token or "")
+
+    def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def text_of(self, published: Sequence[int]) -> str:
+        return self._pieces.decode(list(published), skip_special_tokens=True).removeprefix(self._added_space)
+
+    @cached_property
+    def _added_space(self) -> str:
+        """Return the space that decoding adds before every text, or ''; the first subwords that are texts show it."""
+        for id in islice(sorted(self.names.values()), SHOWING):
+            text = self._pieces.decode([id]).strip()
+            restored = self._pieces.decode(self._pieces.encode(text, add_special_tokens=False).ids)
+            if text and restored.strip() == text:
+                return " " if restored == f" {text}" else ""
+        return ""
 
 
 class SentencePieceTokenizer(PublishedTokenizer):
@@ -106,3 +159,24 @@ def _model(content: bytes) -> Any:
             Problem("tokenizer", "a SentencePiece model needs the library sentencepiece", help=help)
         ) from None
     return SentencePieceProcessor(model_proto=content)
+
+
+def published_tokenizer(
+    vocabulary: Vocabulary, files: Mapping[str, bytes], where: str, conventions: Conventions = NO_CONVENTIONS
+) -> PublishedTokenizer:
+    """Return the tokenizer for the files of a folder. Raises RunError if they are damaged or its library is missing."""
+    kind = FastTokenizer if FAST in files else SentencePieceTokenizer
+    return kind(vocabulary, files, where, conventions)
+
+
+def stored_tokenizer(text: str, where: str) -> PublishedTokenizer:
+    """Return the tokenizer of a text of `stored_text`. Raises RunError."""
+    with refusing_damage(where):
+        content = json.loads(text)
+        size, start, eos, *stops = content[KEY]
+        files = {
+            name: text.encode() if name.endswith(".json") else b64decode(text)
+            for name, text in content["files"].items()
+        }
+        conventions = Conventions.from_json(content.get("conventions", {}))
+    return published_tokenizer(Vocabulary(size, start, eos, tuple(stops)), files, where, conventions)

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 import tfm_blocks as tfm
+from tfm_blocks.blocks.layers.linear import Dropout
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.layers.linear import Dropout
 
 SHAPE = (7, 501, 33)
 

@@ -5,8 +5,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tfm_blocks.layers.expert_linear import ExpertLinear, _grouped, _grouped_outer, grouped_outer, grouped_product
-from tfm_blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.expert_linear import (
+    ExpertLinear,
+    _grouped,
+    _grouped_outer,
+    grouped_outer,
+    grouped_product,
+)
+from tfm_blocks.blocks.layers.linear import Linear
 
 E, I, O = 4, 7, 5  # noqa: E741
 ENDS = torch.tensor([3, 3, 10, 12])  # the second expert has no row

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.layers.packed_product import Product
+from tfm_blocks.blocks.layers.packed_product import Product
 
 
 class Linear(nn.Linear):
