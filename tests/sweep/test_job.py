@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.sweep.test_engine import run
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.job_config import job_record, read_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
@@ -106,7 +107,7 @@ def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> No
     from tfm_blocks.compose.sweep import read_sweep
     from tfm_blocks.sweep.command import _expect_same_conf
 
-    request = read_sweep(["-m", "heads=2,4"])
+    request = read_sweep(parse_request(["-m", "heads=2,4"]))
     composed = compose_job(["heads=2"], None)
     _expect_same_conf(SweepJob("x", ["heads=2"], composed, read_run(composed.mapping)), request)
     other = small()

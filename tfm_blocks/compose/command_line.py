@@ -12,9 +12,13 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir, main
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tfm_blocks.compose.folders import (
@@ -38,6 +42,7 @@ from tfm_blocks.compose.overrides import (
 )
 from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, printable, shown, suggest
+from tfm_blocks.language.files import read_yaml_file
 
 LONG = {
     "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",
@@ -58,7 +63,6 @@ UNUSED = {
 PRINTING = frozenset({"--cfg", "--info", "--hydra-help"})
 ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info"})
 HYDRAS_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
-OPTIONAL = GLOBAL_GROUPS
 SEVERAL = frozenset({"logger"})  # groups with several options per run: logger=[wandb,tensorboard]
 # Mappings with keys chosen by the user: names of inputs, and options and resources of a cluster.
 OPEN = frozenset({"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources"})
@@ -68,23 +72,32 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, Va
 
 
 @dataclass(frozen=True)
-class CommandLine:
-    """Options with their values, by long name, and overrides."""
+class Request:
+    """A command line of `tfm train`, parsed and checked once.
 
+    `arguments` are its words, `flags` its options with their values by long name, `folders` the config folders.
+    """
+
+    arguments: Sequence[str]
     flags: Mapping[str, str]
-    texts: Sequence[str]
+    overrides: Sequence[Override]
+    folders: list[Path]
 
     @property
     def config_dir(self) -> Path | None:
-        folder = self.flags.get("--config-dir")
-        return Path(folder) if folder else None
+        """Return the folder of --config-dir."""
+        return self.folders[1] if len(self.folders) > 1 else None
 
+    @property
+    def texts(self) -> list[str]:
+        """Return the overrides for Hydra: `++KEY` for `model.*` and a split's files, so that they can add keys."""
+        return [add_plus(override.input_line or "") for override in self.overrides]
 
-def job_options(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments repeated for every job: the folder of --config-dir, and overrides of Hydra's own keys."""
-    line = split_arguments(arguments)
-    folder = ["--config-dir", str(line.config_dir.resolve())] if line.config_dir else []
-    return folder + [text for text in line.texts if override_key(text).startswith(("hydra.", "hydra/"))]
+    @property
+    def job_options(self) -> list[str]:
+        """Return the arguments repeated for every job: --config-dir, and overrides of Hydra's own keys."""
+        folder = ["--config-dir", str(self.config_dir.resolve())] if self.config_dir else []
+        return folder + [text for text in self.texts if override_key(text).startswith(("hydra.", "hydra/"))]
 
 
 def override_key(text: str) -> str:
@@ -94,7 +107,7 @@ def override_key(text: str) -> str:
 
 def keep_last(arguments: Sequence[str]) -> list[str]:
     """Return the arguments without overrides that a later one of the same key replaces; each is named on stderr."""
-    texts, last, kept = split_arguments(arguments).texts, dict[str, str](), list[str]()
+    (_, texts), last, kept = _split(arguments), dict[str, str](), list[str]()
     for argument in reversed(arguments):
         key = override_key(argument) if "=" in argument and argument in texts else ""
         if key in last:
@@ -112,25 +125,31 @@ def chosen_models(overrides: Sequence[str], config_dir: Path | None) -> Sequence
     return _models(_choices(parse_overrides([text for text in overrides if "=" in text]), folders), folders)
 
 
-def prepare_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the command line for Hydra, after checking options, model files, and for -m and --cfg the composition.
+def parse_request(arguments: Sequence[str]) -> Request:
+    """Parse a command line and check its options, model files, and for -m and --cfg the composition.
 
-    Overrides of `model.*` and of a split's files become `++KEY`, so that they can add keys. Raises ConfigError.
+    Raises ConfigError.
     """
-    line = split_arguments(arguments)
-    _expect_options(line.flags, line.texts)
-    if "--hydra-help" in line.flags:
-        return list(arguments)
-    folders = config_folders(line.config_dir)
-    read = dict(zip(line.texts, parse_overrides(line.texts), strict=True))
-    overrides = [override for override in read.values() if not _chooses_nothing(override)]
+    arguments = keep_last(arguments)
+    flags, texts = _split(arguments)
+    _expect_options(flags, texts)
+    if "--hydra-help" in flags:
+        return Request(arguments, flags, (), [CONF])
+    folder = flags.get("--config-dir")
+    folders = config_folders(Path(folder) if folder else None)
+    overrides = [
+        override  # without experiment=null, which is the default and which Hydra cannot parse
+        for override in parse_overrides(texts)
+        if override.key_or_group not in GLOBAL_GROUPS or override.is_sweep_override() or override.value() is not None
+    ]
+    request = Request(arguments, flags, overrides, folders)
     _refuse_another_sweep(overrides)
-    if "--multirun" not in line.flags:
+    if "--multirun" not in flags:
         refuse_sweeps(overrides, help="add -m to run each of them")
     chosen = _choices(overrides, folders)
     models = _models(chosen, folders)
     knobs = {model: {key for file in model_chain(model, folders) for key in file.mapping} for model in models}
-    if overrides and not PRINTING.union({"--multirun"}).isdisjoint(line.flags):
+    if overrides and not PRINTING.union({"--multirun"}).isdisjoint(flags):
         choices = {group: names[0] for group, names in chosen.items()}
         values = {
             override.key_or_group: add_plus(first_of_sweep(override))
@@ -140,16 +159,13 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
         for model in models:
             others = set[str]().union(*knobs.values()) - knobs[model]  # a job runs without knobs of other models
             groups = [f"{group}={choice}" for group, choice in (choices | {"model": model}).items()]
-            compose_config([*groups, *(text for key, text in values.items() if key not in others)], line.config_dir)
-    return [
-        add_plus(read[argument].input_line or "") if argument in read else argument
-        for argument in arguments
-        if argument not in read or read[argument] in overrides
-    ]
+            compose_config([*groups, *(text for key, text in values.items() if key not in others)], request.config_dir)
+    return request
 
 
-def split_arguments(arguments: Sequence[str]) -> CommandLine:
-    flags, texts = {}, []
+def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options with their values by long name, and the overrides."""
+    flags, texts = dict[str, str](), list[str]()
     rest = iter(arguments)
     for argument in rest:
         name, equals, value = argument.partition("=")
@@ -158,7 +174,7 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
             flags[name] = next(rest, "") if name in VALUED and not equals else value
         else:
             texts.append(argument)
-    return CommandLine(flags, texts)
+    return flags, texts
 
 
 def _expect_options(flags: Mapping[str, str], texts: Sequence[str]) -> None:
@@ -194,6 +210,25 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
         )
 
 
+class _ConfigFiles(FileConfigSource):
+    """Hydra's reader of config files, with the files that were read and checked before."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if not path.is_file():
+            raise ConfigLoadError(f"Config not found : {path}")
+        file = read_yaml_file(path, plain=path.parent.name == "model")
+        header = self._get_header_dict(file.text[:512])
+        config = OmegaConf.create(file.value or {})
+        return ConfigResult(self.provider, f"{self.scheme()}://{self.path}", config, header)
+
+
+def _read_by_us() -> None:
+    """Let Hydra read config files through `_ConfigFiles`."""
+    Plugins.instance()  # registers Hydra's own reader
+    SourcesRegistry.instance().types[_ConfigFiles.scheme()] = _ConfigFiles
+
+
 def compose_config(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool = False) -> DictConfig:
     """Compose train.yaml with its groups and `overrides`; `hydra` adds Hydra's own settings.
 
@@ -208,6 +243,7 @@ def compose_config(overrides: Sequence[str], config_dir: Path | None, *, hydra: 
 
 def _compose(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool) -> DictConfig:
     folder = str(config_dir.resolve()).replace("'", r"\'") if config_dir else ""
+    _read_by_us()
     search = [f"hydra.searchpath=['file://{folder}']"] if folder else []
     try:
         with initialize_config_dir(str(CONF.resolve()), version_base=None):
@@ -217,11 +253,11 @@ def _compose(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool) 
         raise ConfigError(Problem("defaults", rule, help="take one of these entries out of the defaults")) from None
 
 
-def print_hydras(arguments: Sequence[str]) -> None:
+def print_hydras(request: Request) -> None:
     """Print the output of an option of PRINTING, such as --cfg. Hydra reads sys.argv."""
-    line = split_arguments(arguments)
-    options = [f"{flag}={value}" if value else flag for flag, value in line.flags.items()]
-    sys.argv[1:] = [*line.texts, *options]  # Hydra rejects overrides on both sides of an option
+    options = [f"{flag}={value}" if value else flag for flag, value in request.flags.items()]
+    sys.argv[1:] = [*request.texts, *options]  # Hydra rejects overrides on both sides of an option
+    _read_by_us()
     output, errors = io.StringIO(), io.StringIO()  # a failed write in Hydra, as in `--cfg all | head`, is a traceback
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
@@ -229,11 +265,6 @@ def print_hydras(arguments: Sequence[str]) -> None:
     finally:
         print(printable(output.getvalue()), end="")
         print(printable(errors.getvalue()), end="", file=sys.stderr)
-
-
-def _chooses_nothing(override: Override) -> bool:
-    """Return True for `experiment=null`, which is the default and which Hydra cannot parse."""
-    return override.key_or_group in OPTIONAL and not override.is_sweep_override() and override.value() is None
 
 
 def add_plus(text: str) -> str:
@@ -256,7 +287,7 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
             raise ConfigError(Problem(group, rule, help=suggest("", known)))
         singles = [name for choice in names for name in _options_of(group, choice, override)]
         for name in singles:
-            if name == "null" and group not in OPTIONAL:
+            if name == "null" and group not in GLOBAL_GROUPS:
                 help = suggest("", known)
                 raise ConfigError(Problem(group, f"a run needs this group: {written(override)}", help=help))
             if name != "null" and name not in known:

@@ -19,49 +19,42 @@ from tfm_blocks.compose.run import ConfigFiles, compose_run, read_files
 from tfm_blocks.language.sources import find_knobs
 
 
-@dataclass(frozen=True)
-class Composition:
-    """The config of the selected options, before any value is set, and its files."""
-
-    config: DictConfig
-    files: ConfigFiles
-
-
 @dataclass
 class JobComposer:
     """Composes jobs. Each file is read once, so files that may have changed need a new composer.
 
-    `compositions` holds what was composed for each selection of options; `groups` states whether a key is a group.
+    `compositions` holds the config and its files for each selection of options, before any value is set; `groups`
+    states whether a key is a group.
     """
 
     config_dir: Path | None
-    compositions: dict[tuple[str, ...], Composition] = field(default_factory=dict)
+    compositions: dict[tuple[str, ...], tuple[DictConfig, ConfigFiles]] = field(default_factory=dict)
     groups: dict[str, bool] = field(default_factory=dict)
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """Compose the config of a job. Raises ConfigError and Hydra's errors."""
-        texts = [add_plus(text) for text in overrides]
-        values = [text for text in texts if self._sets_value(text)]
-        selection = self._composition(tuple(text for text in texts if text not in values))
-        config = deepcopy(selection.config)
+        values, (config, files) = self._select(overrides)
+        config = deepcopy(config)
         ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
-        config.hydra.overrides.task = texts
-        return compose_run(config, selection.files)
+        config.hydra.overrides.task = [add_plus(text) for text in overrides]
+        return compose_run(config, files)
 
     def unused(self, overrides: Sequence[str]) -> list[str]:
         """Return the overrides of knobs that the model of the job lacks or does not read."""
-        texts = [add_plus(text) for text in overrides]
-        values = [text for text in texts if self._sets_value(text)]
-        config = self._composition(tuple(text for text in texts if text not in values)).config
+        values, (config, _) = self._select(overrides)
         raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
         read = find_knobs({**raw, "hydra": None}) | find_knobs(values) | root_keys()
         return [text for text in values if "." not in (key := override_key(text)) and key not in read]
 
-    def _composition(self, selection: tuple[str, ...]) -> Composition:
+    def _select(self, overrides: Sequence[str]) -> tuple[list[str], tuple[DictConfig, ConfigFiles]]:
+        """Return the overrides that set values, and the composition of the others, which select options."""
+        texts = [add_plus(text) for text in overrides]
+        values = [text for text in texts if self._sets_value(text)]
+        selection = tuple(text for text in texts if text not in values)
         if selection not in self.compositions:
             config = compose_config(selection, self.config_dir, hydra=True)
-            self.compositions[selection] = Composition(config, read_files(config))
-        return self.compositions[selection]
+            self.compositions[selection] = (config, read_files(config))
+        return values, self.compositions[selection]
 
     def _sets_value(self, text: str) -> bool:
         """Return True if Hydra sets the override in the composed config, and False if it affects the composition."""

@@ -14,7 +14,8 @@ from tfm_blocks.registry.blocks import Registry
 
 def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: Sources) -> list[Problem]:
     """Return a problem for each unread input, and for each node except the sink whose output is unread."""
-    read = {address for node in nodes.values() for address in (*node.read, *_added(node))}
+    read = {address for node in nodes.values() for address in node.read}
+    read |= {node.residual for node in nodes.values() for step in node.post if step.kind == "add"}
     problems = []
     for tensor in tree.inputs:
         if tensor.name not in read:
@@ -27,11 +28,6 @@ def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: 
             if problem not in problems:
                 problems.append(problem)
     return problems
-
-
-def _added(node: Node) -> list[str]:
-    """Return the residual of a node that adds it."""
-    return [node.residual for step in node.post if step.kind == "add"]
 
 
 def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sources: Sources) -> list[Problem]:

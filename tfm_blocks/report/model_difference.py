@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 
 from tfm_blocks.errors import listed
 from tfm_blocks.language.difference import Change, find_changes
-from tfm_blocks.language.notation import write_nodes
-from tfm_blocks.language.outline import Outline
+from tfm_blocks.language.outline import Outline, write_nodes
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfm_blocks.language.notation import write_add_norm, write_references, write_steps, write_value
-from tfm_blocks.language.outline import Outline
-from tfm_blocks.language.references import ENTRY
+from tfm_blocks.language.outline import Outline, write_add_norm, write_references, write_steps, write_value
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Spec, format_shape
+from tfm_blocks.language.tree import ENTRY
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 
 Row = tuple[str, str, str]
