@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tfm_blocks.compose.command_line import parse_request
+from tfm_blocks.compose.command_line import compose_arguments, parse_request
 from tfm_blocks.compose.folders import CONF
-from tfm_blocks.compose.run import compose_arguments
 from tfm_blocks.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +127,8 @@ import json, sys
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 from tfm_blocks.compose.command_line import parse_request
-from tfm_blocks.compose.run import compose_arguments, compose_run
+from tfm_blocks.compose.command_line import compose_arguments
+from tfm_blocks.compose.run import compose_run
 compose_run(compose_arguments(parse_request(sys.argv[1:])))
 print(json.dumps([path for path in opened if path.endswith(".yaml")]))
 """

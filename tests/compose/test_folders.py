@@ -2,10 +2,9 @@
 
 import pytest
 
-from tfm_blocks.compose.command_line import parse_request
+from tfm_blocks.compose.command_line import compose_arguments, parse_request
 from tfm_blocks.compose.folders import CONF, group_files, list_options
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.compose.run import compose_arguments
 from tfm_blocks.errors import ConfigError
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.compose.run import compose_arguments, compose_run
+from tfm_blocks.compose.run import compose_run
 from tfm_blocks.errors import ConfigError
 
 WINDOW = """# @package _global_

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tfm_blocks.compose.command_line import parse_request
+from tfm_blocks.compose.command_line import compose_arguments, parse_request
 from tfm_blocks.compose.run import (
-    compose_arguments,
     compose_resumed,
     compose_run,
     read_resume_folder,

@@ -93,8 +93,8 @@ def _train_here(request: Request, typed: Sequence[str]) -> int:
     from tfm_blocks.launch.process_settings import pause_garbage_collection
 
     pause_garbage_collection()
+    from tfm_blocks.compose.command_line import compose_arguments
     from tfm_blocks.compose.run import (
-        compose_arguments,
         compose_resumed,
         compose_run,
         read_resume_folder,

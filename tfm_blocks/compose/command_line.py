@@ -6,15 +6,16 @@ import contextlib
 import io
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir, main
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult
@@ -229,16 +230,43 @@ def _read_by_us() -> None:
     SourcesRegistry.instance().types[_ConfigFiles.scheme()] = _ConfigFiles
 
 
-def compose_config(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool = False) -> DictConfig:
-    """Compose train.yaml with its groups and `overrides`; `hydra` adds Hydra's own settings.
+def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
+    """Compose a command line; Hydra's own settings are below `hydra`. Raises ConfigError."""
+    request = arguments if isinstance(arguments, Request) else parse_request(arguments)
+    values = [override for override in request.overrides if sets_value(override.input_line or "", request.folders)]
+    options = [add_plus(override.input_line or "") for override in request.overrides if override not in values]
+    config = compose_config(options, request.config_dir, hydra=True, values=values)
+    config.hydra.overrides.task = [
+        text for text in request.texts if not override_key(text).startswith(("hydra.", "hydra/"))
+    ]
+    return config
+
+
+def sets_value(text: str, folders: list[Path]) -> bool:
+    """Return True if Hydra sets the override in the composed config, and False if it affects the composition."""
+    key, equals, _ = text.removeprefix("++").partition("=")
+    if not equals or key.startswith(("+", "~", "hydra")) or "@" in key:
+        return False
+    return not (any((folder / key).is_dir() for folder in folders) and list_options(key, folders))
+
+
+def compose_config(
+    overrides: Sequence[str], config_dir: Path | None, *, hydra: bool = False, values: Sequence[Override] = ()
+) -> DictConfig:
+    """Compose train.yaml with its groups and `overrides`, and set `values`; `hydra` adds Hydra's own settings.
 
     Raises ConfigError with similar keys, or with Hydra's reason.
     """
     try:
-        return _compose(overrides, config_dir, hydra=hydra)
+        config = _compose(overrides, config_dir, hydra=hydra)
+        kinds = [OverrideType.FORCE_ADD if _is_open(value.key_or_group) else value.type for value in values]
+        forced = [replace(value, type=kind) for value, kind in zip(values, kinds, strict=True)]
+        ConfigLoaderImpl._apply_overrides_to_config(forced, config)
+        return config
     except COMPOSITION_ERRORS as error:
         problem = Problem("command line", error_reason(error), help="--help lists keys and groups")
-        raise ConfigError(_unknown_keys(overrides, config_dir) or problem) from None
+        texts = [*overrides, *(value.input_line or "" for value in values)]
+        raise ConfigError(_unknown_keys(texts, config_dir) or problem) from None
 
 
 def _compose(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool) -> DictConfig:
@@ -269,8 +297,12 @@ def print_hydras(request: Request) -> None:
 
 def add_plus(text: str) -> str:
     """Prefix an override with `++` if its key is chosen by the user, so that Hydra lets it add the key."""
-    names = text.partition("=")[0].split(".")
-    return f"++{text}" if (names[0] == "model" and len(names) > 1) or ".".join(names[:2]) in OPEN else text
+    return f"++{text}" if _is_open(text.partition("=")[0]) else text
+
+
+def _is_open(key: str) -> bool:
+    names = key.split(".")
+    return (names[0] == "model" and len(names) > 1) or ".".join(names[:2]) in OPEN
 
 
 def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, list[str]]:

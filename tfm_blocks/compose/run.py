@@ -14,7 +14,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.command_line import Request, compose_config, override_key, parse_request
+from tfm_blocks.compose.command_line import compose_arguments, override_key
 from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
 from tfm_blocks.compose.overrides import error_reason
 from tfm_blocks.compose.resolve import Composed, chain_sources, overrides_by_path, resolve
@@ -44,12 +44,6 @@ RESUMABLE_KEYS = (
     "callbacks.early_stopping.min_delta",
 )  # none of them changes the weight updates, except for rounding
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
-
-
-def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
-    """Compose a command line; Hydra's own settings are below `hydra`. Raises ConfigError."""
-    request = arguments if isinstance(arguments, Request) else parse_request(arguments)
-    return compose_config(request.texts, request.config_dir, hydra=True)
 
 
 def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[DictConfig, list[str]]:
