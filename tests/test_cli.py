@@ -23,10 +23,15 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.devices import choose_device
 from tfm_blocks.launch.check import check_run
+<<<<<<< HEAD
 from tfm_blocks.network.build import build_network, check_model, choose_device, count_parameters
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
+=======
+from tfm_blocks.network.build import count_parameters
+>>>>>>> next
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.sweep.view import show_end
 from tfm_blocks.translation.save import save_network
@@ -167,7 +172,7 @@ def test_commands_that_compute_take_the_device_that_training_would(tmp_path, mon
         assert said[0] == said[1] == said[2]
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
-    assert "auto: cuda if available" in " ".join(capsys.readouterr().out.split())
+    assert "auto: the accelerator if there is one" in " ".join(capsys.readouterr().out.split())
 
 
 def test_average_of_a_folder_that_is_not_a_run_is_an_error(tmp_path, capsys):

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from tfm_blocks.metric_schema import find_score
-from tfm_blocks.report.answer import answer
-from tfm_blocks.report.differences import Group
-from tfm_blocks.report.forest import forests_of
+from tfm_blocks.report.charts import forests_of
+from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.matrix import score_matrix
-from tfm_blocks.report.model_grid import ModelGrid
+from tfm_blocks.report.matrix_table import answer
 from tfm_blocks.runs.record import Measured, RunRecord
 
 

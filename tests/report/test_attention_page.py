@@ -14,7 +14,7 @@ from PIL import Image
 import tfm_blocks as tfm
 from tests.browser import browser, contrast
 from tfm_blocks.errors import ConfigError, DataError
-from tfm_blocks.report.attention_page import GAP, check_path, draw, render_attention, save_attention
+from tfm_blocks.report.attention import GAP, check_path, draw, render_attention, save_attention
 from tfm_blocks.translation.sentence_attention import attention_of
 from tfm_blocks.translation.translator import Translator
 

@@ -9,8 +9,7 @@ from torch import nn
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.blocks import REGISTRY, block
-from tfm_blocks.report.block_facts import example
-from tfm_blocks.report.blocks import blocks_page, show_block
+from tfm_blocks.report.blocks import blocks_page, example, show_block
 
 PAGE = Path(__file__).parents[2] / "docs" / "blocks.md"
 

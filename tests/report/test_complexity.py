@@ -15,7 +15,7 @@ from tfm_blocks.network.build import build_network, network_without_values
 from tfm_blocks.network.cost import multiply_adds
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.expression import evaluate, names_in
-from tfm_blocks.report.complexity import COMPLEXITY, complexity
+from tfm_blocks.report.show import COMPLEXITY, complexity
 
 ARGUMENTS = {"heads": 2, "r": 9, "kernel_size": 5, "dilation": 1}
 MODELS = Path(__file__).parents[1] / "models"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfm_blocks.report.curves import MOST_POINTS, points
+from tfm_blocks.report.charts import MOST_POINTS, points
 
 ROWS = [
     *({"step": step, "train/loss": 9 - step / 100, "train/tokens": 10 * step, "train/seconds": step / 4} for step in (20, 40, 60)),

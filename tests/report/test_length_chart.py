@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tfm_blocks.report.charts import accuracy_by_length, length_charts
 from tfm_blocks.report.comparison import find_notes
 from tfm_blocks.report.differences import Group
-from tfm_blocks.report.length_chart import accuracy_by_length, length_charts
 from tfm_blocks.runs.record import RunRecord
 
 

@@ -13,9 +13,9 @@ import scipy.stats
 from tests.report.test_compare import comparison, said
 from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
-from tfm_blocks.report.answer import answer
 from tfm_blocks.report.comparison import compare_runs
-from tfm_blocks.report.model_grid import ModelGrid
+from tfm_blocks.report.differences import ModelGrid
+from tfm_blocks.report.matrix_table import answer
 from tfm_blocks.scoring.significance import over_tasks
 
 SCORES = {  # scaled accuracies of six seeds

@@ -25,10 +25,9 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.attention_maps import AttentionMap
 from tfm_blocks.report.assets import asset
-from tfm_blocks.report.attention_images import MOST_PICTURES, shrink
-from tfm_blocks.report.attention_page import png
-from tfm_blocks.report.line_chart import LineChart, line_over
-from tfm_blocks.report.line_drawing import COLOURS, chart_svg
+from tfm_blocks.report.attention import MOST_PICTURES, png, shrink
+from tfm_blocks.report.charts import LineChart, line_over
+from tfm_blocks.report.drawing import COLOURS, chart_svg
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.translation.sentence_attention import SentenceAttention
 

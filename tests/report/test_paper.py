@@ -8,12 +8,9 @@ import pytest
 
 from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
+from tfm_blocks.report.charts import LineChart, line_over, line_through
 from tfm_blocks.report.comparison import compare_runs
-from tfm_blocks.report.line_chart import LineChart, line_over, line_through
-from tfm_blocks.report.line_drawing import draw_lines, line_style
-from tfm_blocks.report.paper import save_figures
-from tfm_blocks.report.paper_figure import WIDTH, drawing_style
-from tfm_blocks.report.paper_matrix import draw_heat_map
+from tfm_blocks.report.drawing import WIDTH, draw_heat_map, draw_lines, drawing_style, line_style, save_figures
 
 FIGURES = {
     "means", "matrix", "val-loss", "test-accuracy-over-length", "best-val-loss-over-schedule-peak",

@@ -11,8 +11,7 @@ import yaml
 from tests.conftest import sentences
 from tests.report.test_compare import comparison, said
 from tests.run_folders import garbled, leave_run
-from tfm_blocks.report.differences import Group, find_factors
-from tfm_blocks.report.model_grid import arrange
+from tfm_blocks.report.differences import Group, arrange, find_factors
 from tfm_blocks.runs.record import RunRecord
 
 REFERENCES = sentences(20, 3)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run
-from tfm_blocks.report.run_statistics import run_statistics
+from tfm_blocks.report.baseline_tests import run_statistics
 from tfm_blocks.runs.record import find_runs, read_record
 from tfm_blocks.runs.row_results import TranslatedLine, read_translations, write_losses, write_translations
 from tfm_blocks.scoring.measures import line_statistics

@@ -6,7 +6,7 @@ from tests.conftest import sentences
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.report.differences import Group
-from tfm_blocks.report.selection import MOST_MODELS, MOST_RUNS, choose_drawn, choose_models, left_out
+from tfm_blocks.report.samples import MOST_MODELS, MOST_RUNS, choose_drawn, choose_models, left_out
 from tfm_blocks.runs.metrics import Best
 from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.run_file import RunFile

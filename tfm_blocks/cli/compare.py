@@ -46,26 +46,25 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report import compare
-    from tfm_blocks.report.comparison_tables import tables_of
+    from tfm_blocks.report import comparison_tables as output
     from tfm_blocks.report.matrix_table import matrix_table
 
     comparison = _comparison(arguments)
     matrix = _expect_matrix(comparison) if arguments.matrix else None
     if arguments.csv:
-        compare.print_matrix_csv(matrix) if matrix else compare.print_csv(comparison)
+        output.print_matrix_csv(matrix) if matrix else output.print_csv(comparison)
     elif arguments.json:
-        compare.print_matrix_json(matrix, comparison.notes) if matrix else compare.print_comparison_json(comparison)
+        output.print_matrix_json(matrix, comparison.notes) if matrix else output.print_comparison_json(comparison)
     else:
-        show = compare.print_markdown if arguments.markdown else compare.show_tables
-        show = compare.print_latex if arguments.latex else show
-        show([matrix_table(matrix)] if matrix else tables_of(comparison), comparison.notes)
+        show = output.print_markdown if arguments.markdown else output.show_tables
+        show = output.print_latex if arguments.latex else show
+        show([matrix_table(matrix)] if matrix else output.tables_of(comparison), comparison.notes)
     if arguments.figures:
         _save_figures(comparison, arguments.figures)
 
 
 def _save_figures(comparison: Comparison, folder: Path) -> None:
-    from tfm_blocks.report.paper import save_figures
+    from tfm_blocks.report.drawing import save_figures
 
     for path in save_figures(comparison, folder):
         print(printable(str(path)), file=sys.stderr)

@@ -47,7 +47,7 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 def _draw(path: Path, a: Spec, b: Spec, difference: ModelDifference) -> None:
     from tfm_blocks.figures.figure import Style, write_figure
-    from tfm_blocks.report.difference_marks import difference_picture
+    from tfm_blocks.report.model_difference import difference_picture
 
     first, second = map(printable, difference.names)
     picture = difference_picture(a, b, replace(difference, names=(first, second)))

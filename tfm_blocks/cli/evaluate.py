@@ -85,7 +85,7 @@ def _refuse_other_modes(arguments: argparse.Namespace) -> None:
 
 def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.documents import read_documents
-    from tfm_blocks.report.scores import show_perplexity
+    from tfm_blocks.report.lists import show_perplexity
     from tfm_blocks.runs.config import trained_documents
     from tfm_blocks.scoring.perplexity import perplexity
 
@@ -113,7 +113,7 @@ def _context(arguments: argparse.Namespace, translator: Translator) -> int:
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.text import read_lines
-    from tfm_blocks.report.scores import print_scores_json, show_scores
+    from tfm_blocks.report.lists import print_scores_json, show_scores
     from tfm_blocks.scoring.corpus import metrics, score
 
     search = options.search_of(arguments)

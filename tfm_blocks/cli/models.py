@@ -128,7 +128,7 @@ def _check_several(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.run import run_record, show_run
+    from tfm_blocks.report.lists import run_record, show_run
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import measure, model_record, show_model
 

@@ -83,7 +83,7 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 
 def _attention(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.attention_page import check_path, save_attention
+    from tfm_blocks.report.attention import check_path, save_attention
     from tfm_blocks.translation.sentence_attention import attention_of
 
     check_path(arguments.path)

@@ -54,7 +54,7 @@ def _of_run(problem: Problem, run: str) -> Problem:
 
 def _show(arguments: argparse.Namespace, name: str, scored: Mapping[str, tuple[list[Score], int]], rest: int) -> None:
     """Print the scores of each run and their name; `rest` runs are not done."""
-    from tfm_blocks.report.scores import print_scores_json, show_scores
+    from tfm_blocks.report.lists import print_scores_json, show_scores
 
     systems = {run: scores for run, (scores, _) in scored.items()}
     (print_scores_json if arguments.json else show_scores)(systems, max(count for _, count in scored.values()))

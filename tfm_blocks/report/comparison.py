@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 
 from tfm_blocks.errors import ConfigError, Problem, listed, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES
-from tfm_blocks.report.differences import Factor, Group, find_factors, group_seeds, label_runs
-from tfm_blocks.report.model_grid import NO_MODELS, ModelGrid, arrange
+from tfm_blocks.report.differences import (
+    NO_MODELS,
+    Factor,
+    Group,
+    ModelGrid,
+    arrange,
+    find_factors,
+    group_seeds,
+    label_runs,
+)
 from tfm_blocks.report.rates import RateCurve, best_groups, curve_of, rate_curves, rate_notes
 from tfm_blocks.runs.record import RunRecord, read_records, with_saved_scores
 from tfm_blocks.runs.saved_scores import saved_names

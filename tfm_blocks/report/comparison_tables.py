@@ -1,25 +1,28 @@
-"""The tables of a comparison, independent of the output format."""
+"""The tables of a comparison, and a comparison on a terminal, as Markdown, LaTeX, CSV or JSON."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tfm_blocks.errors import printable
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, FinalScore, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
-from tfm_blocks.report.matrix_table import matrix_table
+from tfm_blocks.report.matrix import Matrix
+from tfm_blocks.report.matrix_table import matrix_rows, matrix_table, mean_rows
 from tfm_blocks.report.rates import Rate, RateCurve
-from tfm_blocks.report.screen import clock
-from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
-from tfm_blocks.runs.record import Measured, RunRecord
+from tfm_blocks.report.screen import clock, print_json, print_table, screen, split_for_page
+from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, csv_text, latex, markdown, markdown_text, texts
+from tfm_blocks.runs.record import Measured, RunRecord, describe
 
 if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import Against
+
 
 SCORES = {score.name: score for score in FINAL_SCORES}
 WITH_INTERVAL = [score.name for score in FINAL_SCORES if score.kind != "token"]
@@ -213,3 +216,89 @@ def _spread(values: Sequence[float], form: str) -> Cell | None:
         return None
     spread = f" ± {form.format(stdev(values))}" if len(values) > 1 else ""
     return Cell(form.format(fmean(values)) + spread, fmean(values))
+
+
+def show_tables(tables: Sequence[Table], notes: Sequence[str]) -> None:
+    """Print the tables, then the notes."""
+    for table in tables:
+        print_table(table)
+    for note in notes:
+        screen().print(f"note: {note}")
+
+
+def print_markdown(tables: Sequence[Table], notes: Sequence[str]) -> None:
+    """Print the tables and notes as Markdown."""
+    for table in tables:
+        print(markdown(table), end="\n\n")
+    for note in notes:
+        print(f"- {markdown_text(note)}")
+
+
+def print_latex(tables: Sequence[Table], notes: Sequence[str]) -> None:
+    """Print the tables as LaTeX, split into parts that fit a page, and the notes as comments."""
+    for table in tables:
+        for part in split_for_page(table):
+            print(latex(part), end="\n\n")
+    for note in notes:
+        print(f"% {printable(' '.join(note.split()))}")
+
+
+def print_csv(comparison: Comparison) -> None:
+    """Print an unrounded row for each run; runs that differ only by their seed have the same group."""
+    rows = [{"group": group.label, **_flat(run, comparison)} for group in comparison.groups for run in group.runs]
+    names = dict.fromkeys(name for row in rows for name in row)
+    print(csv_text(Table("", texts(*names), [[row.get(name) for name in names] for row in rows])), end="")
+
+
+def print_matrix_csv(matrix: Matrix) -> None:
+    """Print an unrounded row for each cell of the matrix."""
+    rows = [{**row, "values": " ".join(map(str, row["values"]))} for row in matrix_rows(matrix)]
+    print(csv_text(Table("", texts(*rows[0]), [list(row.values()) for row in rows])), end="")
+
+
+def _flat(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": str(run.folder), "state": run.state, "reason": run.reason}
+    row |= {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
+    row |= {"seed": run.settings.get("seed", ""), **run.numbers}
+    for name, best in run.best.items():
+        row |= {f"best {name}": best.value, f"step of best {name}": best.step}
+    for name, score in run.scores.items():
+        row |= {name: score.value, f"{name} low": score.low, f"{name} high": score.high}
+    return row | {f"{run.scored_on}/{name}": value for name, value in run.values.items()}
+
+
+def print_comparison_json(comparison: Comparison) -> None:
+    """Print all values, unrounded."""
+    factors = {
+        factor.key: {value: dict(zip(factor.others, others, strict=True)) for value, others in factor.values.items()}
+        for factor in comparison.factors
+    }
+    record = {
+        "differences": factors,
+        "groups": [
+            {"group": group.label, "runs": [_run_record(run, comparison) for run in group.runs]}
+            for group in comparison.groups
+        ],
+        "learning_rates": [_curve_record(curve) for curve in comparison.curves],
+        "baseline": comparison.baseline.label if comparison.baseline else None,
+        "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
+        "all_tasks": list(mean_rows(comparison.matrix)) if comparison.matrix else [],
+        "against": [{**asdict(test), "group": test.group.label} for test in comparison.against],
+        "notes": comparison.notes,
+    }
+    print_json(record)
+
+
+def print_matrix_json(matrix: Matrix, notes: Sequence[str]) -> None:
+    """Print the cells of the matrix and the notes, unrounded."""
+    print_json({"matrix": list(matrix_rows(matrix)), "all_tasks": list(mean_rows(matrix)), "notes": notes})
+
+
+def _curve_record(curve: RateCurve) -> dict[str, Any]:
+    values = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
+    return {"model": curve.label, "key": curve.key, "best": curve.best.value, "edge": curve.edge, "values": values}
+
+
+def _run_record(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
+    settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
+    return {**describe(run), "seed": run.settings.get("seed"), "settings": settings}

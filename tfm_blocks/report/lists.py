@@ -1,8 +1,8 @@
-"""Lists on the terminal and as JSON: runs, models, and the jobs of a sweep."""
+"""Runs, models and jobs of a sweep on the terminal and as JSON: lists, one run, and the scores of `tfm evaluate`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -10,21 +10,36 @@ from typing import Any
 
 from tfm_blocks.compose.comments import Entry
 from tfm_blocks.errors import Problem
+from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval, runs_table, scores_table
+from tfm_blocks.report.differences import Group
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 from tfm_blocks.runs.listing import RunEntry, size_of
+from tfm_blocks.runs.record import RunRecord, describe
+from tfm_blocks.runs.status import Score
+from tfm_blocks.scoring.perplexity import Perplexity
+
+TESTS = (
+    "p: two-sided paired approximate randomization over these lines (Riezler and Maxwell 2005): a small p says that "
+    "these trained models differ, and nothing about other seeds; sacreBLEU's p: its paired bootstrap (Koehn 2004), "
+    "about half of that, for comparison with papers"
+)
+
+
+# Facts that other lines or the node table show.
+SHOWN_ELSEWHERE = frozenset({"model", "seed", "command", "resumed", "parameters_by_node"})
 
 
 def show_runs(runs: Sequence[RunEntry]) -> None:
     """Print a row for each run."""
     columns = [*texts("run", "state", "model", "data"), *(Column(name, COUNT) for name in ("step", "score", "changed"))]
-    print_table(Table("", columns, [_row(run) for run in runs]))
-
-
-def _row(run: RunEntry) -> list[Value]:
-    score = Cell(f"{run.score[0]} {run.score[1]:.4g}", run.score[1]) if run.score else None
-    changed = Cell(datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M"), run.changed)
-    return [str(run.folder), run.state, run.model, run.data, run.step, score, changed]
+    rows: list[list[Value]] = []
+    for run in runs:
+        score = Cell(f"{run.score[0]} {run.score[1]:.4g}", run.score[1]) if run.score else None
+        changed = Cell(datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M"), run.changed)
+        rows.append([str(run.folder), run.state, run.model, run.data, run.step, score, changed])
+    print_table(Table("", columns, rows))
 
 
 def print_runs_json(runs: Sequence[RunEntry]) -> None:
@@ -68,3 +83,93 @@ def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> N
         for overrides, parameters, problems in jobs
     ]
     print_table(Table(f"{len(jobs)} jobs", columns, rows))
+
+
+def show_run(entry: RunEntry, run: RunRecord) -> None:
+    """Print the run in lines."""
+    for line in _lines(entry, run):
+        screen().print(line, soft_wrap=True)
+
+
+def run_record(entry: RunEntry, run: RunRecord) -> dict[str, Any]:
+    """Return everything known about the run, for JSON."""
+    return {**entry_record(entry), **describe(run)}
+
+
+def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
+    score = f", {entry.score[0]} {entry.score[1]:.4g}" if entry.score else ""
+    reason = f" ({run.reason})" if run.reason else ""
+    yield f"{entry.folder}: {entry.state or 'of no known state'}{reason}, {entry.step:,} steps{score}"
+    yield from entry.commands
+    groups = [Group(run.name, [run])]
+    alone = Comparison([run], [], groups)
+    yield from _numbers("measured", runs_table(alone))
+    if run.scored_on:
+        yield from _numbers(f"scores on {run.scored_on}", scores_table(alone))
+    for name, value in run.start.facts.items():
+        if name not in SHOWN_ELSEWHERE and value is not None:
+            yield f"{name}: {_text(value)}"
+    for change in run.start.changes:
+        facts = {name: value for name, value in change.items() if name not in SHOWN_ELSEWHERE}
+        if facts:
+            yield f"changed by resume {change.get('resumed', '')}: {_text(facts)}"
+
+
+def _numbers(what: str, table: Table) -> Iterator[str]:
+    """Yield the numbers of a table of one run, in a line."""
+    pairs = zip(table.columns, table.cells[0], strict=True)
+    numbers = [f"{column.heading} {cell.text}" for column, cell in pairs if column.form and cell.text]
+    if numbers:
+        yield f"{what}: {', '.join(numbers)}"
+
+
+def _text(value: Any) -> str:
+    """Return a value as text, such as `device cpu, cores 2` for a mapping."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
+    """Print a row for each score of each system, and below the table how they were computed."""
+    tested = any(score.difference is not None for scores in systems.values() for score in scores)
+    numbers = [Column("value", SCORE), Column("95 %", SCORE)]
+    if tested:
+        numbers += [Column("difference", "{:+.2f}"), Column("95 % of it", SCORE)]
+        numbers += [Column("p", P_VALUE), Column("sacreBLEU's p", P_VALUE)]
+    rows: list[list[Value]] = []
+    for name, scores in systems.items():
+        for score in scores:
+            half = Cell(f"± {score.interval:.2f}", score.interval)
+            difference = interval(score.difference_interval, "{:+.2f}")
+            tests = [score.difference, difference, score.p, score.p_sacrebleu] if tested else []
+            rows.append([name, score.name, score.value, half, *tests])
+    console = screen()
+    print_table(Table(f"{lines:,} lines" if lines > 1 else "1 line", [*texts("run", "score"), *numbers], rows))
+    if tested:
+        console.print(TESTS)
+    for score in next(iter(systems.values())):
+        console.print(f"{score.name}: {score.signature}", soft_wrap=True)
+
+
+def print_scores_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
+    """Print the scores and their tests, unrounded."""
+    runs = {name: [asdict(score) for score in scores] for name, scores in systems.items()}
+    print_json({"lines": lines, "runs": runs})
+
+
+def show_perplexity(perplexity: Perplexity, run: str, *, as_json: bool) -> None:
+    """Print the perplexity of a text."""
+    values = {
+        "perplexity per token": perplexity.per_token,
+        "perplexity per word": perplexity.per_word,
+        "bits per byte": perplexity.bits_per_byte,
+    }
+    if as_json:
+        sizes = {"tokens": perplexity.tokens, "words": perplexity.words, "bytes": perplexity.bytes}
+        print_json({"run": run, **{name.replace(" ", "_"): value for name, value in values.items()}, **sizes})
+        return
+    for name, value in values.items():
+        print(f"{name}: {value:.4f}")
+    sizes_text = f"{perplexity.tokens:,} tokens, {perplexity.words:,} words, {perplexity.bytes:,} bytes"
+    print(f"{sizes_text}, ends of lines included")

@@ -9,8 +9,7 @@ from statistics import fmean
 
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES, FinalScore, find_score
-from tfm_blocks.report.differences import Group
-from tfm_blocks.report.model_grid import ModelGrid
+from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.scoring.significance import SeedTest, correct, half_interval, over_tasks, seeds_needed
 
 PREFERRED = ("scaled accuracy", "BLEU", "exact match", "perplexity")  # of the scores that most cells have

@@ -6,31 +6,63 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
 
-from tfm_blocks.errors import RunError
-from tfm_blocks.report.answer import answer
+from tfm_blocks.errors import RunError, TfmError
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Spec
 from tfm_blocks.report.assets import asset, content_policy, page_template
-from tfm_blocks.report.attention_images import pictures_of
+from tfm_blocks.report.attention import pictures_of
+from tfm_blocks.report.charts import AXES, MOST_POINTS, forests_of, learning_curves, length_charts, rate_charts
 from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
-from tfm_blocks.report.curves import AXES, MOST_POINTS, learning_curves
-from tfm_blocks.report.forest import forests_of
-from tfm_blocks.report.length_chart import length_charts
-from tfm_blocks.report.line_drawing import chart_svg, legend_svg
+from tfm_blocks.report.differences import Group, ModelGrid
+from tfm_blocks.report.drawing import chart_svg, legend_svg
 from tfm_blocks.report.matrix import Matrix
-from tfm_blocks.report.matrix_table import legend, matrix_table
-from tfm_blocks.report.model_grid import ModelGrid
-from tfm_blocks.report.page_models import models_of
-from tfm_blocks.report.rate_chart import rate_charts
-from tfm_blocks.report.samples import MOST_SAMPLES, common_test_set, samples_of
-from tfm_blocks.report.selection import choose_drawn, choose_models, left_out
+from tfm_blocks.report.matrix_table import answer, legend, matrix_table
+from tfm_blocks.report.model_page import ViewedModel, render_view
+from tfm_blocks.report.samples import MOST_SAMPLES, choose_drawn, choose_models, common_test_set, left_out, samples_of
+from tfm_blocks.report.show import nodes_table
+from tfm_blocks.report.table import Table
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CONFIG
+from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.record import RunRecord
+
+
+@dataclass(frozen=True)
+class PageModel:
+    """A model of a report: the names of its groups, its nodes, and its page; or the error that prevents them."""
+
+    name: str
+    table: Table | None = None
+    page: str = ""
+    error: str = ""
+
+
+def models_of(groups: Sequence[Group], plugins: Sequence[str]) -> list[PageModel]:
+    """Return each model once, with the names of all groups that have it."""
+    names: dict[str, list[str]] = {}
+    specs: dict[str, Spec | str] = {}
+    for group in groups:
+        try:
+            spec: Spec | str = read_spec(group.runs[0].folder, plugins)
+        except TfmError as error:
+            spec = error.problems[0].rule
+        key = group.label if isinstance(spec, str) else repr(spec.mapping)
+        specs[key] = spec
+        names.setdefault(key, []).append(group.label)
+    return [_model("; ".join(names[key]), spec) for key, spec in specs.items()]
+
+
+def _model(name: str, spec: Spec | str) -> PageModel:
+    if isinstance(spec, str):
+        return PageModel(name, error=spec)
+    return PageModel(name, nodes_table(spec), render_view([ViewedModel(name, spec, Sources())]))
+
 
 MOST_ROWS = 40  # of an open table
 FEWEST_SAMPLES = 3  # lines of each of many tasks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 from itertools import count
 
@@ -13,9 +13,24 @@ from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
 from tfm_blocks.probes.example import Example
 from tfm_blocks.probes.task import Preset, ProbeTask
-from tfm_blocks.report.docstring import split_fields
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import Table, texts
+
+
+def split_fields(text: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Return the text without its fields, and the fields of these names with their texts on one line each."""
+    body, _, last = text.rpartition("\n\n")
+    if not last.startswith(tuple(f"{name}: " for name in names)):
+        return text, {}
+    fields: dict[str, str] = {}
+    for line in last.splitlines():
+        name, colon, rest = line.partition(": ")
+        if colon and name in names:
+            fields[name] = rest
+        else:
+            fields[next(reversed(fields))] += f" {line}"
+    return body, fields
+
 
 EXAMPLES = 3
 SHORT = 8  # tokens of an example, if the task can be that short

@@ -9,11 +9,10 @@ from statistics import fmean
 
 from tfm_blocks.errors import listed
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.report.differences import SEED, Factor, Group, settings_of, show_setting, without_seed
+from tfm_blocks.report.differences import RATES, SEED, Factor, Group, settings_of, show_setting, without_seed
 from tfm_blocks.runs.record import RunRecord, Setting
 
 NAMED = 3  # models that a note names; the others are counted
-RATES = ("schedule.peak", "schedule.scale")  # settings that set the learning rate
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from tfm_blocks.compose.sweep import (
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
 from tfm_blocks.errors import ConfigError, Problem, cut, printable
 from tfm_blocks.launch.check import CheckedModel, CheckedRun
-from tfm_blocks.report.compare import show_tables
 from tfm_blocks.report.comparison import compare_runs
-from tfm_blocks.report.comparison_tables import tables_of
+from tfm_blocks.report.comparison_tables import show_tables, tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.sweep import WAITING

@@ -18,7 +18,6 @@ from tfm_blocks.runs.files import read_json, write_json
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 REMOTE_RUNNER = Path(__file__).with_name("remote_runner.py")
 QUEUED = ".submitit"  # subfolder of a sweep: a folder per job with its job files and submitit's files
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OF_ANOTHER = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(LOCAL|GROUP|ROLE|NODE)_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC|PL|OMPI_COMM)_.*|WANDB_(SERVICE|RUN_ID|RESUME)"

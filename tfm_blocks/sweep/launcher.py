@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, create_model
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import CountOrZero, RuleError, Settings, implementation, names_of, read_settings
+from tfm_blocks.devices import AUTO, CPU
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
 from tfm_blocks.sweep.job import JobResult
@@ -110,7 +111,8 @@ def _bytes(value: object) -> int | None:
 class ClusterSettings(LauncherSettings):
     """The resources of each job.
 
-    gpus: per node; null: the job's number of devices per node if they are CUDA devices, else 0. memory: bytes per node.
+    gpus: per node; null: the job's number of devices per node if `trainer.accelerator` names an accelerator, else 0.
+    memory: bytes per node.
     """
 
     gpus: CountOrZero | None
@@ -120,7 +122,7 @@ class ClusterSettings(LauncherSettings):
         """Return the number of GPUs on each node of a job."""
         if self.gpus is not None:
             return self.gpus
-        return trainer.devices if trainer.accelerator == "cuda" else 0
+        return 0 if trainer.accelerator in (AUTO, CPU) else trainer.devices
 
 
 def read_launcher(mapping: Mapping[str, Any]) -> LauncherSettings:

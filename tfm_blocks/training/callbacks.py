@@ -19,7 +19,7 @@ from tfm_blocks.errors import printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SKIPPED
 from tfm_blocks.network.attention_maps import attention_nodes
-from tfm_blocks.report.attention_page import png
+from tfm_blocks.report.attention import png
 from tfm_blocks.runs.folder import step_file
 from tfm_blocks.runs.model import fill, weights_of, write_tensors
 from tfm_blocks.runs.validation_weights import NEVER, delete_old_weights, replace_best, restore_weights

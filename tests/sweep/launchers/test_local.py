@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.sweep.test_supervisor import LIMIT
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.sweep.launcher import Worker
+from tfm_blocks.sweep.launchers import local
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -25,7 +25,8 @@ def start(small: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Return a function that starts a job; two may run concurrently, and two devices are visible."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local, "accelerator", lambda: "cuda")
+    monkeypatch.setattr(local, "device_count", lambda kind: 2)
     launcher, trainer = LocalLauncher(2), small().mapping["trainer"]
 
     def start(name: str, **changes: Any) -> Worker:

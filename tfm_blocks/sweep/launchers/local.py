@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
-
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.devices import CPU, VISIBLE, accelerator, choose_device, device_count
 from tfm_blocks.launch.check import CheckedRun, available_cores, check_run
-from tfm_blocks.network.build import choose_device
-from tfm_blocks.sweep.job_file import VISIBLE, clean, supervised
+from tfm_blocks.sweep.job_file import clean, supervised
 from tfm_blocks.sweep.launcher import Launcher, LauncherSettings, Worker
 from tfm_blocks.sweep.preloaded import start_supervised
 from tfm_blocks.sweep.remote_runner import Supervised
@@ -28,14 +26,16 @@ THREADS = "OMP_NUM_THREADS"
 class DevicePool:
     """Assign devices to jobs. A job takes the devices with the fewest other jobs; all jobs get equally many threads.
 
-    The number of threads does not change if there is one job at a time, or if the user set OMP_NUM_THREADS.
+    The number of threads does not change if there is one job at a time, or if the user set OMP_NUM_THREADS. `variable`
+    chooses the devices of a process; if it is empty, each job uses all devices.
     """
 
-    def __init__(self, environment: Mapping[str, str], parallel: int, cores: int, devices: int) -> None:
+    def __init__(self, environment: Mapping[str, str], parallel: int, cores: int, devices: int, variable: str) -> None:
         self.environment = clean(environment)
         if parallel > 1:
             self.environment.setdefault(THREADS, str(max(1, cores // parallel)))
-        visible = environment.get(VISIBLE)
+        self.variable = variable
+        visible = environment.get(variable)
         names = [str(number) for number in range(devices)] if visible is None else visible.split(",")
         self.load = Counter(dict.fromkeys(names[:devices], 0))
 
@@ -50,7 +50,7 @@ class DevicePool:
 
     def environment_with(self, devices: Sequence[str]) -> dict[str, str]:
         """Return the environment of a job. Its output is unbuffered, so that the log of a killed job is complete."""
-        seen = {VISIBLE: ",".join(devices)} if devices else {}
+        seen = {self.variable: ",".join(devices)} if devices and self.variable else {}
         return {**self.environment, **seen, "PYTHONUNBUFFERED": "1"}
 
 
@@ -58,15 +58,16 @@ class LocalLauncher(Launcher):
     """Run at most `parallel` jobs concurrently, which share the machine's cores and devices."""
 
     def __init__(self, parallel: int) -> None:
-        self.pool = DevicePool(os.environ, parallel, available_cores(), torch.cuda.device_count())
+        kind = accelerator()
+        self.pool = DevicePool(os.environ, parallel, available_cores(), device_count(kind), VISIBLE.get(kind, ""))
 
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Start the command in a separate session, under a supervisor that ends it with the sweep.
 
         A Python command is forked from a process that has imported the libraries. A job with devices is a new process,
-        because CUDA does not work in a fork of a process that used it.
+        because accelerators do not work in a fork of a process that used them.
         """
-        devices = self.pool.take(trainer.devices) if choose_device(trainer.accelerator) == "cuda" else []
+        devices = self.pool.take(trainer.devices) if choose_device(trainer.accelerator) != CPU else []
         if command[0] == sys.executable and not devices:
             return _ForkedWorker(command[1:], log, self.pool.environment_with(devices))
         return _LocalWorker(command, log, self.pool, devices)

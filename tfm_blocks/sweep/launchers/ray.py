@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from tfm_blocks.config.settings import Count, RuleError
+from tfm_blocks.devices import VISIBLE
 from tfm_blocks.distributed.signals import install_handlers
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.sweep import remote_runner
 from tfm_blocks.sweep.job import ERROR, KILLED, JobResult
-from tfm_blocks.sweep.job_file import VISIBLE, clean, job_file_content
+from tfm_blocks.sweep.job_file import clean, job_file_content
 from tfm_blocks.sweep.launcher import ClusterSettings, Launcher, Worker
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -29,7 +30,7 @@ except ImportError:
 PATIENCE = 60.0  # seconds for the end of the step and a checkpoint
 AT_ONCE = 10.0  # seconds for an actor to kill its job's processes before the actor is killed
 CALLS = 3  # concurrent calls of an actor: one of them waits for the end of the job
-OF_A_NODE = frozenset({VISIBLE, "HOSTNAME", "TMPDIR"})  # variables that hold for this machine only
+OF_A_NODE = frozenset({*VISIBLE.values(), "HOSTNAME", "TMPDIR"})  # variables that hold for this machine only
 
 
 def _amounts(mapping: dict[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,42 @@
-"""Line charts as figures for papers and as SVGs for a page. Models differ in colour, dashes and markers."""
+"""Charts and matrices as figures for papers (PDF and SVG), and line charts as SVGs for a page.
+
+The same runs give the same bytes. Models differ in colour, dashes and markers.
+"""
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 from markupsafe import Markup
+from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tfm_blocks.report.line_chart import Line, LineChart
-from tfm_blocks.report.paper_figure import drawing_style, panel_columns, panels
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.report.charts import Line, LineChart, learning_curves, length_charts, rate_charts
+from tfm_blocks.report.comparison import Comparison, matrix_of
+from tfm_blocks.report.matrix import ALPHA, Matrix
+from tfm_blocks.runs.files import write_bytes
 
+WIDTH = 3.3  # inches of a column
+PAGE = 6.9  # inches of a page with two columns
+FEW = 4  # panels of a figure of a column's width
+SHADES = "Blues"  # from the worst score to the best; light to dark, so it prints in grey
+ROW = 0.2  # inches of a model
+HEADINGS = 0.09  # inches of a letter of a rotated heading
+WIDEST = 5  # columns of a heat map of a column's width
+SMALL, NARROW = 5, 12  # font size of the numbers of a heat map with more than NARROW columns
 HEIGHT = {1: 2.0, 2: 1.6, 4: 1.4}  # inches of a panel, by columns of panels
 HANDLE, LETTER = 0.45, 0.052  # inches of the line and of a letter in a legend
 # Colours of Okabe and Ito (2008), which most colour-blind readers can distinguish; dashes and markers need no colour.
@@ -25,11 +44,27 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 MARKED = 8  # most markers on a line of a paper
-FEW, MANY = 50, 16  # points up to which a page marks each; markers on a longer line
-
-
+ALL_MARKED, MANY = 50, 16  # points up to which a page marks each; markers on a longer line
 CHART, SAMPLE = (7.0, 4.1), (0.8, 0.2)  # inches of a chart of a page, and of a line in its legend
 INK, FAINT = "#000000", "#d4d4d4"  # replaced by colours of the page
+UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+STYLE: dict[Any, Any] = {
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.linewidth": 0.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.minor.width": 0.4,
+    "legend.frameon": False,
+    "lines.linewidth": 1,
+    "lines.markersize": 3,
+    "text.parse_math": False,
+    "pdf.fonttype": 42,  # embedded TrueType
+    "svg.fonttype": "path",
+    "svg.hashsalt": "tfm-blocks",
+}
 PAGE_STYLE: dict[Any, Any] = {
     "font.size": 13,
     "axes.edgecolor": FAINT,
@@ -42,6 +77,39 @@ PAGE_STYLE: dict[Any, Any] = {
     "xtick.bottom": False,
     "ytick.left": False,
 }
+
+
+@contextmanager
+def drawing_style(changes: dict[Any, Any] | None = None) -> Iterator[None]:
+    """Draw with the sizes and fonts of a paper, with these changes."""
+    with matplotlib.rc_context({**STYLE, **(changes or {})}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a name with a letter that the font lacks
+        yield
+
+
+def panel_columns(tasks: int) -> int:
+    """Return the number of columns of panels."""
+    return min(2, tasks) if tasks <= FEW else 4
+
+
+def panels(tasks: int, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel of this height in inches for each task."""
+    columns = panel_columns(tasks)
+    rows = -(-tasks // columns)
+    drawn = Figure(figsize=(WIDTH if tasks <= FEW else PAGE, rows * height), layout="constrained")
+    axes = list(drawn.subplots(rows, columns, squeeze=False).flat)
+    for unused in axes[tasks:]:
+        unused.remove()
+    return drawn, axes[:tasks]
+
+
+def save_figure(drawn: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PDF and SVG."""
+    paths = [folder / f"{name}{suffix}" for suffix in UNDATED]
+    for path in paths:
+        drawn.savefig(content := BytesIO(), format=path.suffix[1:], metadata=UNDATED[path.suffix])
+        write_bytes(path, content.getvalue())
+    return paths
 
 
 def draw_lines(charts: Sequence[LineChart]) -> Figure:
@@ -77,7 +145,7 @@ def chart_svg(chart: LineChart, axis: str, labels: Sequence[str], name: str) -> 
         panel = drawn.subplots()
         panel.patch.set_visible(False)
         panel.set_xlabel(axis)
-        for label, artists in _draw_panel(panel, chart, axis, labels, few=FEW, many=MANY).items():
+        for label, artists in _draw_panel(panel, chart, axis, labels, few=ALL_MARKED, many=MANY).items():
             for kind, artist in zip(("line", "band"), artists, strict=False):
                 artist.set_gid(f"model-{labels.index(label)} {kind}")
         root = _page_svg(drawn)
@@ -136,7 +204,7 @@ def _marked(points: int, few: int, many: int) -> list[int]:
 
 def _tooltips(unit: str, axis: str, line: Line) -> list[str]:
     """Return a text for each marker of a line in a page."""
-    marked = _marked(len(line.mean), FEW, MANY)
+    marked = _marked(len(line.mean), ALL_MARKED, MANY)
     texts = []
     for x, mean, low, high in zip(
         *(values[marked] for values in (line.x[axis], line.mean, line.low, line.high)), strict=True
@@ -150,9 +218,8 @@ def _tooltips(unit: str, axis: str, line: Line) -> list[str]:
 
 def _page_svg(drawn: Figure) -> ElementTree.Element:
     """Return the SVG of a figure in the font and colours of its page: short, and with no styles for other elements."""
-    file = io.StringIO()
-    drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    text = file.getvalue().replace("xlink:href", "href").replace('xmlns="http://www.w3.org/2000/svg"', "")
+    drawn.savefig(file := BytesIO(), format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = file.getvalue().decode().replace("xlink:href", "href").replace('xmlns="http://www.w3.org/2000/svg"', "")
     root = ElementTree.fromstring(text)
     root.remove(root[0])  # a style of all elements
     root.attrib = {"viewBox": root.attrib["viewBox"], "fill": "var(--ink)"}
@@ -191,3 +258,88 @@ def _flatten(element: ElementTree.Element) -> None:
         element.set("style", shared)
         for child in children:
             del child.attrib["style"]
+
+
+def draw_heat_map(matrix: Matrix) -> Figure:
+    """Draw a cell for each model and task, with its mean and its marks."""
+    grid = matrix.grid
+    height = ROW * len(grid.models) + HEADINGS * max(map(len, grid.tasks))
+    drawn = Figure(figsize=(WIDTH if len(grid.tasks) <= WIDEST else PAGE, height + 0.2), layout="constrained")
+    axes = drawn.subplots()
+    shades = np.full((len(grid.models), len(grid.tasks)), np.nan)
+    for place, shade in matrix.shades().items():
+        shades[place] = shade
+    axes.imshow(shades, cmap=SHADES, vmin=0, vmax=1, aspect="auto")
+    for place, cell in matrix.cells.items():
+        dark = np.mean(colormaps[SHADES](shades[place])[:3]) < 0.5
+        text = matrix.score.cell.format(cell.mean) + cell.marks
+        options: dict[str, Any] = {
+            "fontsize": SMALL if len(grid.tasks) > NARROW else None,
+            "color": "white" if dark else "black",
+        }
+        axes.text(*place[::-1], text, ha="center", va="center", **options)
+    axes.set_xticks(range(len(grid.tasks)), grid.tasks, rotation=90)
+    axes.set_yticks(range(len(grid.models)), grid.labels)
+    axes.set_xlabel(matrix.score.heading)
+    axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    return drawn
+
+
+def draw_means(matrix: Matrix) -> Figure:
+    """Draw for each task the mean of each model with its 95 % interval; empty markers differ from the reference."""
+    tasks = sorted({column for _, column in matrix.cells})
+    drawn, axes = panels(len(tasks), 0.5 + 0.13 * len(matrix.grid.models))
+    for number, (panel, column) in enumerate(zip(axes, tasks, strict=True)):
+        _draw_task(panel, matrix, column, title=len(tasks) > 1)
+        if number % panel_columns(len(tasks)):
+            panel.set_yticklabels([])
+    reference = "the best" if matrix.baseline is None else matrix.grid.labels[matrix.baseline]
+    marks = f"\nempty: differs from {reference}, p < {ALPHA} corrected" if matrix.tests else ""
+    drawn.supxlabel(f"{matrix.score.heading}, with 95 % intervals over seeds{marks}", fontsize=7)
+    return drawn
+
+
+def _draw_task(panel: Axes, matrix: Matrix, column: int, *, title: bool) -> None:
+    labels = matrix.grid.labels
+    for row in range(len(labels)):
+        if cell := matrix.cells.get((row, column)):
+            face = "white" if cell.differs else "black"
+            style: dict[str, Any] = {
+                "color": "black",
+                "markerfacecolor": face,
+                "markersize": 3,
+                "linewidth": 0.8,
+                "capsize": 1.5,
+            }
+            panel.errorbar(cell.mean, row, xerr=cell.half, fmt="o", **style)
+    panel.set_yticks(range(len(labels)), labels)
+    panel.set_ylim(len(labels) - 0.5, -0.5)
+    if title:
+        panel.set_title(matrix.grid.tasks[column])
+
+
+def save_figures(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write the figures into a folder, which is made if it does not exist. Return the paths."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(Problem("--figures", f"must be a folder, but is a file: {folder}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    with drawing_style():
+        if matrix := matrix_of(comparison):
+            paths += save_figure(draw_means(matrix), folder, "means")
+            if comparison.grid.crossed:
+                paths += save_figure(draw_heat_map(matrix), folder, "matrix")
+        for title, charts in _by_title(comparison, matrix).items():
+            paths += save_figure(draw_lines(charts), folder, re.sub(r"\W+", "-", title))
+    return paths
+
+
+def _by_title(comparison: Comparison, matrix: Matrix | None) -> dict[str, list[LineChart]]:
+    """Return the line charts; each has all tasks."""
+    tasks = comparison.grid.by_task()
+    rates = rate_charts(comparison.grid, comparison.curves, matrix.score if matrix else None)
+    titles: dict[str, list[LineChart]] = {}
+    for chart in (*learning_curves(tasks), *length_charts(tasks), *rates):
+        titles.setdefault(chart.title, []).append(chart)
+    return titles

@@ -1,0 +1,226 @@
+"""The charts of a comparison as values: lines of models through the means of their seeds, and forest plots.
+
+A line has a band from the lowest seed to the highest. `drawing.py` draws lines for a page or a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SECONDS, TOKENS, FinalScore
+from tfm_blocks.report.differences import Group, ModelGrid, TaskGroups
+from tfm_blocks.report.matrix import Matrix
+from tfm_blocks.report.rates import RateCurve
+from tfm_blocks.runs.folder import METRICS
+from tfm_blocks.runs.metrics import Row, read_rows
+from tfm_blocks.runs.record import RunRecord
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The line of a model, over each axis of its chart. `low` and `high` are the lowest and the highest seed."""
+
+    label: str
+    x: Mapping[str, Floats]
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Lines of one task. The axes of the lines are `axes`; `every` is the largest number of rows per point."""
+
+    title: str
+    task: str
+    lines: Sequence[Line]
+    axes: Sequence[str]
+    unit: str
+    log_x: bool = False
+    every: int = 1
+
+
+def line_over(axis: str, label: str, values: Mapping[float, Sequence[float]]) -> Line:
+    """Return the line through the means of values by x, ascending."""
+    x = sorted(values)
+    columns = [[fold(values[position]) for position in x] for fold in (np.mean, np.min, np.max)]
+    return Line(label, {axis: np.array(x, np.float64)}, *(np.array(column, np.float64) for column in columns))
+
+
+def line_through(axis: str, label: str, curves: Sequence[Mapping[str, Floats]]) -> Line:
+    """Return the line through the means of curves, each of which has its values `y` over several axes.
+
+    Between the points of a curve, its values are interpolated. The means leave out curves that end before a point.
+    """
+    x_N = np.unique(np.concatenate([curve[axis] for curve in curves]))
+    across = {
+        name: np.ma.masked_invalid([_at(x_N, curve[axis], curve[name]) for curve in curves]) for name in curves[0]
+    }
+    y_RN = across.pop("y")
+    axes = {name: _plain(values_RN.mean(0)) for name, values_RN in across.items()}
+    return Line(label, axes, *(_plain(values_N) for values_N in (y_RN.mean(0), y_RN.min(0), y_RN.max(0))))
+
+
+def _at(x_N: Floats, known: Floats, values: Floats) -> Floats:
+    return np.interp(x_N, known, values, left=np.nan, right=np.nan)
+
+
+def _plain(values_N: np.ma.MaskedArray[Any, Any]) -> Floats:
+    return np.asarray(np.ma.filled(values_N, np.nan), np.float64)
+
+
+MOST_POINTS = 500  # per curve, to limit the size of a page of many runs
+AXES = {"steps": "step", "tokens": TOKENS, "seconds": SECONDS}
+CHARTS = sorted((key for key in METRIC_KEYS if key.chart), key=lambda key: key.summary == "last")  # scores first
+
+
+def learning_curves(tasks: TaskGroups) -> list[LineChart]:
+    """Return a chart for each key that any run of a task measured; of several tasks, only their best validations."""
+    keys = [key.name for key in CHARTS if key.best or len(tasks) == 1]
+    charts = []
+    for task, groups in tasks.items():
+        rows = {label: [read_rows(run.folder / METRICS) for run in group.counted] for label, group in groups.items()}
+        charts += [chart for key in keys if (chart := _chart(key, task, rows)).lines]
+    return charts
+
+
+def _chart(name: str, task: str, rows: Mapping[str, Sequence[Sequence[Row]]]) -> LineChart:
+    every = 1
+    lines: list[Line] = []
+    for label, runs in rows.items():
+        curves = [points(run, name) for run in runs]
+        measured = [columns for columns, _ in curves if len(columns["y"])]
+        if measured:
+            lines.append(line_through("steps", label, measured))
+            every = max(every, *(thinned for _, thinned in curves))
+    return LineChart(name, task, lines, list(AXES), name, every=every)
+
+
+def points(rows: Sequence[Row], name: str) -> tuple[dict[str, Floats], int]:
+    """Return the curve of a key, `y` over each of AXES, and the number of rows per point.
+
+    The first and the last row are kept. Missing tokens and seconds of a row are interpolated from the rows around it,
+    or NaN if the run never recorded them.
+    """
+    measured = [row for row in rows if name in row and "step" in row]
+    every = max(1, -(-len(measured) // MOST_POINTS))
+    kept = [*measured[:-1:every], *measured[-1:]]
+    positions = {axis: _passed(rows, key, kept) for axis, key in AXES.items()}
+    return positions | {"y": np.array([row[name] for row in kept])}, every
+
+
+def _passed(rows: Sequence[Row], key: str, kept: Sequence[Row]) -> Floats:
+    known = dict(sorted((row["step"], row[key]) for row in rows if key in row and "step" in row))
+    if not known:
+        return np.full(len(kept), np.nan)
+    between = np.interp([row["step"] for row in kept], [0.0, *known], [0.0, *known.values()])
+    return np.array([row.get(key, passed) for row, passed in zip(kept, between, strict=True)])
+
+
+SCORE = "accuracy@"  # prefix of the scores of single lengths
+AXIS = "test length"
+
+
+def accuracy_by_length(run: RunRecord) -> dict[int, float]:
+    """Return the accuracy of a run for each test length, ascending; empty if it has none."""
+    named = {name.removeprefix(SCORE): value for name, value in run.values.items() if name.startswith(SCORE)}
+    return dict(sorted((int(length), value) for length, value in named.items()))
+
+
+def length_charts(tasks: TaskGroups) -> list[LineChart]:
+    """Return a chart for each task with several test lengths."""
+    charts = []
+    for task, groups in tasks.items():
+        values = {label: _by_length(group) for label, group in groups.items()}
+        lines = [line_over(AXIS, label, by_length) for label, by_length in values.items() if len(by_length) > 1]
+        charts.append(LineChart("test accuracy over length", task, lines, [AXIS], "accuracy"))
+    return [chart for chart in charts if chart.lines]
+
+
+def _by_length(group: Group) -> dict[float, list[float]]:
+    values: dict[float, list[float]] = {}
+    for run in group.counted:
+        for length, accuracy in accuracy_by_length(run).items():
+            values.setdefault(length, []).append(accuracy)
+    return values
+
+
+def rate_charts(grid: ModelGrid, curves: Sequence[RateCurve], score: FinalScore | None) -> list[LineChart]:
+    """Return for each task a chart of the best validation loss and one of a score over each setting of RATES."""
+    places = {id(group): place for place, group in grid.groups.items()}
+    charts = []
+    for column, task in enumerate(grid.tasks):
+        known = [
+            (grid.labels[places[id(one.best.group)][0]], one)
+            for one in curves
+            if places[id(one.best.group)][1] == column
+        ]
+        for key in dict.fromkeys(curve.key for _, curve in known):
+            same = [(label, curve) for label, curve in known if curve.key == key]
+            charts.append(_losses(task, key, same))
+            charts += [_scores(task, key, same, score)] if score else []
+    return [chart for chart in charts if chart.lines]
+
+
+def _losses(task: str, key: str, curves: Sequence[tuple[str, RateCurve]]) -> LineChart:
+    lines = [
+        line_over(key, label, {rate.value: rate.losses for rate in curve.rates if rate.losses})
+        for label, curve in curves
+    ]
+    return LineChart(f"best {OBJECTIVE} over {key}", task, lines, [key], OBJECTIVE, log_x=True)
+
+
+def _scores(task: str, key: str, curves: Sequence[tuple[str, RateCurve]], score: FinalScore) -> LineChart:
+    values = [
+        (label, {rate.value: scores for rate in curve.rates if (scores := rate.group.over_seeds(score.name))})
+        for label, curve in curves
+    ]
+    lines = [line_over(key, label, by_rate) for label, by_rate in values if by_rate]
+    return LineChart(f"{score.name} over {key}", task, lines, [key], score.heading, log_x=True)
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """A model. Positions are percents of the width of the plot: the mean, and the ends of the interval."""
+
+    label: str
+    text: str
+    mean: float
+    low: float
+    high: float
+    differs: bool
+
+
+@dataclass(frozen=True)
+class Forest:
+    """The rows of a task, and the scores at both ends of the plot."""
+
+    task: str
+    rows: Sequence[ForestRow]
+    start: str
+    end: str
+
+
+def forests_of(matrix: Matrix) -> list[Forest]:
+    """Return a plot for each task with scores."""
+    return [_forest(matrix, column) for column in sorted({column for _, column in matrix.cells})]
+
+
+def _forest(matrix: Matrix, column: int) -> Forest:
+    cells = {row: cell for (row, other), cell in sorted(matrix.cells.items()) if other == column}
+    form = matrix.score.cell
+    ends = {row: (cell.mean - (cell.half or 0), cell.mean + (cell.half or 0)) for row, cell in cells.items()}
+    start, end = min(low for low, _ in ends.values()), max(high for _, high in ends.values())
+    if start == end:
+        start, end = start - 1, end + 1
+    rows = []
+    for row, cell in cells.items():
+        mean, low, high = (100 * (value - start) / (end - start) for value in (cell.mean, *ends[row]))
+        rows.append(ForestRow(matrix.grid.labels[row], cell.text, mean, low, high, cell.differs))
+    return Forest(matrix.grid.tasks[column], rows, form.format(start), form.format(end))
