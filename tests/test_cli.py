@@ -25,13 +25,9 @@ from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.devices import choose_device
 from tfm_blocks.launch.check import check_run
-<<<<<<< HEAD
-from tfm_blocks.network.build import build_network, check_model, choose_device, count_parameters
+from tfm_blocks.network.build import build_network, check_model, count_parameters
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
-=======
-from tfm_blocks.network.build import count_parameters
->>>>>>> next
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.sweep.view import show_end
 from tfm_blocks.translation.save import save_network

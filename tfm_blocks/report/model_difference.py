@@ -7,10 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tfm_blocks.errors import listed
-<<<<<<< HEAD
-from tfm_blocks.language.difference import Change, find_changes
-from tfm_blocks.language.outline import Outline, write_nodes
-=======
 from tfm_blocks.figures.content import Content
 from tfm_blocks.figures.figure import picture_of
 from tfm_blocks.figures.marks import mark_nodes
@@ -18,9 +14,7 @@ from tfm_blocks.figures.pair import place_side_by_side
 from tfm_blocks.figures.picture import FigurePicture
 from tfm_blocks.figures.themes import Mark
 from tfm_blocks.language.difference import AlikeNodes, Change, find_changes
-from tfm_blocks.language.outline import write_nodes
-from tfm_blocks.language.outline import Outline
->>>>>>> next
+from tfm_blocks.language.outline import Outline, write_nodes
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
