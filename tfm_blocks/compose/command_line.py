@@ -6,22 +6,14 @@ import contextlib
 import io
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-from hydra import compose, initialize_config_dir, main
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from hydra import main
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
+from tfm_blocks.compose.composition import add_plus, compose_config, read_files_once
 from tfm_blocks.compose.folders import (
     CONF,
     GLOBAL_GROUPS,
@@ -34,16 +26,13 @@ from tfm_blocks.compose.folders import (
     split_choice,
 )
 from tfm_blocks.compose.overrides import (
-    error_reason,
     first_of_sweep,
     list_choices,
     parse_overrides,
     refuse_sweeps,
     written,
 )
-from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, printable, shown, suggest
-from tfm_blocks.language.files import read_yaml_file
 
 LONG = {
     "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",
@@ -65,11 +54,6 @@ PRINTING = frozenset({"--cfg", "--info", "--hydra-help"})
 ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info"})
 HYDRAS_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
 SEVERAL = frozenset({"logger"})  # groups with several options per run: logger=[wandb,tensorboard]
-# Mappings with keys chosen by the user: names of inputs, and options and resources of a cluster.
-OPEN = frozenset({"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources"})
-
-# ValueError: an integer with too many digits
-COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -211,25 +195,6 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
         )
 
 
-class _ConfigFiles(FileConfigSource):
-    """Hydra's reader of config files, with the files that were read and checked before."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        path = Path(self.path, self._normalize_file_name(config_path))
-        if not path.is_file():
-            raise ConfigLoadError(f"Config not found : {path}")
-        file = read_yaml_file(path, plain=path.parent.name == "model")
-        header = self._get_header_dict(file.text[:512])
-        config = OmegaConf.create(file.value or {})
-        return ConfigResult(self.provider, f"{self.scheme()}://{self.path}", config, header)
-
-
-def _read_by_us() -> None:
-    """Let Hydra read config files through `_ConfigFiles`."""
-    Plugins.instance()  # registers Hydra's own reader
-    SourcesRegistry.instance().types[_ConfigFiles.scheme()] = _ConfigFiles
-
-
 def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
     """Compose a command line; Hydra's own settings are below `hydra`. Raises ConfigError."""
     request = arguments if isinstance(arguments, Request) else parse_request(arguments)
@@ -250,42 +215,11 @@ def sets_value(text: str, folders: list[Path]) -> bool:
     return not (any((folder / key).is_dir() for folder in folders) and list_options(key, folders))
 
 
-def compose_config(
-    overrides: Sequence[str], config_dir: Path | None, *, hydra: bool = False, values: Sequence[Override] = ()
-) -> DictConfig:
-    """Compose train.yaml with its groups and `overrides`, and set `values`; `hydra` adds Hydra's own settings.
-
-    Raises ConfigError with similar keys, or with Hydra's reason.
-    """
-    try:
-        config = _compose(overrides, config_dir, hydra=hydra)
-        kinds = [OverrideType.FORCE_ADD if _is_open(value.key_or_group) else value.type for value in values]
-        forced = [replace(value, type=kind) for value, kind in zip(values, kinds, strict=True)]
-        ConfigLoaderImpl._apply_overrides_to_config(forced, config)
-        return config
-    except COMPOSITION_ERRORS as error:
-        problem = Problem("command line", error_reason(error), help="--help lists keys and groups")
-        texts = [*overrides, *(value.input_line or "" for value in values)]
-        raise ConfigError(_unknown_keys(texts, config_dir) or problem) from None
-
-
-def _compose(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool) -> DictConfig:
-    folder = str(config_dir.resolve()).replace("'", r"\'") if config_dir else ""
-    _read_by_us()
-    search = [f"hydra.searchpath=['file://{folder}']"] if folder else []
-    try:
-        with initialize_config_dir(str(CONF.resolve()), version_base=None):
-            return compose("train", [*overrides, *search], return_hydra_config=hydra)
-    except RecursionError:
-        rule = "a file of a chosen group inherits itself through entries GROUP: NAME"
-        raise ConfigError(Problem("defaults", rule, help="take one of these entries out of the defaults")) from None
-
-
 def print_hydras(request: Request) -> None:
     """Print the output of an option of PRINTING, such as --cfg. Hydra reads sys.argv."""
     options = [f"{flag}={value}" if value else flag for flag, value in request.flags.items()]
     sys.argv[1:] = [*request.texts, *options]  # Hydra rejects overrides on both sides of an option
-    _read_by_us()
+    read_files_once()
     output, errors = io.StringIO(), io.StringIO()  # a failed write in Hydra, as in `--cfg all | head`, is a traceback
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
@@ -293,16 +227,6 @@ def print_hydras(request: Request) -> None:
     finally:
         print(printable(output.getvalue()), end="")
         print(printable(errors.getvalue()), end="", file=sys.stderr)
-
-
-def add_plus(text: str) -> str:
-    """Prefix an override with `++` if its key is chosen by the user, so that Hydra lets it add the key."""
-    return f"++{text}" if _is_open(text.partition("=")[0]) else text
-
-
-def _is_open(key: str) -> bool:
-    names = key.split(".")
-    return (names[0] == "model" and len(names) > 1) or ".".join(names[:2]) in OPEN
 
 
 def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, list[str]]:
@@ -364,31 +288,3 @@ def _model_of(files: Sequence[Path]) -> str:
             if str(key).split("/")[-1].split()[-1] == "model":
                 return str(value)
     return ""
-
-
-def _unknown_keys(texts: Sequence[str], config_dir: Path | None) -> list[Problem]:
-    folders = config_folders(config_dir)
-    overrides = parse_overrides(texts)
-    values = [override for override in overrides if not list_options(override.key_or_group, folders)]
-    groups = [override.input_line or "" for override in overrides if override not in values]
-    try:
-        config = _compose(groups, config_dir, hydra=False)
-    except COMPOSITION_ERRORS:
-        return []  # the groups alone do not compose, so no key causes the error
-    return [
-        problem
-        for override in values
-        if override.key_or_group.split(".")[0] not in ("model", "hydra")
-        for problem in _unknown(override.key_or_group, config, override.input_line or "")
-    ]
-
-
-def _unknown(key: str, config: Any, text: str) -> list[Problem]:
-    walked: list[str] = []
-    for part in key.split("."):
-        if not isinstance(config, DictConfig) or part not in config.keys():  # noqa: SIM118  `in` hides what is ???
-            known = [".".join([*walked, str(name)]) for name in config] if isinstance(config, DictConfig) else []
-            return [Problem(key, f"no such key: {cut(text)}", help=advice(key) or suggest(key, known))]
-        config = config._get_node(part)
-        walked.append(part)
-    return []

@@ -11,8 +11,9 @@ from typing import Any, cast
 import yaml
 from omegaconf import OmegaConf
 
-from tfm_blocks.compose.command_line import Request, add_plus, compose_config
+from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
+from tfm_blocks.compose.composition import add_plus, compose_config
 from tfm_blocks.compose.folders import (
     CONF,
     chosen_files,

@@ -13,7 +13,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from tfm_blocks.compose.command_line import add_plus, compose_config, override_key, sets_value
+from tfm_blocks.compose.command_line import override_key, sets_value
+from tfm_blocks.compose.composition import add_plus, compose_config
 from tfm_blocks.compose.folders import config_folders, root_keys
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import ConfigFiles, compose_run, read_files

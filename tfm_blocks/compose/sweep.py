@@ -11,7 +11,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from tfm_blocks.compose.command_line import Request, add_plus, compose_config, override_key
+from tfm_blocks.compose.command_line import Request, override_key
+from tfm_blocks.compose.composition import add_plus, compose_config
 from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.run import expect_name, read_value
