@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
+from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.resolver import Resolver
 
 from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown, suggest
@@ -126,6 +126,17 @@ class _Document(Composer, SafeConstructor, Resolver):
 
     def get_event(self) -> yaml.Event:
         return self.events.popleft()
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that is written twice, of which YAML would silently keep the last value."""
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise ConstructorError(
+                    problem=f"the key {shown(key.value)} is written twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 _Document.add_implicit_resolver(
