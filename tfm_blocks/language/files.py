@@ -84,7 +84,8 @@ def read_yaml_file(path: Path, *, plain: bool = False) -> YamlFile:
 
 def _parse(path: Path, file: str, plain: bool) -> YamlFile:
     address, text = file if plain else path.stem, ""
-    raw = path.read_bytes()
+    with path.open("rb") as stream:
+        raw = stream.read(LARGEST + 1 if plain else -1)
     if plain and len(raw) > LARGEST:
         help = "inherit from another model and write only the differences"
         raise _refuse(file, f"a model file has at most {LARGEST // 1024} KB", help=help)
