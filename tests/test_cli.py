@@ -143,7 +143,7 @@ def test_brackets_and_colons_of_a_folder_are_printed_as_they_are(tmp_path, capsy
     ):
         main(command)
         assert expected in capsys.readouterr().out
-    show_end([], "runs/[/x]")
+    show_end([], Path("runs/[/x]"))
     assert "runs/[/x]" in capsys.readouterr().out
 
 

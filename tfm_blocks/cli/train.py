@@ -34,7 +34,7 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 
 def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> int:
     from tfm_blocks import __version__
-    from tfm_blocks.compose.command_line import PRINTING, parse_request, print_hydras
+    from tfm_blocks.compose.command_line import PRINTING, keep_last, parse_request, print_hydras
 
     if "--version" in arguments:
         print(f"tfm-blocks {__version__}")
@@ -42,7 +42,7 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
     if arguments[:1] == [JOB] and len(arguments) == 2:
         return _train_job(Path(arguments[1]))
     words = program.split()
-    request = parse_request(arguments)
+    request = parse_request(keep_last(arguments))
     if "--help" in request.flags:
         from tfm_blocks.compose.help import help_text
 

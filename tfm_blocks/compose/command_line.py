@@ -115,7 +115,6 @@ def parse_request(arguments: Sequence[str]) -> Request:
 
     Raises ConfigError.
     """
-    arguments = keep_last(arguments)
     flags, texts = _split(arguments)
     _expect_options(flags, texts)
     if "--hydra-help" in flags:
