@@ -16,6 +16,8 @@ from tfm_blocks.registry.blocks import block
 class Direction(nn.Module):
     """The maps of a unidirectional layer from the input x_BTD and the previous state h_BF to all gates."""
 
+    weight_roles: ClassVar = {"hidden.weight": "recurrent"}
+
     def __init__(self, D: int, F: int, gates: int, bias: bool) -> None:
         super().__init__()
         self.input = Linear(D, gates * F, parts=gates, bias=bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -66,6 +66,8 @@ class RelativeBias(ScoreBias):
     Also known as: relative position bias of T5.
     Use: T5 and its successors; one node can serve all layers by `score_bias`.
     """
+
+    weight_roles: ClassVar = {"weight": "bias"}
 
     def __init__(
         self, *, heads: int, buckets: int = 32, max_distance: int = 128, direction: Literal["both", "past"] = "both"

@@ -50,6 +50,8 @@ def add_commands(commands: options.Commands) -> None:
 def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
     show = add_model(commands, "show", _show, what, "MODEL|RUN")
+    what = "show the weights in place of the nodes: role, shape and initial values"
+    show.add_argument("--weights", action="store_true", help=what)
     add_lengths(show)
     add_plan(show)
     options.add_json(show)
@@ -134,6 +136,9 @@ def _show(arguments: argparse.Namespace) -> None:
 
     check_plan_options(arguments)
     folder = Path(arguments.model)
+    if arguments.weights:
+        _show_weights(arguments)
+        return
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
     if arguments.plan:
         show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
@@ -146,6 +151,22 @@ def _show(arguments: argparse.Namespace) -> None:
     if folder.is_dir():
         show_run(*_read_run(folder))
     show_model(size, arguments.model)
+
+
+def _show_weights(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.screen import print_json
+    from tfm_blocks.report.weights import group_weights, show_weights, weight_records
+
+    if Path(arguments.model).is_dir():
+        composed, (spec, _) = None, read_model_or_run(arguments.model, arguments.overrides, arguments)
+    else:
+        composed = compose_requested_model(arguments.model, arguments.overrides, arguments)
+        spec, _ = _checked_model(composed)
+    groups = group_weights(spec, composed)
+    if arguments.json:
+        print_json({"model": arguments.model, "weights": weight_records(groups)})
+    else:
+        show_weights(groups, arguments.model)
 
 
 def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:

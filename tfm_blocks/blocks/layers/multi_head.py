@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -90,6 +90,8 @@ class MultiHead(DotProduct):
     last `window` positions, `dilation` apart; `window` None means all. Subclasses override `attend` or
     `attention_weights`, and pass their keyword-only arguments to this constructor.
     """
+
+    weight_roles: ClassVar = {"q_gain": "gain", "k_gain": "gain"}
 
     window: int | None = None
     dilation = 1
