@@ -390,8 +390,7 @@ def own_model(tmp_path, monkeypatch, translator):
         ["eject", "run", "-o", "model.py", "--weights", "model.pt"],
         ["solve", "twice", "d_ff", "--like", "tiny", "layers=1", "--parameters"],
         ["dashboard", "sweep", "twice", "heads=2,4", "-o", "sweep.yaml"],
-        ["export", "run", "--to", "huggingface", "-o", "out"],
-        pytest.param(["export", "run", "--to", "onnx", "-o", "out"], marks=pytest.mark.grid),
+        ["show", "run"],
     ],
     ids=" ".join,
 )
