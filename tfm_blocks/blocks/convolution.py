@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.recurrence import (
+from tfm_blocks.blocks.layers.state import (
     SlidingKernel,
     apply_order,
     convolve_channels,

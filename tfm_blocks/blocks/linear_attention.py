@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import merge_heads, split_heads
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.recurrence import Recurrence, RecurrentState, continue_from, convolve_channels
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
 from tfm_blocks.registry.blocks import block
 
 CHUNK = 32  # positions computed in parallel; the memory is carried from chunk to chunk

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.recurrence import Recurrence, RecurrentState, apply_order, reading_order, restore_order
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, apply_order, reading_order, restore_order
 from tfm_blocks.registry.blocks import block
 
 

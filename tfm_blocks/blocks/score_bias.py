@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.attention_position import ScoreBias
+from tfm_blocks.blocks.layers.dot_product import ScoreBias
 from tfm_blocks.registry.blocks import block
 
 HEADS = {"heads >= 1": "there is at least one head"}

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
-    from tfm_blocks.runs.listing import RunEntry
-    from tfm_blocks.runs.record import RunRecord
 
 
 CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
@@ -133,6 +131,7 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.lists import run_record, show_run
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import measure, model_record, show_model
+    from tfm_blocks.runs.saved_run import SavedRun
 
     check_plan_options(arguments)
     folder = Path(arguments.model)
@@ -145,11 +144,11 @@ def _show(arguments: argparse.Namespace) -> None:
         return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
-        run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
+        run = {"run": run_record(SavedRun(folder))} if folder.is_dir() else {}
         print_json({**run, **model_record(size, arguments.model)})
         return
     if folder.is_dir():
-        show_run(*_read_run(folder))
+        show_run(SavedRun(folder))
     show_model(size, arguments.model)
 
 
@@ -213,14 +212,6 @@ def _checked_model(composed: Composed) -> tuple[Spec, Sources]:
     spec = check_model(composed.model, composed.sources)
     print_warnings(spec.warnings)
     return spec, composed.sources
-
-
-def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
-    from tfm_blocks.runs.listing import read_entry
-    from tfm_blocks.runs.record import read_records
-
-    (run,) = read_records([folder])
-    return read_entry(folder), run
 
 
 def _models(arguments: argparse.Namespace) -> None:

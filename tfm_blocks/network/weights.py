@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm_blocks.language.spec import Node
+from tfm_blocks.network.build import initialise
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.initialise import initialise
 
 Role = Literal[
     "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar", "experts"

@@ -53,11 +53,6 @@ def test_the_random_state_of_the_caller_does_not_change(wrong_blocks):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
-
-
 def test_a_norm_over_the_wrong_axis_is_not_called_an_unused_parameter(registry):
     @block("norms_heads", SIGNATURE, branch=True, sees=SEES, source="none")
     class NormsHeads(Attention):
