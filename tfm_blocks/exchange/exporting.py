@@ -167,11 +167,12 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary) -> Published | None:
     """Return the run as a model of the family that has its graph, or None."""
     for family in families().values():
-        if (defaults := knob_defaults(family.model)).keys() <= config.keys():
+        if (defaults := knob_defaults(family.model, family.config_dir)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             with suppress(ConfigError):  # of knobs without a counterpart in config.json
                 write_published(published, "float32")
-                if not find_changes(check_model(published.compose().model), spec, REGISTRY):
+                composed = published.compose()
+                if not find_changes(check_model(composed.model, composed.sources), spec, REGISTRY):
                     return published
     return None
 
