@@ -29,7 +29,7 @@ if {plain}:
 """
 TRAIN = "from tfm_blocks.cli import main; main(['train', *sys.argv[1:]])"
 COMMANDS = """
-import io
+from contextlib import nullcontext
 from pathlib import Path
 from starlette.testclient import TestClient
 from tfm_blocks.cli import main
@@ -55,14 +55,15 @@ for command in (
         except SystemExit as end:
             assert not end.code, command
 translator = Translator.load("runs/run", device=device)
-with TestClient(create_app(Batcher(translator, Limits(), Metrics()), ["testserver"])) as client:
+with TestClient(create_app(Batcher(translator, Limits(), Metrics(), nullcontext), ["testserver"])) as client:
     print(client.post("/translate", json={"texts": ["3 March 1987"], "beam": 2}).json())
 """
 DROPS = ["dropout=0.1", "trainer.checkpoint_every=2", "trainer.clip=0.5"]
 FAULTY = "++model.graph.bad={block: faulty, harm: poison, sound: 0, steps: 3-, after: src_pos}"
 RUNS = {
     "adam": ["optimizer=adam", "trainer.average=2", "trainer.validate_every=3", *DROPS],
-    "adamw": ["optimizer=adamw", "trainer.ema=0.9", "plugins=[faulty]", FAULTY, *DROPS],
+    "adamw": ["optimizer=adamw", "trainer.ema=0.9", *DROPS],
+    "skipped": ["plugins=[faulty]", FAULTY, *DROPS],
     "bf16": ["trainer.precision=bf16", "trainer.activation_checkpointing=true", *DROPS],
     "decoder": ["model=decoder_only", "layers=2", *DROPS],
 }
@@ -110,12 +111,22 @@ def content(run: Path) -> dict[str, object]:
 
 @pytest.mark.grid
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_on_the_device_and_its_resume_after_a_kill_are_bit_equal_to_the_cpu(name: str, tmp_path: Path) -> None:
+def test_a_run_on_the_device_is_bit_equal_to_the_cpu_also_after_a_kill(name: str, tmp_path: Path) -> None:
+    """The block that poisons a step counts its calls from the start of the process, so that run is not killed."""
     folders = {place: tmp_path / place for place in ("cpu", "pretend", "killed")}
     for folder in folders.values():
         folder.mkdir()
-    reference = start(folders["cpu"], TRAIN, *overrides("cpu", *RUNS[name]), device="cpu")
-    whole = start(folders["pretend"], TRAIN, *overrides("pretend", *RUNS[name]), device="pretend")
+    whole = [start(folders[place], TRAIN, *overrides(place, *RUNS[name]), device=place) for place in ("cpu", "pretend")]
+    outputs = [end(process) for process in whole]
+    assert "memory: " in outputs[1]
+    # in bf16, autocast rounds other operations on the CPU
+    expected = content(folders["pretend" if name == "bf16" else "cpu"] / "runs" / "run")
+    run = folders["pretend"] / "runs" / "run"
+    assert content(run) == expected
+    assert json.loads((run / "run.json").read_text())["facts"]["hardware"]["device"] == "pretend"
+    if name == "skipped":
+        assert expected["skipped"]
+        return
     run = folders["killed"] / "runs" / "run"
     killed = start(folders["killed"], TRAIN, *overrides("pretend", *RUNS[name]), device="pretend")
     while not list_checkpoints(run / "checkpoints") or list_checkpoints(run / "checkpoints")[0].step < 2:
@@ -123,14 +134,8 @@ def test_a_run_on_the_device_and_its_resume_after_a_kill_are_bit_equal_to_the_cp
         time.sleep(0.05)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    end(reference)
-    assert "memory: " in end(whole)
-    plugins = [text for text in RUNS[name] if text.startswith("plugins")]
-    end(start(folders["killed"], TRAIN, "resume=runs/run", *plugins, device="pretend"))
-    expected = content(folders["cpu"] / "runs" / "run")
-    assert content(folders["pretend"] / "runs" / "run") == expected
+    end(start(folders["killed"], TRAIN, "resume=runs/run", device="pretend"))
     assert content(run) == expected
-    assert json.loads((run / "run.json").read_text())["facts"]["hardware"]["device"] == "pretend"
 
 
 @pytest.mark.grid
