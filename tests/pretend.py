@@ -216,7 +216,7 @@ class _Backend(_DummyBackendModule, ModuleType):
         return available
 
     def device_count(self) -> int:
-        return int(available)
+        return 1  # the threads of autograd are counted once
 
     def manual_seed_all(self, seed: int) -> None:
         generator.manual_seed(seed)
