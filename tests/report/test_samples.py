@@ -8,7 +8,7 @@ from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.samples import MOST_SAMPLES, common_test_set, mark, samples_of
-from tfm_blocks.runs.record import read_records
+from tfm_blocks.runs.listing import find_runs
 
 REFERENCES = sentences(100, 7)
 
@@ -33,7 +33,7 @@ def models(tmp_path):
     for name in ("a-1", "a-2", "b-1"):
         leave_run(tmp_path / name, REFERENCES, REFERENCES)
     leave_run(tmp_path / "b-2", REFERENCES, outputs)
-    runs = read_records([tmp_path / name for name in ("a-1", "a-2", "b-1", "b-2")])
+    runs = find_runs([tmp_path / name for name in ("a-1", "a-2", "b-1", "b-2")])
     return {"a": Group("a", runs[:2]), "b": Group("b", runs[2:])}
 
 
@@ -58,5 +58,5 @@ def test_runs_of_another_test_set_or_without_translations_are_left_out(tmp_path)
     leave_run(tmp_path / "other", REFERENCES[:9], REFERENCES[:9])
     leave_run(tmp_path / "old", REFERENCES, REFERENCES, old=True)
     leave_run(tmp_path / "two", REFERENCES, REFERENCES)
-    runs = common_test_set(read_records([tmp_path / name for name in ("one", "other", "old", "two")]))
+    runs = common_test_set(find_runs([tmp_path / name for name in ("one", "other", "old", "two")]))
     assert list(runs) == ["one", "two"]

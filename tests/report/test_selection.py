@@ -8,14 +8,14 @@ from tfm_blocks.cli import main
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.samples import MOST_MODELS, MOST_RUNS, choose_drawn, choose_models, left_out
 from tfm_blocks.runs.metrics import Best
-from tfm_blocks.runs.record import RunRecord
-from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.records import RunFile
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 def group(label, losses, model=""):
     start = RunFile(choices={"model": model or label})
     runs = [
-        RunRecord(Path(label), f"{label}-{seed}", "done", "", start, best={"val/loss": Best(loss, 1)})
+        SavedRun(Path(label), name=f"{label}-{seed}", state="done", start=start, best={"val/loss": Best(loss, 1)})
         for seed, loss in enumerate(losses)
     ]
     return Group(label, runs)
@@ -59,7 +59,7 @@ def test_of_many_models_those_of_low_validation_loss_have_curves():
 
 
 def test_runs_without_a_validation_are_drawn_too():
-    runs = [RunRecord(Path("x"), f"x-{number}", "failed", "") for number in range(30)]
+    runs = [SavedRun(Path("x"), name=f"x-{number}", state="failed") for number in range(30)]
     assert len(names(choose_drawn([Group("x", runs)]))) == MOST_RUNS
 
 

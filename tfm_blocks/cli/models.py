@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
-    from tfm_blocks.runs.listing import RunEntry
-    from tfm_blocks.runs.record import RunRecord
 
 
 CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
@@ -50,6 +48,8 @@ def add_commands(commands: options.Commands) -> None:
 def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
     show = add_model(commands, "show", _show, what, "MODEL|RUN")
+    what = "show the weights in place of the nodes: role, shape and initial values"
+    show.add_argument("--weights", action="store_true", help=what)
     add_lengths(show)
     add_plan(show)
     options.add_json(show)
@@ -65,8 +65,7 @@ def add_model(
     command.add_argument("model", metavar=metavar, help=f"{what}; may be left out before overrides that choose a model")
     what = "as in tfm train, such as heads=4, model.add_norm=pre or experiment=probe/lite"
     command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what)
-    options.add_config_dir(command)
-    options.add_plugins(command)
+    options.add_model_options(command)
     return command
 
 
@@ -105,6 +104,7 @@ def _check(arguments: argparse.Namespace) -> None:
         print_warnings(spec.warnings)
     else:
         spec, _ = _checked_model(composed)
+    print_warnings(spec.notes)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
@@ -119,7 +119,7 @@ def _check_several(arguments: argparse.Namespace) -> None:
     def check(composed: Composed) -> CheckedModel:
         return CheckedModel(composed, check_model(composed.model, composed.sources))
 
-    load_plugins(arguments.plugins)
+    load_plugins(())
     folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
     check_sweep(
         ["-m", *folder, f"model={arguments.model}", *arguments.overrides],
@@ -131,21 +131,41 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.lists import run_record, show_run
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import measure, model_record, show_model
+    from tfm_blocks.runs.saved_run import SavedRun
 
     check_plan_options(arguments)
     folder = Path(arguments.model)
+    if arguments.weights:
+        _show_weights(arguments)
+        return
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
     if arguments.plan:
         show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
         return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
-        run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
+        run = {"run": run_record(SavedRun(folder))} if folder.is_dir() else {}
         print_json({**run, **model_record(size, arguments.model)})
         return
     if folder.is_dir():
-        show_run(*_read_run(folder))
+        show_run(SavedRun(folder))
     show_model(size, arguments.model)
+
+
+def _show_weights(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.screen import print_json
+    from tfm_blocks.report.weights import group_weights, show_weights, weight_records
+
+    if Path(arguments.model).is_dir():
+        composed, (spec, _) = None, read_model_or_run(arguments.model, arguments.overrides, arguments)
+    else:
+        composed = compose_requested_model(arguments.model, arguments.overrides, arguments)
+        spec, _ = _checked_model(composed)
+    groups = group_weights(spec, composed)
+    if arguments.json:
+        print_json({"model": arguments.model, "weights": weight_records(groups)})
+    else:
+        show_weights(groups, arguments.model)
 
 
 def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
@@ -164,22 +184,25 @@ def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Name
     return read_spec(Path(model), arguments.plugins), Sources()
 
 
-def compose_requested_model(model: str, overrides: list[str], arguments: argparse.Namespace) -> Composed:
-    """Compose a model and load its plug-ins; with overrides of a run, it has the vocabulary of the run's data.
+def compose_requested_model(
+    model: str, overrides: list[str], arguments: argparse.Namespace, *, learn: bool = False
+) -> Composed:
+    """Compose a model and load installed plug-ins; with overrides of a run, it has the vocabulary of the run's data.
 
-    The vocabulary of text whose tokenizer has yet to be learned is the requested one. Raises ConfigError.
+    Without `learn`, the vocabulary of text whose tokenizer has yet to be learned is the requested one.
+    Raises ConfigError.
     """
     from tfm_blocks.compose.model import compose_requested
     from tfm_blocks.registry.plugins import load_plugins
 
-    load_plugins(arguments.plugins)
+    load_plugins(())
     composed = compose_requested(model, overrides, arguments.config_dir)
     if not composed.choices:
         return composed
     from tfm_blocks.launch.check import with_vocab_of_data
 
     load_plugins(composed.mapping["plugins"])
-    return with_vocab_of_data(composed, learn=False)
+    return with_vocab_of_data(composed, learn=learn)
 
 
 def _checked_model(composed: Composed) -> tuple[Spec, Sources]:
@@ -189,14 +212,6 @@ def _checked_model(composed: Composed) -> tuple[Spec, Sources]:
     spec = check_model(composed.model, composed.sources)
     print_warnings(spec.warnings)
     return spec, composed.sources
-
-
-def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
-    from tfm_blocks.runs.listing import read_entry
-    from tfm_blocks.runs.record import read_records
-
-    (run,) = read_records([folder])
-    return read_entry(folder), run
 
 
 def _models(arguments: argparse.Namespace) -> None:
@@ -219,7 +234,7 @@ def _blocks(arguments: argparse.Namespace) -> int:
 
     if arguments.test:
         return test_blocks(arguments)
-    load_plugins(arguments.plugins)
+    load_plugins(())
     if arguments.markdown:
         print(blocks_page(REGISTRY.blocks.values()), end="")
     elif arguments.names:
@@ -236,6 +251,6 @@ def _schema(arguments: argparse.Namespace) -> None:
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
 
-    load_plugins(arguments.plugins)
+    load_plugins(())
     text = json.dumps(build_schema(REGISTRY), indent=1, ensure_ascii=False)
     options.write_output(f"{text}\n", arguments.path)

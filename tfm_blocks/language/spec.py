@@ -123,6 +123,8 @@ class Node:
 class Spec:
     """Inputs and nodes in execution order; the last node is the sink. `mapping` is the resolved config.
 
+    `mapping` lacks the arguments that replaced blocks had, which `notes` lists.
+
     `head` is the number of nodes at the end that treat each position separately. Training runs them only on the
     positions that count in the loss.
     """
@@ -132,6 +134,7 @@ class Spec:
     mapping: Mapping[str, Any]
     head: int = 1
     warnings: tuple[Problem, ...] = ()
+    notes: tuple[Problem, ...] = ()
 
     @property
     def sink(self) -> Node:
@@ -149,6 +152,11 @@ class Spec:
         for node in self.nodes:
             uses += [node, *node.pre, *node.post]
         return {name for use in uses if use.block for name in block_names(Part(use.block, use.arguments))}
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shape of each input by name, and of each node's output by address."""
+        return {tensor.name: tensor.shape for tensor in self.inputs} | {node.address: node.shape for node in self.nodes}
 
     def input(self, name: str) -> Input:
         return next(tensor for tensor in self.inputs if tensor.name == name)

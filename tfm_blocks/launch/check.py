@@ -74,7 +74,8 @@ class CheckedRun(CheckedModel):
         if size == self.composed.mapping["vocab"]:
             return self
         composed = self.composed.with_vocab(size)
-        return replace(self, composed=composed, spec=read_model(composed.model, composed.sources))
+        spec = read_model(composed.model, composed.sources)
+        return replace(self, composed=composed.with_model(spec.mapping), spec=spec)
 
     def with_config(self, config: dict[str, Any]) -> CheckedRun:
         """Return the run with the config of its folder, which has the vocabulary of the tokenizer."""
@@ -132,7 +133,7 @@ def _check(
     (run,), (spec,) = settings, specs
     tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
     plugins = plugins_in_use(run.plugins, spec.blocks, tasks)
-    return CheckedRun(composed, spec, run.model_copy(update={"plugins": plugins}))
+    return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
 
 
 def load_listed(modules: object) -> None:
@@ -196,7 +197,13 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     """Check the model, and that the data of the config can train it; return its spec. Raises ConfigError."""
     composed.expect_vocab()
     spec = make_spec(composed.model, composed.sources)
-    problems = [*_input_problems(spec, read_data(composed.mapping["data"])), *_output_problems(spec, composed)]
+    problems = list(_input_problems(spec, read_data(composed.mapping["data"])))
+    width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
+    if width != vocab:
+        rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
+        problems.append(
+            composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
+        )
     if problems:
         raise ConfigError(problems)
     return spec
@@ -255,14 +262,13 @@ def with_locations(composed: Composed) -> Iterator[None]:
     try:
         yield
     except TfmError as error:
-        raise type(error)([_with_location(problem, composed) for problem in error.problems]) from None
-
-
-def _output_problems(spec: Spec, composed: Composed) -> Iterator[Problem]:
-    width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
-    if width != vocab:
-        rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
-        yield composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
+        problems = [
+            problem
+            if problem.place or problem.origin
+            else composed.sources.problem(tuple(problem.address.split(".")), problem.rule, help=problem.help)
+            for problem in error.problems
+        ]
+        raise type(error)(problems) from None
 
 
 def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
@@ -278,9 +284,3 @@ def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None
                 setting = LENGTH_SETTINGS.get(run.settings.data.kind, "data.max_length")
                 help = f"raise its max_length, or lower {setting} or shorten the text"
                 raise ConfigError(run.composed.sources.problem(bound.node.path, rule, help=help))
-
-
-def _with_location(problem: Problem, composed: Composed) -> Problem:
-    if problem.place or problem.origin:
-        return problem
-    return composed.sources.problem(tuple(problem.address.split(".")), problem.rule, help=problem.help)

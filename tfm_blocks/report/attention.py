@@ -24,8 +24,8 @@ from tfm_blocks.errors import ConfigError, DataError, Problem, TfmError
 from tfm_blocks.report.assets import asset
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.files import write_bytes
-from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import TranslatedLine
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.sentence_attention import SentenceAttention, attention_of
 from tfm_blocks.translation.tasks import Text
 from tfm_blocks.translation.translator import Translator
@@ -205,7 +205,7 @@ def _short_line(lines: Mapping[str, Sequence[TranslatedLine]]) -> TranslatedLine
     return min(first, key=lambda one: max(SHORT, len(one.source), len(one.reference)), default=None)
 
 
-def _picture(run: RunRecord, source: str, target: str | None, plugins: Sequence[str]) -> Picture:
+def _picture(run: SavedRun, source: str, target: str | None, plugins: Sequence[str]) -> Picture:
     try:
         translator = Translator.load(run.folder, plugins=plugins)
         attention = attention_of(translator, _text(source, translator), target)

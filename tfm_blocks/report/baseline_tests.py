@@ -20,8 +20,8 @@ from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
-from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import read_losses, read_translations
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.measures import MEASURES, Floats, Statistics, answer_statistics, line_statistics
 from tfm_blocks.scoring.paired_test import (
     System,
@@ -131,7 +131,7 @@ def _system(group: Group, notes: list[str]) -> list[Statistics]:
     return [run_statistics(run, _tokenizer(done), notes) for run in done]
 
 
-def _tokenizer(runs: Sequence[RunRecord]) -> str:
+def _tokenizer(runs: Sequence[SavedRun]) -> str:
     """Return the tokenizer of the BLEU of these runs, from its signature."""
     signatures = [run.scores["BLEU"].signature for run in runs if "BLEU" in run.scores]
     known = re.search(r"tok:(13a|none|char|intl|zh)(?:\||$)", signatures[0]) if signatures else None
@@ -142,7 +142,7 @@ FORMAT = 1  # version of the cached file; increase it when the statistics change
 FILE = "statistics.npz"
 
 
-def run_statistics(run: RunRecord, tokenizer: str, notes: list[str]) -> dict[str, Floats]:
+def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str, Floats]:
     """Return the statistics by measure. A missing or damaged file adds a note and yields no statistics."""
     statistics: dict[str, Floats] = {}
     try:

@@ -17,7 +17,7 @@ from tfm_blocks.report.matrix import Matrix
 from tfm_blocks.report.rates import RateCurve
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.metrics import Row, read_rows
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.saved_run import SavedRun
 
 Floats = npt.NDArray[np.float64]
 
@@ -127,7 +127,7 @@ SCORE = "accuracy@"  # prefix of the scores of single lengths
 AXIS = "test length"
 
 
-def accuracy_by_length(run: RunRecord) -> dict[int, float]:
+def accuracy_by_length(run: SavedRun) -> dict[int, float]:
     """Return the accuracy of a run for each test length, ascending; empty if it has none."""
     named = {name.removeprefix(SCORE): value for name, value in run.values.items() if name.startswith(SCORE)}
     return dict(sorted((int(length), value) for length, value in named.items()))

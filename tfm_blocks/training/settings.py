@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -15,55 +14,8 @@ from tfm_blocks.devices import kind_problem
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
 from tfm_blocks.tracking.settings import LoggerSettings
+from tfm_blocks.training.schedules import ScheduleSettings, length_context
 from tfm_blocks.translation.settings import BleuTokenizer, Search
-
-
-class NoamSettings(Settings):
-    """scale · d_model^-0.5 · min(step^-0.5, step · warmup^-1.5): Vaswani et al. 2017, equation 3."""
-
-    name: Literal["noam"]
-    d_model: Count
-    warmup: Count
-    scale: Above0
-
-    def rate(self, step: int) -> float:
-        return self.scale / math.sqrt(self.d_model) * min(1 / math.sqrt(step), step / math.sqrt(self.warmup) ** 3)
-
-
-class InverseSqrtSettings(Settings):
-    """Linear from 0 to `peak` in `warmup` steps, then peak · (warmup / step)^0.5."""
-
-    name: Literal["inverse_sqrt"]
-    peak: Above0
-    warmup: Count
-
-    def rate(self, step: int) -> float:
-        return self.peak * min(step / self.warmup, math.sqrt(self.warmup / step))
-
-
-class LinearSettings(Settings):
-    """Linear from 0 to `peak` in `warmup` steps, then linear to 0, reached one step after the last of `steps`."""
-
-    name: Literal["linear"]
-    peak: Above0
-    steps: Count
-    warmup: Count
-
-    @field_validator("warmup")
-    @classmethod
-    def _ends_with_the_run(cls, warmup: int, info: ValidationInfo) -> int:
-        steps = info.data.get("steps", warmup)
-        if warmup > steps:
-            rule = f"must be at most the {steps} steps of the schedule, but is {warmup}"
-            raise RuleError(rule, f"write schedule.warmup={max(1, steps // 10)}, or trainer.steps={4 * warmup} or more")
-        return warmup
-
-    def rate(self, step: int) -> float:
-        return self.peak * min(step / self.warmup, max(0, self.steps + 1 - step) / (self.steps + 1 - self.warmup))
-
-
-ScheduleSettings = Annotated[NoamSettings | InverseSqrtSettings | LinearSettings, Field(discriminator="name")]
-
 
 AtLeast0 = Annotated[float, Field(ge=0)]
 
@@ -285,4 +237,6 @@ def read_run(config: Mapping[str, Any]) -> RunSettings:
 
     Raises ConfigError with all problems.
     """
-    return read_settings(RunSettings, {key: config[key] for key in RunSettings.model_fields if key in config})
+    known = {key: config[key] for key in RunSettings.model_fields if key in config}
+    data = config.get("data")
+    return read_settings(RunSettings, known, length_context(data if isinstance(data, Mapping) else {}))

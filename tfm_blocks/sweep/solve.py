@@ -1,0 +1,258 @@
+"""Find the values of a model's knobs that meet a budget.
+
+The cost must grow with the knobs. Several knobs are first scaled by a common factor, which keeps their ratio. Then each
+knob is adjusted separately, beginning with the knob whose steps are relatively smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.build import check_model, count_parameters, network_without_values, read_model
+from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
+from tfm_blocks.network.graph import Network
+
+GROWTH = 256  # largest factor by which a knob grows
+TRIES = 128  # neighbouring values that are tried if the check refuses a value
+SECANTS = 12  # secant steps after which the search switches to bisection
+PLATEAU = 2  # steps without growth of the cost after which the search stops
+CLOSE = 0.1  # fraction of the allowed difference at which no further knob is adjusted
+
+Values = Mapping[str, int]
+Cost = TypeVar("Cost")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A cost that models can have in common.
+
+    `unit` names it in messages. `within` is the largest relative difference that counts as equal. `measure` computes
+    the cost for one sentence of LENGTH tokens per input.
+    """
+
+    unit: str
+    within: float
+    measure: Callable[[Spec], int]
+
+
+def _measured(spec: Spec, cost: Callable[[Network, Mapping[str, int]], Cost]) -> Cost:
+    network = network_without_values(spec)
+    return cost(network, axis_lengths(network, {}))
+
+
+BUDGETS = {
+    "parameters": Budget("parameters", 0.005, count_parameters),
+    "multiply_adds": Budget("multiply-adds", 0.01, lambda spec: sum(_measured(spec, multiply_adds).values())),
+    "decode_state": Budget("floats of decoding state", 0.01, lambda spec: _measured(spec, decoding_state)),
+}
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Values of knobs, the requested cost, and the cost that they reach."""
+
+    values: Values
+    requested: int
+    reached: int
+
+    @property
+    def difference(self) -> float:
+        """Return the relative difference from the requested cost."""
+        return self.reached / self.requested - 1
+
+
+def measure_cost(composed: Composed, budget: Budget) -> int:
+    """Return the cost of a model. Raises ConfigError if the check refuses it, or if it has no such cost."""
+    cost = budget.measure(check_model(composed.model, composed.sources))
+    if not cost:
+        raise ConfigError(Problem("model", f"has no {budget.unit} to match", help="choose another budget or model"))
+    return cost
+
+
+def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: int, within: float) -> Solution:
+    """Return values of the knobs whose cost differs from `requested` by at most the fraction `within`.
+
+    Raises ConfigError if there are none; the error lists the nearest values.
+    """
+    search = _Search(composed, budget, requested)
+    current = {knob: _current_value(composed, knob) for knob in knobs}
+    if search.cost(current) == requested:
+        return Solution(current, requested, requested)
+    grids = {knob: _grid(search, current, knob) for knob in knobs}
+    candidates = search.bracket(*_line_of_all_knobs(current, grids)) if len(knobs) > 1 else []
+    start = min(candidates, key=search.distance, default=_on_grids(current, grids))
+    for knob in sorted(knobs, key=lambda knob: grids[knob].step / current[knob]):
+        candidates += search.bracket(*_line_of_one_knob(start, grids[knob], knob))
+        if candidates and min(map(search.distance, candidates)) <= CLOSE * within * requested:
+            break
+    candidates.sort(key=search.distance)
+    for values in candidates:
+        solution = Solution(values, requested, search.cost_of(values))
+        if abs(solution.difference) <= within and search.passes(values):
+            return solution
+    raise ConfigError(_no_solution(search, knobs, candidates[:2], within))
+
+
+def knobs_of(composed: Composed) -> list[str]:
+    """Return the knobs of the model that are whole numbers above 0."""
+    keys = dict.fromkeys(key for file in composed.chain for key in file.mapping if key not in ("defaults", "model"))
+    return [key for key in keys if type(value := composed.mapping.get(key)) is int and value > 0]
+
+
+def _current_value(composed: Composed, knob: str) -> int:
+    knobs = knobs_of(composed)
+    if knob not in knobs:
+        value = f", but is {shown(composed.mapping[knob])}" if knob in composed.mapping else ""
+        rule = f"must be a knob of the model that is a whole number above 0{value}"
+        raise ConfigError(Problem(knob, rule, help=suggest(knob, knobs)))
+    return int(composed.mapping[knob])
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The values first, first + step, … of a knob, as far as the check accepts them."""
+
+    first: int
+    step: int
+
+    def value(self, index: int) -> int:
+        return self.first + index * self.step
+
+    def index(self, value: float) -> int:
+        return max(0, round((value - self.first) / self.step))
+
+
+SearchLine = Callable[[int], Values]  # maps 0, 1, … to values of the knobs with growing cost
+
+
+class _Search:
+    """The costs of a model by the values of its knobs."""
+
+    def __init__(self, composed: Composed, budget: Budget, requested: int) -> None:
+        self.composed, self.budget, self.requested = composed, budget, requested
+        self.costs: dict[tuple[tuple[str, int], ...], int | None] = {}
+        self.refusal: tuple[Problem, ...] = ()  # of the first values that the check refused
+
+    def cost(self, values: Values) -> int | None:
+        """Return the cost, or None if the check refuses the values."""
+        key = tuple(values.items())
+        if key not in self.costs:
+            self.costs[key] = self._measure(values)
+        return self.costs[key]
+
+    def _measure(self, values: Values) -> int | None:
+        try:
+            composed = self.composed.with_values(values)
+            return self.budget.measure(read_model(composed.model, composed.sources))
+        except ConfigError as error:
+            self.refusal = self.refusal or error.problems
+        except (ValueError, TypeError, RuntimeError) as error:  # of a block's constructor
+            self.refusal = self.refusal or (Problem("model", str(error)),)
+        return None
+
+    def cost_of(self, values: Values) -> int:
+        """Return the cost of values that the check accepts."""
+        cost = self.cost(values)
+        assert cost is not None
+        return cost
+
+    def distance(self, values: Values) -> int:
+        """Return the distance from the requested cost."""
+        return abs(self.cost_of(values) - self.requested)
+
+    def passes(self, values: Values) -> bool:
+        """Return True if the full check accepts the values, including the shape trace, which `cost` omits."""
+        composed = self.composed.with_values(values)
+        try:
+            check_model(composed.model, composed.sources)
+        except ConfigError:
+            return False
+        return True
+
+    def bracket(self, line: SearchLine, start: int) -> list[Values]:
+        """Return accepted values just below and just above the budget, or [] if the cost does not grow along the line.
+
+        The secant through the last two indices leads to the next index, since costs are nearly linear or quadratic.
+        """
+        top = GROWTH * (start + 1)
+        below, above = -1, top  # the indices between them were not tried
+        index, steps, flat = self._first(line, _outward(start, 0, top - 1)), 0, 0
+        last: tuple[int, int] | None = None
+        while index is not None and flat <= PLATEAU:
+            cost = self.cost_of(line(index))
+            below, above = (index, above) if cost <= self.requested else (below, index)
+            slope = (cost - last[1]) / (index - last[0]) if last else 0.0
+            flat += bool(last) and slope <= 0
+            guess = index + (1 if cost <= self.requested else -1)
+            if slope > 0:
+                guess = round(index + (self.requested - cost) / slope) if steps < SECANTS else (below + above) // 2
+            elif last:  # several values may have the same cost, such as d_ff = 64 and 65 in 2 * d_ff // 3
+                guess = 2 * index + 1 if cost <= self.requested else (index - 1) // 2
+            last, steps = (index, cost), steps + 1
+            index = self._first(line, _outward(guess, below + 1, above - 1))
+        return [line(side) for side in (below, above) if 0 <= side < top] if flat <= PLATEAU else []
+
+    def _first(self, line: SearchLine, indices: Iterable[int]) -> int | None:
+        return next((index for index in islice(indices, TRIES) if self.cost(line(index)) is not None), None)
+
+
+def _outward(middle: int, low: int, high: int) -> Iterator[int]:
+    """Yield the integers from low to high, those next to the middle first."""
+    middle = min(max(middle, low), high)
+    for distance in range(high - low + 1):
+        yield from (index for index in dict.fromkeys((middle + distance, middle - distance)) if low <= index <= high)
+
+
+def _grid(search: _Search, current: Values, knob: str) -> _Grid:
+    """Return the grid through the first two values, from the current value up, that the check accepts."""
+    tried = range(current[knob], current[knob] + TRIES)
+    accepted = (value for value in tried if search.cost({**current, knob: value}) is not None)
+    two = list(islice(accepted, 2))
+    if not two:
+        rule = f"the check refuses every value from {tried[0]} to {tried[-1]}"
+        first = search.refusal[0]
+        raise ConfigError(replace(first, address=knob, rule=f"{rule}: {first.address}: {first.rule}"))
+    step = two[-1] - two[0] or 1
+    return _Grid((two[0] - 1) % step + 1, step)
+
+
+def _on_grids(current: Values, grids: Mapping[str, _Grid]) -> Values:
+    return {knob: grid.value(grid.index(current[knob])) for knob, grid in grids.items()}
+
+
+def _line_of_one_knob(start: Values, grid: _Grid, knob: str) -> tuple[SearchLine, int]:
+    """Return the line of one knob, with the others fixed, and its current index."""
+    return lambda index: {**start, knob: grid.value(index)}, grid.index(start[knob])
+
+
+def _line_of_all_knobs(current: Values, grids: Mapping[str, _Grid]) -> tuple[SearchLine, int]:
+    """Return the line of all knobs in their current ratio, and its current index. The finest knob sets the scale."""
+    finest = max(grids, key=lambda knob: current[knob] / grids[knob].step)
+
+    def scaled(index: int) -> Values:
+        scale = grids[finest].value(index) / current[finest]
+        return {knob: grid.value(grid.index(scale * current[knob])) for knob, grid in grids.items()}
+
+    return scaled, grids[finest].index(current[finest])
+
+
+def _no_solution(search: _Search, knobs: Sequence[str], nearest: Sequence[Values], within: float) -> Problem:
+    budget, requested = search.budget, search.requested
+    others = [knob for knob in knobs_of(search.composed) if knob not in knobs]
+    help = f"add a knob with smaller effect, such as {' or '.join(others[:3])}" if others else "choose another budget"
+    if not nearest:
+        return Problem(", ".join(knobs), f"the {budget.unit} do not grow with this knob", help=help)
+    sides = (Solution(values, requested, search.cost_of(values)) for values in nearest)
+    reached = "; ".join(
+        f"{' '.join(f'{knob}={value}' for knob, value in side.values.items())} gives {side.reached:,} "
+        f"({side.difference:+.2%})"
+        for side in sides
+    )
+    rule = f"no value comes within {within:.2%} of {requested:,} {budget.unit}: {reached}"
+    return Problem(", ".join(knobs), rule, help=help)
