@@ -161,7 +161,7 @@ def _walks(network: Network, positions: float) -> Iterator[Rows]:
         for (name, most), walk in zip(longest.items(), walks.values(), strict=True)
     }
     width = min(LONGEST, *longest.values())
-    rows = {name: walk.split(width) for name, walk in walks.items()}
+    rows = {name: torch.split(walk, width) for name, walk in walks.items()}
     for start in range(0, len(rows[TARGET]), SENTENCES):
         yield {name: list(sentences[start : start + SENTENCES]) for name, sentences in rows.items()}
 
@@ -272,6 +272,9 @@ def _compare_outputs(
     for batch in [texts] if theirs.pad_token else [[text] for text in texts]:
         read = theirs(batch, return_tensors="pt", padding=len(batch) > 1)
         ids, keep = read["input_ids"], read["attention_mask"]
+        if not ids.numel():  # AutoTokenizer finds no token in a text that the run encodes
+            outputs += ["" for _ in batch]
+            continue
         rows = model.generate(input_ids=ids, attention_mask=keep, max_new_tokens=NEW_TOKENS, **GREEDY)
         new = rows[:, ids.shape[1] if translates and not translator.inputs else 0 :]
         outputs += theirs.batch_decode(new, skip_special_tokens=True)

@@ -143,7 +143,7 @@ class _Document(Composer, SafeConstructor, Resolver):
 _Document.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+0123456789.")
 )
-_Document.add_constructor("tag:yaml.org,2002:timestamp", _Document.construct_yaml_str)
+_Document.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)  # type: ignore[type-var]
 
 
 def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:

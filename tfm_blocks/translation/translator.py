@@ -269,7 +269,7 @@ class Translator:
         if search.beam > 1:
             return self._beam(sources, bounds, search, before_BN, proceeds)
         numbers = [task.number for task in batch]
-        choose = likeliest
+        choose: Callable[[Tensor, int, Tensor], Tensor] = likeliest
         if search.sampling:
             device = bounds.longest_B.device
             choose = chooser(search.sampling, numbers, int(bounds.longest_B.max()), device)

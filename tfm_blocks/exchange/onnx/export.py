@@ -199,14 +199,16 @@ def compare_graphs(engine: Engine, network: Network) -> LogProbabilities:
     """
     if TARGET in names(network.spec.inputs):
         return compare_with_engine(network, lambda rows: _log_p_of_tokens(engine, rows))
-    inputs = network_inputs(random_rows(network))
+    rows = random_rows(network)
+    inputs = network_inputs(rows)
     theirs_BNV = torch.from_numpy(engine.run("model", _arrays(inputs))).log_softmax(-1)
     ours_BNV = network(**inputs).log_softmax(-1)
     keep_BN = next(iter(inputs.values())) != Tokenizer.PAD
     difference_RV = (ours_BNV - theirs_BNV).abs()[keep_BN]
-    return LogProbabilities(
-        SENTENCES, len(difference_RV), SEED, difference_RV.max().item(), difference_RV.mean().item()
-    )
+    first = next(iter(rows.values()))
+    ids, longest = len(set(torch.cat(first).tolist())), max(map(len, first)) + 1
+    largest, mean = difference_RV.max().item(), difference_RV.mean().item()
+    return LogProbabilities(SENTENCES, len(difference_RV), ids, longest, SEED, largest, mean)
 
 
 def _log_p_of_tokens(engine: Engine, rows: Rows) -> list[list[float]]:
