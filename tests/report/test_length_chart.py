@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfm_blocks.report.charts import accuracy_by_length, length_charts
+from tfm_blocks.report.charts import length_charts
 from tfm_blocks.report.comparison import find_notes
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.record import RunRecord
@@ -31,7 +31,7 @@ def test_a_line_goes_through_the_means_over_seeds_of_each_length() -> None:
 
 def test_a_single_length_has_no_chart() -> None:
     tasks = {name: {"a": Group("", [one])} for name, one in (("mqar", run("c", "mqar", x64=1)), ("none", run("d")))}
-    assert length_charts(tasks) == [] and accuracy_by_length(run("d")) == {}
+    assert length_charts(tasks) == []
 
 
 def test_a_comparison_names_the_size_of_its_probe_tasks() -> None:

@@ -24,7 +24,7 @@ from tfm_blocks.runs.record import RunRecord, read_records, with_saved_scores
 from tfm_blocks.runs.saved_scores import saved_names
 
 if TYPE_CHECKING:
-    from tfm_blocks.report.baseline_tests import Against
+    from tfm_blocks.report.baseline_tests import BaselineTest
     from tfm_blocks.report.matrix import Matrix
 
 NAMED = 3  # runs that a note names; the others are counted
@@ -37,20 +37,20 @@ SAME_TOKENS = 0.01  # relative difference below which numbers of tokens count as
 class Comparison:
     """A comparison of runs. `notes` name what is missing or not comparable.
 
-    `curves` have the validation losses over learning rates. `compared` are the groups with the best rate of each curve,
-    and those without a curve. `grid` arranges them by model and task. `matrix` has their scores, if a metric was
-    requested or there are several models and several tasks.
+    `curves` have the validation losses over learning rates. `best_rate_groups` are the groups with the best rate of
+    each curve, and those without a curve. `grid` arranges them by model and task. `matrix` has their scores, if a
+    metric was requested or there are several models and several tasks.
     """
 
     runs: Sequence[RunRecord]
     factors: Sequence[Factor]
     groups: Sequence[Group]
     curves: Sequence[RateCurve] = ()
-    compared: Sequence[Group] = ()
+    best_rate_groups: Sequence[Group] = ()
     grid: ModelGrid = NO_MODELS
     matrix: Matrix | None = None
     baseline: Group | None = None
-    against: Sequence[Against] = ()
+    baseline_tests: Sequence[BaselineTest] = ()
     notes: Sequence[str] = ()
 
 
@@ -66,8 +66,8 @@ def compare_runs(
         return comparison
     from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
 
-    against, untested = compare_groups(comparison.compared, comparison.baseline, comparison.grid)
-    return replace(comparison, against=against, notes=[*comparison.notes, *untested])
+    tests, untested = compare_groups(comparison.best_rate_groups, comparison.baseline, comparison.grid)
+    return replace(comparison, baseline_tests=tests, notes=[*comparison.notes, *untested])
 
 
 def read_comparison(

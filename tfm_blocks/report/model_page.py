@@ -32,6 +32,17 @@ from tfm_blocks.report.model_difference import (
 )
 from tfm_blocks.report.show import measure
 
+MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
+UNFOLDED = "*"  # the key of the figure with every layer
+MOST_NODES = 100  # of a model whose layers are all drawn
+COLOURS = Theme(
+    background="var(--paper)",
+    ink="var(--ink)",
+    faint="var(--soft)",
+    plate="var(--plate)",
+    fills={kind: f"var(--{kind})" for kind in THEMES["paper"].fills},
+    marks={mark: f"var(--{mark})" for mark in THEMES["paper"].marks},
+)
 Row = tuple[str, str, str]
 
 
@@ -138,19 +149,6 @@ def _reads(node: Node, outline: Outline, shapes: Mapping[str, str]) -> Iterator[
         layer = node.address.rpartition(".")[0]
         text = ENTRY if references == (_previous_layer(layer),) else write_references(references, node.address, outline)
         yield "in" if first else port, text, shapes[addresses[0]]
-
-
-MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
-UNFOLDED = "*"  # the key of the figure with every layer
-MOST_NODES = 100  # of a model whose layers are all drawn
-COLOURS = Theme(
-    background="var(--paper)",
-    ink="var(--ink)",
-    faint="var(--soft)",
-    plate="var(--plate)",
-    fills={kind: f"var(--{kind})" for kind in THEMES["paper"].fills},
-    marks={mark: f"var(--{mark})" for mark in THEMES["paper"].marks},
-)
 
 
 @dataclass(frozen=True)

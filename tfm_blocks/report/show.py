@@ -15,6 +15,8 @@ from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 
+NODE = [*texts("node", "block", "reads", "shape"), Column("parameters", COUNT), Column("multiply-adds", COUNT)]
+
 
 @dataclass(frozen=True)
 class Complexity:
@@ -73,9 +75,6 @@ def complexity_table(nodes: Iterable[Node]) -> Table:
 def shortened(formula: str) -> str:
     """Return a formula in mathematical notation."""
     return formula.replace("n * n", "n²").replace("d * d", "d²").replace("*", "·")
-
-
-NODE = [*texts("node", "block", "reads", "shape"), Column("parameters", COUNT), Column("multiply-adds", COUNT)]
 
 
 @dataclass(frozen=True)

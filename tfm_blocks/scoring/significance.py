@@ -59,7 +59,7 @@ class SeedTest:
         return (self.difference - half, self.difference + half) if self.error else None
 
 
-def over_seeds(before: Sequence[float], after: Sequence[float]) -> SeedTest | None:
+def seed_test(before: Sequence[float], after: Sequence[float]) -> SeedTest | None:
     """Test the difference of two models on one task. Return None for fewer than two runs on a side."""
     return over_tasks([(before, after)])
 
