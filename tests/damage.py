@@ -34,9 +34,8 @@ from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import rows_until
 from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.runs.checkpoints import newest_intact
-from tfm_blocks.sweep.job import result_of
-from tfm_blocks.sweep.progress import Progress
-from tfm_blocks.sweep.record import adopt_names, claim_sweep, state_before
+from tfm_blocks.sweep.folder import claim_sweep
+from tfm_blocks.sweep.job import Progress, SweepJob, result_of
 
 CPU_SECONDS = 20  # limit of a command: an endless loop is a fault, but waiting for the CPU is not
 WALL_SECONDS = 300  # limit of a command: a pipe that blocks takes no CPU time
@@ -247,10 +246,10 @@ class Fuzz:
     def poll(self):
         """Read a sweep's folder and the runs of its jobs."""
         folder = claim_sweep(self.runs, "sweep", [], "…", configs=["x"])
-        adopt_names(folder, [])
+        folder.adopt_names([])
         for name in folder.known:
-            state_before(folder, type("Job", (), {"name": name}))
-        Progress(self.runs / "victim" / "metrics.csv").look()
+            folder.state_before(SweepJob(name, []))
+        Progress().read_new_rows(self.runs / "victim" / "metrics.csv")
         rows_until(self.runs / "victim" / "metrics.csv", 9)
         result_of(1, self.runs / "victim", self.runs / "no.log", 0)
 

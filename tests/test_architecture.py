@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "tfm_blocks"
 LEVELS = [
     {"errors", "terminal", "metric_schema"},
-    {"config", "probes"},
+    {"config", "devices", "probes"},
     {"registry"},
     {"language"},
     {"compose", "blocks.layers"},

@@ -21,8 +21,9 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.devices import choose_device
 from tfm_blocks.launch.check import check_run
-from tfm_blocks.network.build import choose_device, count_parameters
+from tfm_blocks.network.build import count_parameters
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.sweep.view import show_end
 
@@ -137,7 +138,7 @@ def test_brackets_and_colons_of_a_folder_are_printed_as_they_are(tmp_path, capsy
     ):
         main(command)
         assert expected in capsys.readouterr().out
-    show_end([], "runs/[/x]")
+    show_end([], Path("runs/[/x]"))
     assert "runs/[/x]" in capsys.readouterr().out
 
 
@@ -162,7 +163,7 @@ def test_commands_that_compute_take_the_device_that_training_would(tmp_path, mon
         assert said[0] == said[1] == said[2]
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
-    assert "auto: cuda if available" in " ".join(capsys.readouterr().out.split())
+    assert "auto: the accelerator if there is one" in " ".join(capsys.readouterr().out.split())
 
 
 def test_average_of_a_folder_that_is_not_a_run_is_an_error(tmp_path, capsys):

@@ -86,7 +86,7 @@ def test_base_learns_dates_and_prints_its_speed(small: Small, tmp_path: Path) ->
 
 
 def test_a_run_computes_in_bf16_and_its_batches_are_pinned(small: Small) -> None:
-    assert choose_precision("auto", "cuda").lightning == "bf16-mixed"
+    assert choose_precision("auto", "cuda").name == "bf16"
     module, data = make(small(*THERE))
     loader = _data(Ranks(), feed_of(data), data.prepared, module.settings).train_dataloader()
     (batch, *_) = next(iter(loader)).batches

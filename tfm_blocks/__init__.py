@@ -127,7 +127,7 @@ def load(
 
     Args:
         run: A folder written by training or by `save`.
-        device: `cpu`, `cuda`, `cuda:1`, or `auto`, which is CUDA if available and else the CPU.
+        device: a device of torch, such as `cpu`, or `auto`: the accelerator if there is one, else the CPU.
         plugins: The modules with the model's own blocks. Loading a run folder never imports them by itself.
         checkpoint: A saved validation to load instead of the final weights, also of an unfinished run: `"last"`,
             `"best"` or the number of a step.

@@ -12,7 +12,7 @@ from tfm_blocks.compose.run import (
 )
 from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
+from tfm_blocks.sweep.settings import read_sweep_settings
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_name_that_looks_like_a_number_is_kept_as_typed(name):
     mapping = compose_run(compose_arguments(typed)).mapping
     assert [mapping["name"], mapping["sweep_name"]] == [name.strip("'")] * 2
     request = read_sweep(prepare_arguments(["-m", f"sweep.name={name}"]))
-    assert read_sweep_settings(with_parallel(request.settings, on_cluster=False)).name == name.strip("'")
+    assert read_sweep_settings(request.settings).name == name.strip("'")
 
 
 def test_other_keys_and_a_missing_name_keep_their_types():

@@ -4,12 +4,12 @@ import pytest
 
 from tfm_blocks.compose.sweep import combinations, join_parts, parse_parts, read_sweep
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.sweep.command import _names
-from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
+from tfm_blocks.sweep.command import job_names
+from tfm_blocks.sweep.settings import read_sweep_settings
 
 
 def settings(*overrides):
-    return read_sweep_settings(with_parallel(read_sweep(["-m", *overrides]).settings, on_cluster=False))
+    return read_sweep_settings(read_sweep(["-m", *overrides]).settings)
 
 
 def jobs(*overrides):
@@ -37,7 +37,7 @@ def test_several_groups_move_independently():
 
 def test_the_names_of_paired_jobs_are_distinct():
     overrides = ["model=tiny,prenorm", "seed=1,2", "d_model=64,128", "sweep.together=[model,d_model]"]
-    names = _names(jobs(*overrides), read_sweep(["-m", *overrides]))
+    names = job_names(read_sweep(["-m", *overrides]).swept, jobs(*overrides))
     assert names[0] == "model-tiny_seed-1_d_model-64" and len(set(names)) == 4
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sweep.launchers.conftest import cluster  # noqa: F401  a fixture
 from tfm_blocks.cli import main
 from tfm_blocks.compose.job import compose_job
 from tfm_blocks.data.probe_corpora import probe_corpora
@@ -129,8 +130,8 @@ def test_a_plug_in_without_tasks_is_refused(folder: Path, capsys: pytest.Capture
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("launcher", [[], ["launcher=slurm", "launcher.cluster=local"], ["trainer.devices=2"]])
-def test_jobs_of_a_sweep_and_ranks_know_the_task(launcher: list[str], folder: Path) -> None:
+@pytest.mark.parametrize("launcher", [[], ["launcher=slurm"], ["trainer.devices=2"]])
+def test_jobs_of_a_sweep_and_ranks_know_the_task(launcher: list[str], folder: Path, cluster: Path) -> None:  # noqa: F811
     task = ["--config-dir", "my_conf", "plugins=[majority]", "data=majority,parity", "sweep.name=two"]
     command = [str(ROOT / "train.py"), "-m", *task, *SHORT, *launcher]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)

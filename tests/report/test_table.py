@@ -20,7 +20,8 @@ from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.screen import ColumnWidths, fit, print_table, split_columns, split_for_page
 from tfm_blocks.report.table import COUNT, Column, Table, csv_text, latex, markdown, texts
-from tfm_blocks.sweep.view import SweepRow, show_end
+from tfm_blocks.sweep.job import Progress, SweepJob
+from tfm_blocks.sweep.view import show_end
 
 REFERENCES = sentences(30, 7)
 BOX = "━┃┏┓┡┩┳╇│─└┘┴"
@@ -103,10 +104,13 @@ def test_the_list_of_runs_keeps_every_number_and_name_within_the_width(runs, wid
 
 
 @widths
-def test_the_end_of_a_sweep_keeps_every_number_and_name_within_the_width(width, monkeypatch):
+def test_the_end_of_a_sweep_keeps_every_number_and_name_within_the_width(width, monkeypatch, tmp_path):
     jobs = [f"model=prenorm_d_model={size}_seed=1" for size in (64, 128)]
-    rows = [SweepRow(name, "out of memory", log=f"{name}.log", step=1_234_567, best=2.3456) for name in jobs]
-    lines = printed(lambda: show_end(rows, "runs/sweep"), width, monkeypatch)
+    progress = Progress(step=1_234_567, best=2.3456)
+    rows = [SweepJob(name, [], state="out of memory", progress=progress) for name in jobs]
+    for name in jobs:
+        (tmp_path / f"{name}.log").touch()
+    lines = printed(lambda: show_end(rows, tmp_path), width, monkeypatch)
     table_lines = [line for line in lines if line[0] in BOX]
     assert max(map(cell_len, table_lines)) <= width
     columns = {joined(head): body for table in tables(table_lines) for head, body in table}

@@ -20,16 +20,11 @@ from safetensors.torch import load_file
 
 from tests.preloaded import run_python
 from tests.run_folders import leave_run
-from tests.sweep.test_supervisor import LIMIT
+from tests.sweep.jobs import LIMIT, job_of, sweep_of
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.sweep.command import _print_results
-from tfm_blocks.sweep.engine import JobSource, Sweep
-from tfm_blocks.sweep.job import SweepJob
-from tfm_blocks.sweep.launchers.local import LocalLauncher
-from tfm_blocks.sweep.record import claim_sweep
-from tfm_blocks.sweep.settings import read_sweep_settings
-from tfm_blocks.training.settings import read_run
+from tfm_blocks.sweep.folder import claim_sweep
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 900  # seconds: a machine may be busy
@@ -149,14 +144,10 @@ def test_a_sweep_with_two_finished_jobs_ends_with_the_tables_of_compare(
 ) -> None:
     composed = small()
     folder = claim_sweep(tmp_path, "seed", ["seed=1,2"], "")
-    jobs = [SweepJob(f"seed-{seed}", [f"seed={seed}"], composed, read_run(composed.mapping)) for seed in (1, 2)]
+    jobs = [job_of(composed, f"seed-{seed}", [f"seed={seed}"]) for seed in (1, 2)]
     for job, job.state in zip(jobs, ("done", other), strict=True):
         leave_run(folder.run(job), ["ein Haus"], ["ein Haus"])
-    settings = read_sweep_settings(
-        {"method": "grid", "name": None, "parallel": 1, "timeout": None, "retries": 0, "together": []}
-    )
-    sweep = Sweep(folder, JobSource(jobs), settings, LocalLauncher(1), [])
-    assert _print_results(sweep, "python train.py -m seed=1,2", 0) == int(other != "done")
+    assert _print_results(sweep_of(folder, jobs, []), "python train.py -m seed=1,2", 0) == int(other != "done")
     output = capsys.readouterr().out
     assert ("chrF" in output) == (other == "done")
     assert ("next: python train.py -m seed=1,2" in output) == (other != "done")

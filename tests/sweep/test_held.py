@@ -9,29 +9,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.runs.test_lock import leave_heartbeat
-from tfm_blocks.compose.resolve import Composed
+from tests.sweep.jobs import Small, job_of, sweep_of
 from tfm_blocks.distributed import signals
 from tfm_blocks.runs import lock
 from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.folder import RUN, STATUS
 from tfm_blocks.runs.lock import holder_of
-from tfm_blocks.sweep.engine import JobSource, Sweep
-from tfm_blocks.sweep.job import ERROR, NOT_STARTED, SweepJob
-from tfm_blocks.sweep.launchers.local import LocalLauncher
-from tfm_blocks.sweep.record import claim_sweep
-from tfm_blocks.sweep.settings import read_sweep_settings
-from tfm_blocks.training.settings import read_run
+from tfm_blocks.sweep.engine import Sweep
+from tfm_blocks.sweep.folder import claim_sweep
+from tfm_blocks.sweep.job import ERROR, NOT_STARTED
 
-Small = Callable[..., Composed]
-SETTINGS: dict[str, Any] = {"method": "grid", "name": None, "parallel": 1, "retries": 0, "together": []}
 HOLDS = """
 import sys, time
 from pathlib import Path
@@ -58,13 +52,9 @@ def training(run: Path, seconds: float) -> Iterator[int]:
         process.kill()
 
 
-def sweep_of(small: Small, root: Path, timeout: str | None) -> Sweep:
-    """Return a sweep of one job."""
-    composed = small()
-    job = SweepJob("seed-1", ["seed=1"], composed, read_run(composed.mapping))
-    settings = read_sweep_settings(SETTINGS | {"timeout": timeout})
+def sweep_of_one(small: Small, root: Path, timeout: str | None) -> Sweep:
     folder = claim_sweep(root, "x", ["seed=1"], "python train.py -m seed=1")
-    return Sweep(folder, JobSource([job]), settings, LocalLauncher(1), [sys.executable, "-c", ENDS])
+    return sweep_of(folder, [job_of(small(), "seed-1", ["seed=1"])], [sys.executable, "-c", ENDS], timeout=timeout)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +65,7 @@ def no_signal_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_sweep_waits_for_a_job_of_another_process(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = sweep_of(small, tmp_path, None)
+    sweep = sweep_of_one(small, tmp_path, None)
     with training(tmp_path / "x" / "seed-1", 1.5) as pid:
         assert sweep.run() == 0
     lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
@@ -86,7 +76,7 @@ def test_the_sweep_waits_for_a_job_of_another_process(
 def test_the_wait_for_another_process_has_a_timeout(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = sweep_of(small, tmp_path, "1s")
+    sweep = sweep_of_one(small, tmp_path, "1s")
     with training(tmp_path / "x" / "seed-1", 600) as pid:
         start_time = time.monotonic()
         assert sweep.run() == 0 and time.monotonic() - start_time > sweep.settings.timeout
@@ -101,7 +91,7 @@ def test_the_sweep_waits_for_a_job_of_another_host_until_its_heartbeat_is_old(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, now = tmp_path / "x" / "seed-1", time.time()
-    sweep = sweep_of(small, tmp_path, None)
+    sweep = sweep_of_one(small, tmp_path, None)
     run.mkdir()
     write_json(run / STATUS, {"state": "running"})
     leave_heartbeat(run, age=5)
@@ -112,7 +102,7 @@ def test_the_sweep_waits_for_a_job_of_another_host_until_its_heartbeat_is_old(
 
 
 def test_a_job_whose_status_is_damaged_during_the_sweep_does_not_end_the_sweep(small: Small, tmp_path: Path) -> None:
-    sweep, run = sweep_of(small, tmp_path, None), tmp_path / "x" / "seed-1"
+    sweep, run = sweep_of_one(small, tmp_path, None), tmp_path / "x" / "seed-1"
     run.mkdir()
     write_json(run / RUN, {})
     (run / STATUS).write_text("{")
@@ -120,6 +110,27 @@ def test_a_job_whose_status_is_damaged_during_the_sweep_does_not_end_the_sweep(s
     (job,) = sweep.source.jobs
     assert job.state == ERROR and job.reason.startswith(f"{run / STATUS}: is damaged: ")
     assert not (tmp_path / "x" / "seed-1.log").exists(), "nothing was started"
+
+
+SECOND_CHANGES_THE_FIRST = """
+name=$(basename ${2%.json}) && mkdir -p x/$name && cd x/$name && echo {} > run.json
+printf 'step,val/loss\\n1,3\\n' > metrics.csv
+[ $name = seed-1 ] || printf '2,1\\n' >> ../seed-1/metrics.csv
+sleep 0.5
+echo '{"state": "done"}' > status.json
+"""
+
+
+def test_the_metrics_of_finished_jobs_are_not_read_again(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tfm_blocks.sweep.engine.METRICS_INTERVAL", 0.1)
+    folder, composed = claim_sweep(Path(), "x", ["seed=1,2"], ""), small()
+    jobs = [job_of(composed, f"seed-{seed}", [f"seed={seed}"]) for seed in (1, 2)]
+    assert sweep_of(folder, jobs, ["bash", "-c", SECOND_CHANGES_THE_FIRST, "train"]).run() == 0
+    assert [(job.state, job.progress.step) for job in jobs] == [("done", 1)] * 2
+    assert Path("x/seed-1/metrics.csv").read_text().endswith("2,1\n")
 
 
 def test_a_running_run_names_its_process(small: Small, tmp_path: Path) -> None:

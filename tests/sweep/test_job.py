@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.sweep.jobs import Small, job_of
 from tests.sweep.test_engine import run
+from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.job_config import job_record, read_job
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.launch.check import check_run
 from tfm_blocks.runs.files import read_json
-from tfm_blocks.sweep.job import SweepJob
-from tfm_blocks.sweep.record import claim_sweep
-from tfm_blocks.training.settings import read_run
+from tfm_blocks.sweep.folder import claim_sweep
 
-Small = Callable[..., Composed]
 TINY = [
     "layers=1", "d_model=16", "d_ff=16", "vocab=300", "data.train=200", "data.val=10", "data.test=10",
     "trainer.steps=2", "trainer.validate_sentences=2", "trainer.accelerator=cpu",
@@ -54,7 +54,8 @@ def test_a_job_names_the_plug_ins_of_its_own_model_and_the_command_that_trains_i
     small: Small, tmp_path: Path
 ) -> None:
     composed = small("plugins=[math]")
-    job = SweepJob("plain", ["heads=2"], composed, read_run(composed.mapping).model_copy(update={"plugins": []}))
+    job = job_of(composed, "plain")
+    job.settings = job.settings.model_copy(update={"plugins": []})
     folder = claim_sweep(tmp_path, "x", [], "", ["python", "train.py"])
     restored, command = read_job(folder.write_job(job))
     assert (restored.mapping["plugins"], restored.mapping["name"], restored.mapping["sweep_name"]) == ([], "plain", "x")
@@ -62,11 +63,8 @@ def test_a_job_names_the_plug_ins_of_its_own_model_and_the_command_that_trains_i
 
 
 def test_jobs_with_equal_configs_are_equal_whatever_their_names(small: Small) -> None:
-    def config(*overrides: str) -> str:
-        composed = small(*overrides)
-        return SweepJob("x", [], composed, read_run(composed.mapping)).config
-
-    assert config("seed=1") == config("name=other") != config("seed=2")
+    configs = [job_of(small(text)).config for text in ("seed=1", "name=other", "seed=2")]
+    assert configs[0] == configs[1] != configs[2]
 
 
 @pytest.mark.parametrize(
@@ -102,13 +100,10 @@ def test_added_seeds_train_only_new_jobs(tmp_path: Path) -> None:
 
 
 def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> None:
-    from tfm_blocks.compose.job import compose_job
-    from tfm_blocks.compose.sweep import read_sweep
-    from tfm_blocks.sweep.command import _expect_same_conf
+    from tfm_blocks.sweep.command import _trial
 
     request = read_sweep(["-m", "heads=2,4"])
-    composed = compose_job(["heads=2"], None)
-    _expect_same_conf(SweepJob("x", ["heads=2"], composed, read_run(composed.mapping)), request)
-    other = small()
+    sample = job_of(compose_job(["heads=2"], None))
+    assert _trial(7, ["heads=4"], request, sample, check_run).name == "007_heads-4"
     with pytest.raises(ConfigError, match="a file of conf/ has changed since the search started"):
-        _expect_same_conf(SweepJob("x", ["heads=2"], other, read_run(other.mapping)), request)
+        _trial(8, ["heads=4"], request, job_of(small()), check_run)

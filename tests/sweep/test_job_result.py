@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_held import sweep_of
+from tests.sweep.test_held import sweep_of_one
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.sweep.job import result_of
 
@@ -37,8 +37,8 @@ def test_a_failure_has_its_state_and_its_reason(tmp_path, status, state, said, k
     if state:
         (run / "status.json").write_text(json.dumps({"state": state, "reason": "told"}))
     result = result_of(status, run, log, len(before))
-    assert result.state == kind and result.reason.startswith(reason)
-    assert "of an attempt before" not in result.reason
+    assert result[0] == kind and result[1].startswith(reason)
+    assert "of an attempt before" not in result[1]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_reason_of_an_earlier_start_is_not_reported_again(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, state: str, reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sweep = sweep_of(small, Path(), None)
+    sweep = sweep_of_one(small, Path(), None)
     old = json.dumps({"state": "failed", "reason": "process 1 of 2 ended with SIGKILL"})
     Path("x/seed-1").mkdir()
     Path("x/seed-1/run.json").write_text("{}")

@@ -46,7 +46,6 @@ def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
     [
         (["launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory, but is 32"),
         (["launcher=slurm", "launcher.grace=null"], "launcher.grace: must be a duration, but is null"),
-        (["launcher=slurm", "launcher.cluster=pbs"], "launcher.cluster: must be one of slurm, local"),
         (["launcher=slurm", "launcher.setup=x"], "launcher.setup: must be a list"),
         (["launcher=slurm", "launcher.sbatch.requeue=false"], "launcher.sbatch: must give each option text"),
         (["launcher=slurm", "launcher.cpus=0"], "launcher.cpus: must be at least 1"),
@@ -81,6 +80,5 @@ def test_devices_match_the_node_and_not_the_submitting_machine(small: Any) -> No
 def test_several_nodes_are_for_slurm_alone(small: Any) -> None:
     two = small("trainer.num_nodes=2")
     assert chosen("launcher=slurm").check(two).settings.trainer.num_nodes == 2
-    for launcher in (["launcher=ray"], ["launcher=slurm", "launcher.cluster=local"]):
-        with pytest.raises(ConfigError, match=r"trainer\.num_nodes: is 2, and this launcher runs each job on one"):
-            chosen(*launcher).check(two)
+    with pytest.raises(ConfigError, match=r"trainer\.num_nodes: is 2, and this launcher runs each job on one"):
+        chosen("launcher=ray").check(two)

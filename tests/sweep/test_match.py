@@ -15,7 +15,7 @@ from tfm_blocks.launch.check import check_run
 from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.build import count_parameters
 from tfm_blocks.network.solve import measure_cost
-from tfm_blocks.sweep.match import Matcher
+from tfm_blocks.sweep.checks import Matcher
 from tfm_blocks.sweep.settings import read_match
 
 ROOT = Path(__file__).parents[2]
@@ -74,12 +74,8 @@ def test_the_reference_has_the_overrides_that_its_model_uses():
     match = matcher("base", ["d_ff"])
     job = ["model=restricted", "r=8", *SMALL]
     assert match.match(job)[1]["requested"] == cost(["model=base", *SMALL], "parameters")
-    match = Matcher(
-        match.settings.model_copy(update={"like": {"model": "gqa"}}),
-        match.composer,
-        {tuple(SMALL): ["kv_heads=1"]},
-    )
-    assert match.match(SMALL)[1]["requested"] == cost(["model=gqa", "kv_heads=1", *SMALL], "parameters")
+    match = matcher("gqa", ["d_ff"])
+    assert match.match(SMALL, ["kv_heads=1"])[1]["requested"] == cost(["model=gqa", "kv_heads=1", *SMALL], "parameters")
 
 
 def test_an_override_that_only_another_model_uses_is_named_and_left_out(capsys):
@@ -91,13 +87,20 @@ def test_an_override_that_only_another_model_uses_is_named_and_left_out(capsys):
     main(["check", "-m", *jobs, "r=8,16", "sweep.together=[model,r]"])
     output = capsys.readouterr().out
     assert output.count("fine") == 4 and "r=16 " in output and "model=base d_model" not in output
+    unused = "is not used by model=base, whose jobs with other values would be equal"
     for overrides, rule in (
-        ("r=8,16", "r: is not used by model=base, whose jobs with other values would be equal: r=8"),
-        ("q=8", "q: no such key: q=8"),
+        (["r=8,16"], f"r: {unused}: r=8"),
+        (["q=8"], "q: no such key: q=8"),
     ):
         with pytest.raises(SystemExit):
-            main(["check", "-m", *jobs, overrides])
+            main(["check", "-m", *jobs, *overrides])
         assert rule in capsys.readouterr().err
+
+
+def test_the_error_names_the_override_whose_values_would_give_equal_jobs(capsys):
+    with pytest.raises(SystemExit):
+        main(["check", "-m", "model=base,gemma2", "r=8", "kv_heads=1,2"])
+    assert "kv_heads: is not used by model=base, whose jobs with other values" in capsys.readouterr().err
 
 
 def test_the_reference_itself_stays_as_it_is():

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_supervisor import LIMIT, of_session, wait_until_gone
+from tests.sweep.jobs import LIMIT, text_of, until
+from tests.sweep.test_supervisor import of_session, wait_until_gone
 from tfm_blocks.sweep.preloaded import start_supervised
 
 STUBBORN = """
@@ -35,13 +35,6 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     supervisor.join(LIMIT)
     assert supervisor.exitcode is not None
     return supervisor.exitcode, log.read_text()
-
-
-def wait_for(log: Path, text: str) -> None:
-    start_time = time.monotonic()
-    while not log.is_file() or text not in log.read_text():
-        assert time.monotonic() < start_time + LIMIT
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +95,7 @@ print("ready")
 time.sleep(1000)
 """
     supervisor = start_supervised(["-c", code], tmp_path / "job.log", os.environ)
-    wait_for(tmp_path / "job.log", "ready")
+    until(lambda: "ready" in text_of(tmp_path / "job.log"))
     supervisor.terminate()
     supervisor.join(LIMIT)
     assert (supervisor.exitcode, (tmp_path / "job.log").read_text()) == (75, "ready\nlast\n")
@@ -111,7 +104,7 @@ time.sleep(1000)
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 def test_ending_a_job_at_once_ends_its_children(tmp_path):
     supervisor = start_supervised(["-c", STUBBORN], tmp_path / "job.log", os.environ)
-    wait_for(tmp_path / "job.log", "ready")
+    until(lambda: "ready" in text_of(tmp_path / "job.log"))
     assert len(of_session(supervisor.pid)) >= 3
     os.kill(supervisor.pid, signal.SIGUSR1)
     supervisor.join(LIMIT)
@@ -125,7 +118,7 @@ def test_killing_the_sweep_ends_a_job_that_ignores_signals(tmp_path):
     command = [sys.executable, "-c", PARENT, STUBBORN, str(tmp_path / "job.log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
         session = int(sweep.stdout.readline())
-        wait_for(tmp_path / "job.log", "ready")
+        until(lambda: "ready" in text_of(tmp_path / "job.log"))
         assert len(of_session(session)) >= 3
         sweep.kill()
         wait_until_gone(session)

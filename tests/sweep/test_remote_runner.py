@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sweep.test_supervisor import LIMIT
+from tests.sweep.jobs import LIMIT, text_of, until
 from tfm_blocks.sweep.job_file import JobFile, write_job_file
 
 COUNTS = "trap 'echo stop; sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
@@ -40,26 +39,18 @@ def errand_of(folder: Path, script: str) -> JobFile:
     return write_job_file("heads-2", ["bash", "-c", script], folder / "heads-2.log")
 
 
-def wait_for(done: Callable[[], object]) -> None:
-    start_time = time.monotonic()
-    while not done():
-        assert time.monotonic() < start_time + LIMIT
-        time.sleep(0.05)
-
-
 def said(folder: Path) -> str:
-    log = folder / "heads-2.log"
-    return log.read_text() if log.exists() else ""
+    return text_of(folder / "heads-2.log")
 
 
 def test_the_result_of_a_job_file_is_text_and_its_output_ends_the_log(tmp_path: Path, do: Do) -> None:
     (tmp_path / "heads-2.log").write_text("before\n")
     errand = errand_of(tmp_path, "pwd; echo to you >&2; exit 3")
-    assert (errand.begun, errand.ended, errand.begin) == ({}, {}, len("before\n"))
+    assert (errand.status("begun"), errand.status("ended"), errand.begin) == ({}, {}, len("before\n"))
     assert do(errand, SLURM_JOB_ID="77").wait(LIMIT) == 3
     assert said(tmp_path) == f"before\n{Path.cwd()}\nto you\n"
-    assert errand.begun["host"] and errand.waits_in == ("", "77")
-    assert errand.ended == {"status": 3, "signal": ""}
+    assert errand.status("begun")["host"] and errand.number == "77"
+    assert errand.status("ended") == {"status": 3, "signal": ""}
     assert {path.suffix for path in errand.path.parent.iterdir()} == {".json", ".begun", ".ended"}
 
 
@@ -68,41 +59,41 @@ def test_a_replaced_job_file_is_not_run(tmp_path: Path, do: Do) -> None:
     errand_of(tmp_path, "echo again")
     process = do(before)
     assert "there is nothing to do" in process.communicate(timeout=LIMIT)[0] and process.returncode == 0
-    assert said(tmp_path) == "" and not before.begun
+    assert said(tmp_path) == "" and not before.status("begun")
 
 
 def test_several_signals_stop_the_job_once(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, COUNTS)
     process = do(errand)
-    wait_for(lambda: "ready" in said(tmp_path))
+    until(lambda: "ready" in said(tmp_path))
     process.send_signal(signal.SIGUSR2)
-    wait_for(lambda: "stop" in said(tmp_path))
+    until(lambda: "stop" in said(tmp_path))
     process.terminate()
     assert process.wait(LIMIT) == 75
     assert said(tmp_path) == "ready\nstop\n"
-    assert errand.ended == {"status": 75, "signal": "SIGUSR2"}
+    assert errand.status("ended") == {"status": 75, "signal": "SIGUSR2"}
 
 
 def test_a_job_ended_by_a_signal_names_the_signal(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, "kill -9 $$")
     assert do(errand).wait(LIMIT) == 137
-    assert errand.ended["status"] == 137
+    assert errand.status("ended")["status"] == 137
 
 
 def test_the_job_ends_with_its_runner(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, "echo $$; while true; do sleep 0.05; done")
     process = do(errand)
-    wait_for(lambda: said(tmp_path))
+    until(lambda: said(tmp_path))
     process.kill()
-    wait_for(lambda: not Path("/proc", said(tmp_path).strip()).exists())
-    assert not errand.ended, "nobody was left to tell"
+    until(lambda: not Path("/proc", said(tmp_path).strip()).exists())
+    assert not errand.status("ended"), "nobody was left to tell"
 
 
 def test_only_the_first_of_several_tasks_writes_the_result(tmp_path: Path, do: Do) -> None:
     errand = errand_of(tmp_path, "echo $SLURM_PROCID")
     second = do(errand, SLURM_PROCID="1")
     assert second.communicate(timeout=LIMIT)[0] == "1\n"
-    assert (said(tmp_path), errand.begun, errand.ended) == ("", {}, {})
+    assert (said(tmp_path), errand.status("begun"), errand.status("ended")) == ("", {}, {})
 
 
 def test_a_job_has_the_environment_of_its_node_without_launcher_variables(

@@ -9,18 +9,15 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tfm_blocks.compose.resolve import Composed
+from tests.sweep.jobs import Small, job_of, settings_of
 from tfm_blocks.compose.sweep import parse_parts
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.sweep.engine import Sweep
-from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, STOPPED, WRONG, SweepJob
+from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
+from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, STOPPED, WRONG, Progress, SweepJob
 from tfm_blocks.sweep.launchers.local import LocalLauncher
-from tfm_blocks.sweep.progress import Progress
-from tfm_blocks.sweep.random_values import draw_jobs
-from tfm_blocks.sweep.record import SweepFolder, claim_sweep
 from tfm_blocks.sweep.search import JOURNAL, Study
-from tfm_blocks.sweep.settings import read_sweep_settings
-from tfm_blocks.training.settings import read_run
+from tfm_blocks.sweep.sources import draw_jobs
 
 SPACE = [
     "schedule.scale=tag(log,interval(0.01,10))",
@@ -29,41 +26,32 @@ SPACE = [
     "layers=range(1,6,2)",
     "d_ff=int(interval(8,64))",
 ]
-SETTINGS = {
-    "name": None,
-    "parallel": 1,
-    "timeout": None,
-    "retries": 0,
-    "trials": 12,
-    "seed": 1,
-    "method": "optuna",
-    "together": [],
-}
-OPTUNA = {"metric": "val/loss", "startup": 3, "halving": 3}
+OPTUNA = {"method": "optuna", "trials": 12, "seed": 1, "metric": "val/loss", "startup": 3, "halving": 3}
 Start = Callable[..., Study]
 
 
 @pytest.fixture
-def start(small: Callable[..., Composed], tmp_path: Path) -> Start:
+def start(small: Small, tmp_path: Path) -> Start:
     """Return a function that creates a search in a folder and starts no process."""
     composed = small()
 
     def make(number: int, texts: list[str]) -> SweepJob:
         state = WRONG if "heads=4" in texts and number % 2 else "waiting"
-        return SweepJob(f"{number:03}", texts, composed, read_run(composed.mapping), state)
+        return job_of(composed, f"{number:03}", texts, state)
 
     def search(folder: str, **settings: object) -> Study:
         (tmp_path / folder).mkdir(exist_ok=True)
         known = SweepFolder(tmp_path / folder, [], "", [], {})
-        read = read_sweep_settings(SETTINGS | OPTUNA | settings)
+        read = settings_of(**OPTUNA | settings)
         return Study(known, parse_parts(SPACE, None), read, make)
 
     return search
 
 
-def progress_of(job: SweepJob, *scores: float) -> Progress:
-    """Return the progress of a job with these scores after 1, 2, … steps."""
-    return Progress(Path("none"), scores=dict(enumerate(scores, 1)))
+def end(search: Study, job: SweepJob, state: str, *scores: float) -> None:
+    """End a job that has these scores after 1, 2, … steps."""
+    job.state, job.progress = state, Progress(scores=dict(enumerate(scores, 1)))
+    search.ended(job)
 
 
 def score_of(job: SweepJob) -> float:
@@ -75,8 +63,7 @@ def work(search: Study, jobs: int) -> list[list[str]]:
     """Finish `jobs` jobs one after the other; return their overrides."""
     done = []
     while len(done) < jobs and (job := search.next()):
-        job.state = DONE
-        search.ended(job, progress_of(job, score_of(job)))
+        end(search, job, DONE, score_of(job))
         done.append(list(job.overrides))
     return done
 
@@ -124,8 +111,7 @@ def test_failed_trials_count_as_failed_and_a_stopped_trial_resumes(start: Start)
     for state in states:
         job = search.next()
         assert job
-        job.state = state
-        search.ended(job, progress_of(job, 1.0))
+        end(search, job, state, 1.0)
         names.append(job.name)
     wrong = {job.name for job in search.jobs if job.state == WRONG}
     study = optuna.load_study(study_name="sweep", storage=search.study._storage)
@@ -147,7 +133,10 @@ def test_successive_halving_stops_trials_outside_the_best_third(start: Start) ->
     search = start("one", startup=50)
     jobs = [job for _ in range(6) if (job := search.next())]
     scores = [3.0, 2.0, 1.0, 5.0, 0.5, 4.0]
-    hopeless = [search.should_prune(job, progress_of(job, score)) for job, score in zip(jobs, scores, strict=False)]
+    hopeless = []
+    for job, score in zip(jobs, scores, strict=False):
+        job.progress.scores[1] = score
+        hopeless.append(search.should_prune(job))
     expected = []
     for count, score in enumerate(scores[: len(jobs)], 1):  # the jobs that reached the rung before
         best = sorted(scores[:count])[: max(1, count // 3)]
@@ -186,18 +175,16 @@ state done
 
 
 def test_a_pruned_trial_stops_with_a_checkpoint_and_never_resumes(
-    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composed, overrides = small(), ["schedule.scale=interval(1,2)"]
     parts = parse_parts(overrides, None)
-    settings = read_sweep_settings(SETTINGS | OPTUNA | {"trials": 2, "parallel": 2})
+    settings = settings_of(**OPTUNA | {"trials": 2, "parallel": 2})
     (tmp_path / "trains.sh").write_text(TRAINS)
     for _ in ("trained", "repeated"):
         folder = claim_sweep(tmp_path, "x", overrides, "")
         monkeypatch.chdir(folder.path)
-        search = Study(
-            folder, parts, settings, lambda n, texts: SweepJob(f"{n:03}", texts, composed, read_run(composed.mapping))
-        )
+        search = Study(folder, parts, settings, lambda n, texts: job_of(composed, f"{n:03}", texts))
         sweep = Sweep(folder, search, settings, LocalLauncher(2), ["bash", str(tmp_path / "trains.sh")])
         assert sweep.run() == 0
         assert [job.state for job in search.jobs] == [DONE, PRUNED]

@@ -4,12 +4,12 @@ import pytest
 
 from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.sweep.settings import read_sweep_settings, with_parallel
+from tfm_blocks.sweep.settings import read_sweep_settings
 
 
 def parallel(*overrides: str, on_cluster: bool) -> int:
     """Return the value that the command line and conf/ give."""
-    return read_sweep_settings(with_parallel(read_sweep(["-m", *overrides]).settings, on_cluster=on_cluster)).parallel
+    return read_sweep_settings(read_sweep(["-m", *overrides]).settings, on_cluster=on_cluster).parallel
 
 
 def test_a_cluster_queues_a_hundred_jobs_and_this_machine_runs_one() -> None:

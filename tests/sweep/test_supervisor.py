@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.sweep.jobs import LIMIT
 from tfm_blocks.sweep.job_file import SUPERVISOR
 
-LIMIT = 300.0  # seconds: a guard against hangs, as a machine may be busy
 # A job with two children: one that ignores SIGTERM, and one in the background.
 STUBBORN = "trap '' TERM; sleep 1000 & (trap '' TERM; sleep 1000) & echo ready; while true; do sleep 0.1; done"
 PARENT = """

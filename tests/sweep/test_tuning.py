@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.sweep.jobs import Small, job_of
 from tests.sweep.test_engine import run, states
 from tests.sweep.test_job import TINY
 from tfm_blocks.cli import main
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, SweepJob
-from tfm_blocks.sweep.progress import Progress
-from tfm_blocks.sweep.record import claim_sweep
-from tfm_blocks.sweep.tuning import TunedGrid
-from tfm_blocks.training.settings import read_run
+from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED
+from tfm_blocks.sweep.sources import TunedGrid
 
-Small = Callable[..., Composed]
 LOSSES = {("tiny", "1e-3"): 2.0, ("tiny", "1e-2"): 1.0, ("base", "1e-3"): 1.0, ("base", "1e-2"): 2.0}
 
 
-def tuned_grid(path: Path, composed: Composed, seeds: str = "123") -> TunedGrid:
-    settings = read_run(composed.mapping)
+def tuned_grid(composed: Composed, seeds: str = "123") -> TunedGrid:
     overrides = [
         [f"model={model}", f"seed={seed}", f"schedule.peak={rate}"] for seed in seeds for model, rate in LOSSES
     ]
-    jobs = [SweepJob(" ".join(each), each, composed, settings) for each in overrides]
-    return TunedGrid(claim_sweep(path, "x", [], ""), jobs, "schedule.peak", ["model"])
+    return TunedGrid([job_of(composed, " ".join(each), each) for each in overrides], "schedule.peak", ["model"])
 
 
 def train(grid: TunedGrid, losses: Mapping[tuple[str, str], float]) -> list[str]:
@@ -37,14 +32,14 @@ def train(grid: TunedGrid, losses: Mapping[tuple[str, str], float]) -> list[str]
     while job := grid.next():
         model, _, rate = (text.partition("=")[2] for text in job.overrides)
         loss = losses.get((model, rate))
-        job.state = DIVERGED if loss is None else DONE
-        grid.ended(job, Progress(Path("none"), best=loss or 0.0))
+        job.state, job.progress.best = DIVERGED if loss is None else DONE, loss or 0.0
+        grid.ended(job)
         started.append(job.name)
     return started
 
 
-def test_other_seeds_train_with_the_best_value_of_their_family(small: Small, tmp_path: Path) -> None:
-    grid = tuned_grid(tmp_path, small())
+def test_other_seeds_train_with_the_best_value_of_their_family(small: Small) -> None:
+    grid = tuned_grid(small())
     assert train(grid, LOSSES) == [
         *[f"model={model} seed=1 schedule.peak={rate}" for model, rate in LOSSES],
         "model=tiny seed=2 schedule.peak=1e-2", "model=base seed=2 schedule.peak=1e-3",
@@ -55,19 +50,19 @@ def test_other_seeds_train_with_the_best_value_of_their_family(small: Small, tmp
     assert grid.succeeded
 
 
-def test_no_other_seed_starts_before_all_values_have_ended(small: Small, tmp_path: Path) -> None:
-    grid = tuned_grid(tmp_path, small())
+def test_no_other_seed_starts_before_all_values_have_ended(small: Small) -> None:
+    grid = tuned_grid(small())
     assert sum(grid.next() is not None for _ in range(12)) == 4
 
 
-def test_a_diverged_value_is_never_the_best(small: Small, tmp_path: Path) -> None:
-    grid = tuned_grid(tmp_path, small(), "12")
+def test_a_diverged_value_is_never_the_best(small: Small) -> None:
+    grid = tuned_grid(small(), "12")
     started = train(grid, {key: loss for key, loss in LOSSES.items() if key != ("tiny", "1e-2")})
     assert "model=tiny seed=2 schedule.peak=1e-3" in started and not grid.succeeded
 
 
-def test_other_seeds_do_not_start_if_all_values_failed(small: Small, tmp_path: Path) -> None:
-    grid = tuned_grid(tmp_path, small(), "12")
+def test_other_seeds_do_not_start_if_all_values_failed(small: Small) -> None:
+    grid = tuned_grid(small(), "12")
     train(grid, {key: loss for key, loss in LOSSES.items() if key[0] == "base"})
     left = [job for job in grid.jobs if job.state == NOT_STARTED]
     assert [job.overrides[:2] for job in left] == [["model=tiny", "seed=2"]] * 2

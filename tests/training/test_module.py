@@ -20,7 +20,6 @@ from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.language.spec import names
-from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.metric_schema import columns
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.plugins import load_plugins
@@ -137,9 +136,9 @@ def test_twenty_steps_leave_the_weights_of_a_plain_loop(small: Callable[..., Com
 def test_twenty_steps_in_bf16_end_within_two_percent_of_the_loss_in_fp32(small: Callable[..., Composed]) -> None:
     """The loss of an untrained model is ln 300 = 5.7."""
     losses = []
-    for precision in ("fp32", "bf16"):
+    for precision in ("32-true", "bf16-mixed"):
         module, data = make(small("trainer.log_every=10", "schedule.peak=1e-2", "schedule.warmup=4"))
-        trainer(20, precision=choose_precision(precision, "cpu").lightning).fit(module, datamodule=data)  # type: ignore[arg-type]
+        trainer(20, precision=precision).fit(module, datamodule=data)  # type: ignore[arg-type]
         losses.append(module.latest["train/loss"])
     assert losses[1] < 5 and losses[1] != losses[0]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -3,10 +3,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
+from transformers.optimization import _get_wsd_scheduler_lambda
 
+from tests.conftest import COMPOSER
 from tests.training.test_module import make, trainer
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.training.settings import InverseSqrtSettings, LinearSettings, NoamSettings
+from tfm_blocks.config.settings import read_settings
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.training.schedules import (
+    ConstantSettings,
+    CosineSettings,
+    InverseSqrtSettings,
+    LinearSettings,
+    NoamSettings,
+    WsdSettings,
+)
+from tfm_blocks.training.settings import read_run
 
 
 @pytest.mark.parametrize(
@@ -27,6 +40,109 @@ def test_inverse_sqrt_rises_to_its_peak_and_halves_at_four_times_the_warmup() ->
 def test_linear_rises_to_its_peak_and_falls_to_its_last_step() -> None:
     schedule = LinearSettings(name="linear", peak=6.0, warmup=2, steps=4)
     assert [schedule.rate(step) for step in range(1, 7)] == pytest.approx([3.0, 6.0, 4.0, 2.0, 0.0, 0.0])
+
+
+STEPS = range(1, 101)
+WARMUP, DECAY = 7, 20
+
+
+def rates_of_torch(schedule, first):
+    """Return the rates of STEPS of a torch schedule that begins after step `first`, from a peak of 2."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=2.0)
+    scheduler = schedule(optimizer)
+    rates = {}
+    for step in range(first, 101):
+        rates[step] = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        scheduler.step()
+    return [rates.get(step, 2.0) for step in STEPS]
+
+
+def wsd(**changes):
+    settings = {"name": "wsd", "peak": 2.0, "steps": 100, "warmup": WARMUP, "decay": DECAY, "floor": 0.1}
+    return read_settings(WsdSettings, settings | {"shape": "linear"} | changes)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_cosine_has_the_rates_of_torch_after_its_warmup(floor: float) -> None:
+    schedule = CosineSettings(name="cosine", peak=2.0, steps=100, warmup=WARMUP, floor=floor)
+    lr_scheduler = torch.optim.lr_scheduler
+    expected = rates_of_torch(
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 101 - WARMUP, eta_min=2 * floor), WARMUP
+    )
+    assert [schedule.rate(step) for step in STEPS][WARMUP:] == pytest.approx(expected[WARMUP:])
+    assert [schedule.rate(step) for step in (1, 7, 101, 500)] == pytest.approx([2 / 7, 2, 2 * floor, 2 * floor])
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "1-sqrt"])
+def test_wsd_has_the_rates_of_transformers_after_its_warmup(shape: str) -> None:
+    schedule = wsd(shape=shape)
+    expected = [
+        _get_wsd_scheduler_lambda(
+            step,
+            num_warmup_steps=WARMUP,
+            num_stable_steps=100 - WARMUP - DECAY,
+            num_decay_steps=DECAY + 1,  # here the floor is reached after the last step
+            warmup_type="linear",
+            decay_type=shape,
+            min_lr_ratio=0.1,
+            num_cycles=0.5,
+        )
+        for step in STEPS
+    ]
+    assert [schedule.rate(step) / 2 for step in STEPS][WARMUP:] == pytest.approx(expected[WARMUP:])
+
+
+def test_an_exponential_decay_has_the_rates_of_torch() -> None:
+    gamma = 0.1 ** (1 / (DECAY + 1))
+    expected = rates_of_torch(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma), 100 - DECAY)
+    assert [wsd(shape="exponential").rate(step) for step in STEPS][WARMUP:] == pytest.approx(expected[WARMUP:])
+
+
+def test_wsd_without_a_stable_part_equals_linear_and_a_warmup_of_one_step_is_none() -> None:
+    linear = LinearSettings(name="linear", peak=2.0, steps=100, warmup=WARMUP)
+    whole = wsd(decay=100 - WARMUP, floor=0.0)
+    assert [whole.rate(step) for step in range(1, 110)] == [linear.rate(step) for step in range(1, 110)]
+    constant = ConstantSettings(name="constant", peak=2.0, steps=100, warmup=1)
+    assert {constant.rate(step) for step in range(1, 200)} == {2.0}
+
+
+def test_lengths_are_steps_fractions_of_the_run_or_tokens(small: Callable[..., Composed]) -> None:
+    lengths = ["schedule.warmup=0.1", "schedule.decay=4.8k tokens", "trainer.steps=50", "data.step_tokens=240"]
+    schedule = read_run(small("schedule=wsd", *lengths, "trainer.validate_every=50").mapping).schedule
+    assert isinstance(schedule, WsdSettings) and (schedule.warmup, schedule.decay) == (5, 20)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "address", "rule"),
+    [
+        (["schedule.warmup=0"], "warmup", "must be steps, a fraction of the run, or tokens, but is 0"),
+        (["schedule.warmup=true"], "warmup", "must be steps"),
+        (["schedule.warmup=1.5"], "warmup", "must be steps"),
+        (["schedule.warmup=5M"], "warmup", "must be steps"),
+        (["schedule.warmup=many tokens"], "warmup", "must be steps"),
+        (["schedule.warmup=101"], "warmup", "at most the 100 steps of the schedule"),
+        (["schedule.warmup=10M tokens"], "warmup", "at most the 100 steps of the schedule"),
+        (["schedule.decay=100"], "decay", "at most the 90 steps after the warm-up, but is 100"),
+        (["schedule.shape=root"], "shape", "must be one of linear, cosine, 1-sqrt, exponential"),
+        (["schedule.shape=exponential"], "shape", "never reaches schedule.floor"),
+        (["schedule.floor=1.0"], "floor", "below 1"),
+        (["data=parity", "schedule.decay=1M tokens"], "decay", "this data has no number of tokens"),
+    ],
+)
+def test_a_wrong_length_or_shape_is_refused_with_its_place_and_a_fix(
+    small: Callable[..., Composed], overrides: list[str], address: str, rule: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parity = "data=parity" in overrides
+        size = ["trainer.steps=100", "trainer.validate_every=50", "schedule=wsd", "schedule.warmup=10"]
+        read_run((composed_parity if parity else small)(*size, *overrides).mapping)
+    (problem,) = caught.value.problems
+    assert problem.address == f"schedule.{address}" and rule in problem.rule and problem.help
+
+
+def composed_parity(*overrides: str) -> Composed:
+    return COMPOSER.compose(["model=probe_encoder", *overrides, "logger=csv", "name=run"])
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -13,7 +13,8 @@ import yaml
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.training.settings import InverseSqrtSettings, LinearSettings, NoamSettings, RunSettings, read_run
+from tfm_blocks.training.schedules import InverseSqrtSettings, LinearSettings, NoamSettings
+from tfm_blocks.training.settings import RunSettings, read_run
 
 
 def test_the_default_config_reads_and_noam_takes_the_models_width(small: Callable[..., Composed]) -> None:
@@ -119,7 +120,7 @@ def test_whatever_a_value_is_it_is_read_or_refused_with_a_way_out(small: Callabl
         ("trainer.test_patient=true", "trainer.test_patient"),
         ("trainer.precision=fp8", "trainer.precision"),
         ("label_smoothing=1.5", "label_smoothing"),
-        ("schedule.name=cosine", "schedule.name"),
+        ("schedule.name=sine", "schedule.name"),
         ("+schedule.warm=3", "schedule.warm"),
         ("+trainer.stepz=3", "trainer.stepz"),
     ],

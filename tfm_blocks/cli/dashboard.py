@@ -103,12 +103,12 @@ def _push(arguments: argparse.Namespace) -> None:
 def _sweep(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.job import JobComposer
     from tfm_blocks.launch.check import check_remote_run
-    from tfm_blocks.sweep.check import check_jobs, refuse_wrong
+    from tfm_blocks.sweep.checks import check_jobs, refuse_wrong
     from tfm_blocks.tracking.wandb_agents import jobs_to_check, sweep_file
 
     config_dir, method = arguments.config_dir, arguments.method
     overrides = [f"model={arguments.model}", *arguments.overrides]
     text = sweep_file(overrides, config_dir, method, arguments.metric, arguments.project)
     jobs = jobs_to_check(overrides, config_dir, method)
-    refuse_wrong(check_jobs(jobs, JobComposer(config_dir).compose, check_remote_run))
+    refuse_wrong(check_jobs(jobs, JobComposer(config_dir), check_remote_run))
     options.write_output(text, arguments.path)

@@ -80,7 +80,8 @@ def add_checkpoint(command: argparse.ArgumentParser) -> None:
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add the option --device."""
-    command.add_argument("--device", default="auto", help="cpu, cuda, …; auto: cuda if available (auto)")
+    help = "a device of torch, such as cpu; auto: the accelerator if there is one (auto)"
+    command.add_argument("--device", default="auto", help=help)
 
 
 def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Translator:

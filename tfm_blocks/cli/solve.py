@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from tfm_blocks.network.budget import Budget
     from tfm_blocks.network.solve import Solution
 
-UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 OPTIONS = {
     "parameters": "number of parameters",
     "multiply_adds": "multiply-adds of a sentence of 32 tokens per input",
@@ -50,8 +48,9 @@ def add_commands(commands: Commands) -> None:
 
 def _number(text: str) -> int:
     """Parse a number above 0 such as 65M or 65,000,000, as an argparse type. Raises ArgumentTypeError."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kMBT]?)", text.replace(",", "").replace("_", ""))
-    number = round(float(match[1]) * UNITS[match[2]]) if match else 0
+    from tfm_blocks.config.settings import read_amount
+
+    number = read_amount(text)
     if not number:
         raise argparse.ArgumentTypeError(f"must be a number above 0 such as 65M or 65000000, but is {shown(text)}")
     return number

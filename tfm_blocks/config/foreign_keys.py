@@ -18,7 +18,7 @@ FOREIGN_NAMES = {
     "data.tokenizer=PATH needs text, dates or lm as data; a probe task has a fixed alphabet": "tokenizer",
     "schedule.warmup is the number of warm-up steps": "warmup_steps num_warmup_steps warmup_updates warmup_ratio",
     "trainer.clip is the maximum gradient norm": "gradient_clip_val max_grad_norm clip_norm grad_clip",
-    "trainer.devices is the number of processes; trainer.accelerator is cpu, cuda or auto": (
+    "trainer.devices is the number of processes; trainer.accelerator is auto, cpu or a device type of torch": (
         "gpus num_gpus n_gpu num_processes nproc_per_node"
     ),
     "trainer.test_beam is the beam size of the final test": "beam beam_size num_beams",

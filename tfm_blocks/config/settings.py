@@ -5,6 +5,7 @@ The implementations of a config group are modules of one package, so their names
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
@@ -19,6 +20,7 @@ from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.errors import RuleError as RuleError  # raised by validators
 
 SHOWN = 80  # characters of a wrong value
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
@@ -171,3 +173,9 @@ def names_of(package: str) -> list[str]:
 def implementation(package: str, name: str, constant: str) -> Any:
     """Return the constant that a module of the package defines; `name` is one of `names_of`."""
     return getattr(import_module(f"{package}.{name}"), constant)
+
+
+def read_amount(text: str) -> int:
+    """Return the number that a text such as 65M, 1.5B or 65,000,000 stands for, or 0 if it stands for none."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kMBT]?)", text.replace(",", "").replace("_", ""))
+    return round(float(match[1]) * UNITS[match[2]]) if match else 0

@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.settings import DataSettings
+from tfm_blocks.devices import rank_device, select_device
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.errors import Problem, RunError, TfmError
 from tfm_blocks.training.gather import gather_json
@@ -128,12 +129,11 @@ class Rendezvous:
             self.decide(key, lambda: built.append(prepare(settings, vocab, tell=report)), leads=leads)
             return built[0] if built else prepare(settings, vocab, tell=report)
 
-    def join(self, device: str) -> None:
-        """Initialise the process group that Lightning uses."""
+    def join(self, kind: str) -> None:
+        """Initialise the process group that Lightning uses, for devices of this type."""
         if self.store is not None:
-            if device == "cuda":
-                torch.cuda.set_device(self.rank_info.local_rank)
-            backend = torch.distributed.get_default_backend_for_device(device)
+            select_device(rank_device(kind, self.rank_info.local_rank))
+            backend = torch.distributed.get_default_backend_for_device(kind)
             torch.distributed.init_process_group(
                 backend, store=self.store, rank=self.rank_info.rank, world_size=self.rank_info.world
             )

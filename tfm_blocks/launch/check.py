@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import Composed
@@ -18,10 +17,11 @@ from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, columns_of, read_data
 from tfm_blocks.data.tokenizer_files import read_tokenizer
+from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
-from tfm_blocks.network.build import check_model, choose_device, read_model
+from tfm_blocks.network.build import check_model, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
@@ -31,17 +31,18 @@ LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
 
 
 def expect_devices(settings: DeviceSettings, rank_info: RankInfo) -> None:
-    """Raise ConfigError if there are fewer CUDA devices or CPU cores than requested.
+    """Raise ConfigError if there are fewer accelerators or CPU cores than requested.
 
     Cores are not checked under an external launcher, which may bind each process to separate cores.
     """
-    available = torch.cuda.device_count()
-    if settings.accelerator == "cuda" and not available:
-        rule = "is cuda, but there is no CUDA device"
-        raise ConfigError(Problem("trainer.accelerator", rule, help="write cpu or auto"))
-    if choose_device(settings.accelerator) == "cuda":
+    kind = choose_device(settings.accelerator)
+    if kind != CPU:
+        available = device_count(kind)
+        if not available:
+            rule = f"is {kind}, but this machine has {devices_here()}"
+            raise ConfigError(Problem("trainer.accelerator", rule, help=f"write {names_here()}"))
         if settings.devices > available:
-            rule = f"is {settings.devices}, but there are {available} CUDA devices"
+            rule = f"is {settings.devices}, but this machine has {devices_here()}"
             help = f"write trainer.devices={available} or less, or trainer.accelerator=cpu"
             raise ConfigError(Problem("trainer.devices", rule, help=help))
     elif not rank_info.is_external and settings.devices > (cores := available_cores()):

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-
 from tfm_blocks import __version__
 from tfm_blocks.compose.run import RESUMABLE_KEYS
+from tfm_blocks.devices import CPU, choose_device, device_name
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.record import NO_EXPERIMENT
 from tfm_blocks.runs.run_file import RunFile
@@ -85,7 +83,7 @@ def git_commit() -> str | None:
 
 def _hardware(trainer: TrainerSettings, rank_info: RankInfo) -> dict[str, Any]:
     kind = choose_device(trainer.accelerator)
-    name = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
+    name = platform.machine() if kind == CPU else device_name(kind)
     counts = {"devices": rank_info.world, "nodes": rank_info.nodes, "cores": available_cores()}
     return {"device": kind, "name": name, **counts}
 

@@ -15,6 +15,7 @@ import yaml
 from lightning.pytorch import Callback
 
 from tfm_blocks.data.prepare import Prepared, with_saved_tokenizer
+from tfm_blocks.devices import choose_device
 from tfm_blocks.distributed.cluster import find_rank_info
 from tfm_blocks.distributed.consistency import config_fingerprint, expect_same, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
@@ -34,7 +35,7 @@ from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.run_spec import RunSpec, SavedRun, expect_same_text, find_restarted_run
-from tfm_blocks.network.build import choose_device, count_parameters, network_without_values
+from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder, step_of

@@ -9,6 +9,8 @@ from typing import Literal
 
 import torch
 
+from tfm_blocks.devices import CPU, device_name, has_fast_bf16
+
 PRECISIONS = ("fp32", "bf16")
 AMD = "AuthenticAMD"  # vendor_id of /proc/cpuinfo
 
@@ -21,11 +23,6 @@ class Precision:
     reason: str
 
     @property
-    def lightning(self) -> Literal["bf16-mixed", "32-true"]:
-        """Return the name that Lightning's Trainer uses."""
-        return "bf16-mixed" if self.name == "bf16" else "32-true"
-
-    @property
     def fact(self) -> dict[str, str]:
         """Return the choice as run.json holds it."""
         return asdict(self)
@@ -35,15 +32,14 @@ class Precision:
 
 
 def choose_precision(requested: Literal["auto", "bf16", "fp32"], device: str) -> Precision:
-    """Return the requested precision, or for `auto` the faster one on `device` (cpu, cuda) by its capabilities.
+    """Return the requested precision, or for `auto` the faster one on a type of device by its capabilities.
 
     docs/results.md has the measurements behind the rule for CPUs.
     """
     if requested != "auto":
         return Precision(requested, f"trainer.precision={requested}")
-    if device == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return Precision("bf16" if native else "fp32", torch.cuda.get_device_name())
+    if device != CPU:
+        return Precision("bf16" if has_fast_bf16(device) else "fp32", device_name(device))
     return cpu_precision(torch.cpu.get_capabilities(), _cpu_vendor())
 
 

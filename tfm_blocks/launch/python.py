@@ -18,6 +18,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
 from tfm_blocks.compose.run import compose_request, compose_resumed, compose_run, read_resume_folder, read_value
+from tfm_blocks.devices import AUTO, choose_device, fork_generators
 from tfm_blocks.distributed.signals import StoppedError, temporary_handlers
 from tfm_blocks.distributed.workers import fork_server_restored, main_hidden
 from tfm_blocks.errors import ConfigError, Problem, RunError
@@ -46,8 +47,7 @@ def restore_caller() -> Iterator[None]:
         levels = {name: logging.getLogger(name).level for name in LOGGERS}
         stack.callback(_restore_environment, dict(os.environ), levels)
         stack.enter_context(warnings.catch_warnings())
-        cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-        stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.enter_context(fork_generators(torch.device(choose_device(AUTO))))
         stack.enter_context(fork_server_restored())
         stack.enter_context(temporary_handlers())
         yield

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from rich.console import Console
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare, with_saved_tokenizer
+from tfm_blocks.devices import CPU, choose_device, pins_memory, rank_device
+from tfm_blocks.distributed.accelerator import TorchAccelerator
 from tfm_blocks.distributed.cluster import RankInfo, torchrun_rank_info
 from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
 from tfm_blocks.distributed.rendezvous import cluster_environment
@@ -35,7 +38,7 @@ from tfm_blocks.launch.loggers import open_loggers
 from tfm_blocks.launch.precision import Precision
 from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed_memory
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.network.build import build_network, choose_device, read_model
+from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins
@@ -75,13 +78,13 @@ class RestoreSignalHandlers(Callback):
         install_handlers()
 
 
-def _strategy(settings: TrainerSettings, world: int) -> Strategy | str:
+def _strategy(settings: TrainerSettings, world: int, device: torch.device) -> Strategy:
     """Return the strategy for `world` ranks.
 
     DDP does not broadcast buffers, which are constants: that would hang if ranks validate unequal numbers of batches.
     """
     if world == 1:
-        return "auto"
+        return SingleDeviceStrategy(device)
     return FSDP2Strategy(world) if settings.strategy == "fsdp2" else DDPStrategy(broadcast_buffers=False)
 
 
@@ -120,6 +123,10 @@ class _Rank:
     heartbeat: Heartbeat
 
     @property
+    def device(self) -> torch.device:
+        return rank_device(choose_device(self.settings.trainer.accelerator), self.info.local_rank)
+
+    @property
     def leads(self) -> bool:
         return self.info.rank == 0
 
@@ -154,7 +161,7 @@ class _Rank:
 
     def print_run(self) -> Precision:
         """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""
-        settings, device = self.settings, choose_device(self.settings.trainer.accelerator)
+        settings, device = self.settings, self.device.type
         if self.info.local_rank == 0:
             backend = f"{torch.distributed.get_default_backend_for_device(device)} on " if self.info.world > 1 else ""
             print(f"cluster: {self.info}, {backend}{device}")
@@ -173,12 +180,15 @@ class _Rank:
         info, settings = self.info, self.settings.trainer
         image_loggers = [logger for logger in loggers if logger.shows_pictures]
         return Trainer(
-            accelerator="gpu" if choose_device(settings.accelerator) == "cuda" else "cpu",
+            accelerator=CPU if self.device.type == CPU else TorchAccelerator(),
             devices=info.devices,
             num_nodes=info.nodes,
-            strategy=_strategy(settings, info.world),
-            plugins=[cluster_environment(info), CheckpointFiles(settings.checkpoint_keep)],
-            precision=precision.lightning,
+            strategy=_strategy(settings, info.world, self.device),
+            plugins=[
+                cluster_environment(info),
+                CheckpointFiles(settings.checkpoint_keep),
+                *([MixedPrecision("bf16-mixed", self.device.type)] if precision.name == "bf16" else []),
+            ],
             logger=loggers or False,
             callbacks=[
                 RestoreSignalHandlers(),
@@ -263,9 +273,8 @@ def build_memory_check(
 ) -> MemoryCheck:
     """Return the memory check of a run whose settings the module has already applied to its network."""
     settings = module.settings
-    kind = choose_device(settings.trainer.accelerator)
-    device = torch.device(kind, rank_info.local_rank) if kind == "cuda" else torch.device(kind)
-    autocast = torch.autocast(kind, torch.bfloat16, enabled=precision.name == "bf16")
+    device = rank_device(choose_device(settings.trainer.accelerator), rank_info.local_rank)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision.name == "bf16")
     copies = copies_of(settings.trainer, rank_info.world)
     return MemoryCheck(
         module.network, planned_corpus, settings.label_smoothing, rank_info.ranks, device, autocast, copies
@@ -273,9 +282,9 @@ def build_memory_check(
 
 
 def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSettings) -> RunData:
-    accelerated = choose_device(settings.trainer.accelerator) == "cuda"
-    workers = settings.trainer.workers if settings.trainer.workers is not None else 2 * accelerated
-    loading = {"pin_memory": accelerated, **worker_options(workers)}
+    kind = choose_device(settings.trainer.accelerator)
+    workers = settings.trainer.workers if settings.trainer.workers is not None else 2 * (kind != CPU)
+    loading = {"pin_memory": pins_memory(kind), **worker_options(workers)}
     even = settings.trainer.strategy == "fsdp2"
     options: dict[str, Any] = {"seed": settings.seed, "ranks": ranks, "loading": loading, "even": even}
     return RunData(prepared, feed.layout, settings.data, **options)

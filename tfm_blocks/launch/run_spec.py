@@ -20,7 +20,8 @@ from tfm_blocks.runs.metrics import read_metric_names, read_rows
 from tfm_blocks.runs.model_file import SavedModel
 from tfm_blocks.runs.run_file import RunFile
 from tfm_blocks.runs.status import Status
-from tfm_blocks.training.settings import LinearSettings, RunSettings, read_run
+from tfm_blocks.training.schedules import PeakSettings
+from tfm_blocks.training.settings import RunSettings, read_run
 
 
 class JsonFields:
@@ -122,7 +123,7 @@ class SavedRun(JsonFields):
             rule = f"is {steps}, but the run already has {step} steps"
             help = f"train longer: trainer.steps={2 * max(step, steps)}"
             raise ConfigError(Problem("trainer.steps", rule, help=help))
-        if isinstance(schedule, LinearSettings) and steps > schedule.steps:
+        if isinstance(schedule, PeakSettings) and not schedule.rate(steps):
             rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
             raise ConfigError(Problem("trainer.steps", rule, help="start a new run with a longer schedule"))
 

@@ -91,10 +91,3 @@ def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, 
         help = "give both the same width and vocabulary, or remove tie with tie: null"
         raise ConfigError(sources.problem(node.path, rule, help=help))
     setattr(module.block, name, shared)
-
-
-def choose_device(name: str) -> str:
-    """Return `name`; `auto` becomes `cuda` if CUDA is available, else `cpu`."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,6 +11,7 @@ import yaml
 from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.language.files import expect_unambiguous, nested_events
+from tfm_blocks.scaling.kernels import KERNELS
 
 FOLDER = files("tfm_blocks.scaling") / "cards"
 SUFFIX = ".yaml"
@@ -25,7 +26,7 @@ class Card(Settings):
     """
 
     name: str
-    device: Literal["cpu", "cuda"]
+    device: Literal[*KERNELS]  # type: ignore[valid-type]
     memory: Above0 | None = None
     bandwidth: Above0 | None = None
     bf16: Above0 | None = None

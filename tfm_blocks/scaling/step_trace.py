@@ -5,27 +5,27 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import _engine_run_backward
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tfm_blocks.data.layout import Batch
+from tfm_blocks.devices import CPU
 from tfm_blocks.language.spec import Axis, Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.scaling.cuda_kernels import CudaKernels
+from tfm_blocks.scaling.kernels import KERNELS
 from tfm_blocks.training.loss import Objective
 
 SMOOTHING = 0.1  # any value above 0 has the same cost
 aten = torch.ops.aten
-FLOPS = {  # FlopCounterMode counts CUDA's fused attention, and not the CPU's
+FLOPS = {  # FlopCounterMode counts the fused attention of accelerators, and not the CPU's
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
@@ -58,17 +58,14 @@ class StepTrace:
     peak_besides: int
 
 
-def trace_step(
-    spec: Spec, batching: Batching, *, device: Literal["cpu", "cuda"], bf16: bool, recomputes: bool
-) -> StepTrace:
+def trace_step(spec: Spec, batching: Batching, *, device: str, bf16: bool, recomputes: bool) -> StepTrace:
     """Trace the pass that training runs, in float32 or under autocast to bfloat16.
 
-    On `cpu` it counts the tensors of the CPU's kernels. On `cuda` it counts the tensors of CUDA's kernels, which run on
-    the meta device; no CUDA device is needed.
+    It counts the tensors of the kernels of a type of device, a key of KERNELS. No device but the CPU is needed.
     """
     counter = _Counter()
-    place = "cpu" if device == "cpu" else "meta"
-    with FakeTensorMode() if device == "cpu" else CudaKernels(), counter:
+    place = device if device == CPU else "meta"
+    with KERNELS[device](), counter:
         network = network_without_values(spec, place).train()
         network.recomputes = recomputes
         counter.follow_gradients(network)
@@ -94,7 +91,7 @@ def _forward(network: Network, batch: Batch, counter: _Counter) -> tuple[int, Te
 
 
 def _backward(loss: Tensor) -> None:
-    """Run `loss.backward()`, which itself would disable CudaKernels for the layers that it recomputes."""
+    """Run `loss.backward()`, which itself would disable the kernels' mode for the layers that it recomputes."""
     _engine_run_backward(
         (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
     )

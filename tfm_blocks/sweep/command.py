@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from tfm_blocks.compose.command_line import job_options, override_key, prepare_arguments
+from tfm_blocks.compose.command_line import job_options, prepare_arguments
 from tfm_blocks.compose.job import JobComposer, compose_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import (
@@ -20,28 +21,27 @@ from tfm_blocks.compose.sweep import (
     read_sweep,
 )
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
-from tfm_blocks.errors import ConfigError, Problem, cut, printable
+from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.check import CheckedModel, CheckedRun
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import show_tables, tables_of
 from tfm_blocks.report.lists import show_jobs
+from tfm_blocks.runs.folder import numbered_names
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.sweep import WAITING
-from tfm_blocks.sweep.check import CheckedJob, Match, check_jobs, refuse_wrong
-from tfm_blocks.sweep.engine import JobSource, Sweep
-from tfm_blocks.sweep.job import DONE, WRONG, SweepJob
+from tfm_blocks.sweep.checks import Matcher, check_jobs, find_ignored, refuse_wrong
+from tfm_blocks.sweep.engine import Sweep
+from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
+from tfm_blocks.sweep.job import DONE, SweepJob
 from tfm_blocks.sweep.launcher import read_launcher
-from tfm_blocks.sweep.match import Matcher
-from tfm_blocks.sweep.naming import job_names, sweep_name
-from tfm_blocks.sweep.random_values import draw_jobs
-from tfm_blocks.sweep.record import SweepFolder, adopt_names, claim_sweep, expect_unchanged, state_before
-from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings, with_parallel
-from tfm_blocks.sweep.tuning import TunedGrid, expect_tunable, fixed_keys
+from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings
+from tfm_blocks.sweep.sources import JobSource, TunedGrid, draw_jobs, expect_tunable, fixed_keys
 from tfm_blocks.sweep.view import show_end
 
 Check = Callable[[Composed], CheckedRun]
 ROOT = Path("runs")
 PREEMPTED = 75
+LONGEST_NAME = 80  # characters; leaves room for .log and a number
 
 
 def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     refuse_launched_sweep(os.environ)
     request = read_sweep(arguments)
     chosen = read_launcher(request.launcher)
-    settings = read_sweep_settings(with_parallel(request.settings, on_cluster=chosen.on_cluster))
+    settings = read_sweep_settings(request.settings, on_cluster=chosen.on_cluster)
     jobs = _jobs(request, settings, chosen.check)
     command = shlex.join([*program, *arguments])
     launcher = chosen.open(settings.parallel, settings.timeout)
@@ -62,10 +62,12 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
     folder = claim_sweep(ROOT, name, request.texts, command, [*program, *job_options(arguments)], configs)
     with launcher, hold(folder.path):
         source = _source(folder, jobs, request, settings, chosen.check)
-        expect_unchanged(folder, source.jobs)
+        folder.expect_unchanged(source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
-        queue = f", in {launcher.queue}" if launcher.queue else ""
-        print(f"sweep: {folder.path}, {_size(source, settings)}{queue}", flush=True)
+        before = sum(job.state != WAITING for job in source.jobs)
+        count, kind = (settings.trials, "trials") if settings.method == "optuna" else (len(source.jobs), "jobs")
+        size = f"{count} {kind}{f', {before} done before' if before else ''}, {min(settings.parallel, count)} at a time"
+        print(f"sweep: {folder.path}, {size}{f', in {launcher.queue}' if launcher.queue else ''}", flush=True)
         number = running.run()
     return _print_results(running, command, number)
 
@@ -74,8 +76,7 @@ def check_sweep(arguments: Sequence[str], check: Callable[[Composed], CheckedMod
     """Print all jobs of the sweep that `tfm train` would run. Raises ConfigError if `check` refuses any of them."""
     prepare_arguments(arguments)
     request = read_sweep(arguments)
-    settings = read_sweep_settings(with_parallel(request.settings, on_cluster=False))
-    _jobs(request, settings, check)
+    _jobs(request, read_sweep_settings(request.settings), check)
 
 
 def _jobs(request: SweepRequest, settings: SweepSettings, check: Callable[[Composed], CheckedModel]) -> list[SweepJob]:
@@ -95,35 +96,14 @@ def _jobs(request: SweepRequest, settings: SweepSettings, check: Callable[[Compo
             expect_tunable(settings.tune, request.swept)
         overrides = combinations(parts)
     composer = JobComposer(request.config_dir)
-    ignored = _ignored(overrides, composer)
+    ignored = find_ignored(overrides, composer)
     kept = [[text for text in job if text not in unused] for job, unused in zip(overrides, ignored, strict=True)]
-    match = Matcher(read_match(request.match), composer, dict(zip(map(tuple, kept), ignored, strict=True))).match
-    checked = check_jobs(kept, composer.compose, check, match)
-    show_jobs([(job.overrides, job.parameters, job.problems) for job in checked])
-    refuse_wrong(checked)
-    return _named(checked, request)
-
-
-def _ignored(jobs: Sequence[Sequence[str]], composer: JobComposer) -> list[list[str]]:
-    """Return and print the overrides of each job that its model does not use, but the model of another job.
-
-    Raises ConfigError if jobs would be equal without them.
-    """
-    unused = [composer.unused(job) for job in jobs]
-    used = {override_key(text) for job, texts in zip(jobs, unused, strict=True) for text in job if text not in texts}
-    ignored = [[text for text in texts if override_key(text) in used] for texts in unused]
-    kept = [tuple(text for text in job if text not in texts) for job, texts in zip(jobs, ignored, strict=True)]
-    for text in dict.fromkeys(text for texts in ignored for text in texts):
-        rows = [job for job, texts in zip(kept, ignored, strict=True) if text in texts]
-        models = ", ".join(
-            dict.fromkeys(item for job in rows for item in job if item.startswith(("model=", "experiment=")))
-        )
-        if len(set(kept)) < len(set(map(tuple, jobs))):
-            rule = f"is not used by {models}, whose jobs with other values would be equal: {cut(text)}"
-            help = "pair it with the model, as in sweep.together=[model,KEY], or sweep the models separately"
-            raise ConfigError(Problem(override_key(text), rule, help=help))
-        print(printable(f"{text}: not used by {models}, whose jobs run without it"))
-    return ignored
+    jobs = check_jobs(kept, composer, check, Matcher(read_match(request.match), composer), ignored)
+    show_jobs([(job.overrides, job.parameters, job.problems) for job in jobs])
+    refuse_wrong(jobs)
+    for job, name in zip(jobs, job_names(request.swept, [job.overrides for job in jobs]), strict=True):
+        job.name = name
+    return jobs
 
 
 def _source(
@@ -135,66 +115,68 @@ def _source(
         return Study(
             folder, request.parts, settings, lambda number, texts: _trial(number, texts, request, jobs[0], check)
         )
-    adopt_names(folder, jobs)
+    folder.adopt_names(jobs)
     for job in jobs:
-        if state_before(folder, job) == "done":
+        if folder.state_before(job) == "done":
             job.state = DONE
     if settings.tune:
-        return TunedGrid(folder, jobs, settings.tune, fixed_keys(settings.tune, request.swept, settings.together))
+        return TunedGrid(jobs, settings.tune, fixed_keys(settings.tune, request.swept, settings.together))
     return JobSource(jobs)
 
 
 def _trial(number: int, overrides: Sequence[str], request: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
-    """Return the job of a trial. A job that cannot start takes the config of `sample` and states the reason."""
-    _expect_same_conf(sample, request)
+    """Return the job of a trial. A job that cannot start takes the config of `sample`.
+
+    Raises ConfigError if files of conf/ changed the config of the sample since the search started.
+    """
+    now = SweepJob("", sample.overrides, compose_job(sample.overrides, request.config_dir), sample.settings)
+    if now.config != sample.config:
+        rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
+        raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
     composer = JobComposer(request.config_dir)
-    (found,) = check_jobs([overrides], composer.compose, check, _matcher(request, composer))
-    if found.checked is None:
-        reason = f"{found.problems[0].address}: {found.problems[0].rule}"
-        job = SweepJob("", overrides, sample.composed, sample.settings, WRONG, reason)
-    else:
-        (job,) = _named([found], request)
-    job.name = f"{number:03}_{_names([overrides], request)[0]}"
+    (job,) = check_jobs([overrides], composer, check, Matcher(read_match(request.match), composer))
+    if job.problems:
+        job.overrides, job.composed, job.settings = overrides, sample.composed, sample.settings
+    job.name = f"{number:03}_{job_names(request.swept, [overrides])[0]}"
     return job
 
 
-def _expect_same_conf(sample: SweepJob, request: SweepRequest) -> None:
-    """Raise ConfigError if files of conf/ changed the config of the sample since the search started."""
-    if replace(sample, composed=compose_job(sample.overrides, request.config_dir)).config != sample.config:
-        rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
-        raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
+def sweep_name(swept: Sequence[str]) -> str:
+    """Return the name of a sweep, such as `model_heads_seed`."""
+    return _short_name("_".join(_short_keys(swept))) or "sweep"
 
 
-def _size(source: JobSource, settings: SweepSettings) -> str:
-    before = sum(job.state != WAITING for job in source.jobs)
-    count, kind = (settings.trials, "trials") if settings.method == "optuna" else (len(source.jobs), "jobs")
-    done = f", {before} done before" if before else ""
-    return f"{count} {kind}{done}, {min(settings.parallel, count)} at a time"
+def job_names(swept: Sequence[str], jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Return a name such as `model-base_heads-2` for the overrides of each job; unset keys have no part in it.
+
+    Duplicates get a number.
+    """
+    keys, names = _short_keys(swept), list[str]()
+    for overrides in jobs:
+        parts = zip(keys, list_values(overrides, swept), strict=True)
+        name = _short_name("_".join(f"{key}-{text}" for key, text in parts if text)) or "run"
+        names.append(next(free for free in numbered_names(name) if free not in names))
+    return names
 
 
-def _matcher(request: SweepRequest, composer: JobComposer) -> Match:
-    """Return the function that gives jobs the budget of `match.like`. Raises ConfigError."""
-    return Matcher(read_match(request.match), composer).match
+def _short_keys(keys: Sequence[str]) -> list[str]:
+    """Return the last part of each key, or the whole key if another key ends with the same part."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
 
 
-def _named(jobs: Sequence[CheckedJob], request: SweepRequest) -> list[SweepJob]:
-    names = _names([job.overrides for job in jobs], request)
-    return [
-        SweepJob(name, job.overrides, job.checked.composed, job.checked.settings, match=job.match)
-        for name, job in zip(names, jobs, strict=True)
-        if isinstance(job.checked, CheckedRun)
-    ]
-
-
-def _names(jobs: Sequence[Sequence[str]], request: SweepRequest) -> list[str]:
-    return job_names(request.swept, [list_values(overrides, request.swept) for overrides in jobs])
+def _short_name(name: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.replace("+", "")).strip("_.-")
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _print_results(sweep: Sweep, command: str, number: int) -> int:
     """Print the result of each job, the comparison of finished runs, and the next command. Return the exit status."""
-    rows = sweep.rows()
-    show_end(rows, str(sweep.folder.path))
-    if sum(row.state == DONE for row in rows) > 1:
+    jobs = sweep.source.jobs
+    show_end(jobs, sweep.folder.path)
+    if sum(job.state == DONE for job in jobs) > 1:
         comparison = compare_runs([sweep.folder.path])
         show_tables(tables_of(comparison), comparison.notes)
     if news := sweep.source.news():

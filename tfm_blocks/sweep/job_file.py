@@ -1,25 +1,23 @@
-"""Job files for cluster nodes in the sweep's folder, and the status files that the nodes write."""
+"""Job files, from which a process on any machine starts a job, and the status files that cluster nodes write."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.errors import RunError
 from tfm_blocks.runs.files import read_json, write_json
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-REMOTE_RUNNER = Path(__file__).with_name("remote_runner.py")
 QUEUED = ".submitit"  # subfolder of a sweep: a folder per job with its job files and submitit's files
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-_OF_ANOTHER = re.compile(
+_RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(LOCAL|GROUP|ROLE|NODE)_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)"
     r"|(TORCHELASTIC|PL|OMPI_COMM)_.*|WANDB_(SERVICE|RUN_ID|RESUME)"
 )
@@ -27,19 +25,14 @@ _OF_ANOTHER = re.compile(
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of a launcher or of a run in this process."""
-    return {name: value for name, value in environment.items() if not _OF_ANOTHER.fullmatch(name)}
-
-
-def supervised(command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` under the supervisor."""
-    return [sys.executable, "-IS", str(SUPERVISOR), *command]
+    return {name: value for name, value in environment.items() if not _RANK_VARIABLES.fullmatch(name)}
 
 
 def job_file_content(command: Sequence[str], log: Path) -> dict[str, Any]:
     """Return the content of a job file. The node keeps its own environment, without the launcher's variables."""
     kept = clean(os.environ)
     return {
-        "command": supervised(command),
+        "command": [sys.executable, "-IS", str(SUPERVISOR), *command],
         "log": str(log.resolve()),
         "begin": log.stat().st_size if log.is_file() else 0,
         "folder": str(Path.cwd()),
@@ -67,32 +60,24 @@ class JobFile:
     @property
     def command(self) -> list[str]:
         """The command that the cluster runs."""
-        return [sys.executable, "-IS", str(REMOTE_RUNNER), str(self.path)]
-
-    def queued(self, queue: str, number: str) -> None:
-        """Write the queue and the job number to a status file."""
-        write_json(self.path.with_suffix(".queued"), {"queue": queue, "job": number})
+        return [sys.executable, "-IS", str(SUPERVISOR), "--job-file", str(self.path)]
 
     @property
-    def waits_in(self) -> tuple[str, str]:
-        """The queue and the job number; the node's number if the sweep was killed before it wrote one."""
-        content = _read(self.path.with_suffix(".queued"))
-        return str(content.get("queue", "")), str(content.get("job") or self.begun.get("job", ""))
+    def number(self) -> str:
+        """The job's number in the queue; the node's number if the sweep was killed before it wrote one."""
+        return str(self.status("queued").get("job") or self.status("begun").get("job", ""))
 
-    @property
-    def begun(self) -> Mapping[str, Any]:
-        """The host of the job if it has started, else empty."""
-        return _read(self.path.with_suffix(".begun"))
+    def queued(self, number: str) -> None:
+        """Write the job's number to a status file."""
+        write_json(self.path.with_suffix(".queued"), {"job": number})
 
-    @property
-    def ended(self) -> Mapping[str, Any]:
-        """The exit status and the first signal from outside if the job has ended, else empty."""
-        return _read(self.path.with_suffix(".ended"))
+    def status(self, stage: str) -> Mapping[str, Any]:
+        """Return a status file, or nothing if it does not exist.
 
-    def refresh(self) -> None:
-        """Change the folder's mode to itself, so that a shared file system drops its cached listing."""
-        with suppress(OSError):
-            self.path.parent.chmod(self.path.parent.stat().st_mode)
+        `queued` holds the number of the job, `begun` its host, and `ended` its exit status and the first signal from
+        outside.
+        """
+        return _read(self.path.with_suffix(f".{stage}"))
 
     def drop(self) -> None:
         """Delete the file, so that a node that starts the job later does nothing."""
@@ -103,8 +88,8 @@ def write_job_file(name: str, command: Sequence[str], log: Path) -> JobFile:
     """Write the job file of a new start, and delete the files of earlier starts."""
     folder = (log.parent / QUEUED / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    for before in _all(folder):
-        before.drop()
+    for before in folder.glob("*.json"):
+        before.unlink()
     job_file = JobFile(folder / f"{uuid4().hex[:8]}.json")
     write_json(job_file.path, job_file_content(command, log))
     return job_file
@@ -112,24 +97,10 @@ def write_job_file(name: str, command: Sequence[str], log: Path) -> JobFile:
 
 def unfinished_job_files(sweep: Path) -> Iterator[JobFile]:
     """Yield the job files of a sweep that have no recorded end."""
-    for folder in sorted((sweep / QUEUED).glob("*/")):
-        yield from (job_file for job_file in _all(folder.resolve()) if not job_file.ended)
-
-
-def refuse(job_files: Iterable[JobFile]) -> None:
-    """Raise ConfigError if there are job files in a queue that the launcher does not know."""
-    problems = []
-    for job_file in job_files:
-        label, number = job_file.waits_in
-        label = label or "launcher=slurm"
-        rule = f"was started by {label} as job {number or '?'}, and may still wait or run"
-        problems.append(Problem(job_file.job, rule, help=f"go on with {label}, which finds out"))
-    if problems:
-        raise ConfigError(problems)
-
-
-def _all(folder: Path) -> list[JobFile]:
-    return [JobFile(path) for path in sorted(folder.glob("*.json"))]
+    for path in sorted((sweep / QUEUED).glob("*/*.json")):
+        job_file = JobFile(path.resolve())
+        if not job_file.status("ended"):
+            yield job_file
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,18 +9,21 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import BeforeValidator, create_model
+from pydantic import BeforeValidator
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.config.settings import CountOrZero, RuleError, Settings, implementation, names_of, read_settings
+from tfm_blocks.config.settings import CountOrZero, RuleError, Settings, implementation, names_of
+from tfm_blocks.devices import AUTO, CPU
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
-from tfm_blocks.sweep.job import JobResult
-from tfm_blocks.sweep.job_file import refuse, unfinished_job_files
+from tfm_blocks.sweep.job_file import unfinished_job_files
+from tfm_blocks.sweep.settings import read_below
 from tfm_blocks.training.settings import TrainerSettings
 
 PACKAGE = "tfm_blocks.sweep.launchers"
 BYTES = {"MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+PATIENCE = 60.0  # seconds for the end of the step and a checkpoint
+Result = tuple[str, str]  # the state of an ended job, which is a constant of job.py, and the reason for it
 
 
 class RefusedError(Exception):
@@ -40,8 +43,8 @@ class Worker(Protocol):
     def place(self) -> str | None:
         """Return a description of where the job runs (empty on this machine), or None while it waits in a queue."""
 
-    def ended(self) -> int | JobResult | None:
-        """Return the exit status of the command, or a JobResult if there is no status; None while the job runs."""
+    def ended(self) -> int | Result | None:
+        """Return the exit status of the command, or a result if there is no status; None while the job runs."""
 
     def stop(self) -> None:
         """Request that the job stops with a checkpoint."""
@@ -67,7 +70,12 @@ class Launcher(AbstractContextManager[object]):
 
         Raises ConfigError if another launcher started them.
         """
-        refuse(unfinished_job_files(sweep))
+        problems = []
+        for job_file in unfinished_job_files(sweep):
+            rule = f"was started by launcher=slurm as job {job_file.number or '?'}, and may still wait or run"
+            problems.append(Problem(job_file.job, rule, help="go on with launcher=slurm, which finds out"))
+        if problems:
+            raise ConfigError(problems)
         return {}
 
     def __exit__(self, *error: object) -> None:
@@ -110,7 +118,8 @@ def _bytes(value: object) -> int | None:
 class ClusterSettings(LauncherSettings):
     """The resources of each job.
 
-    gpus: per node; null: the job's number of devices per node if they are CUDA devices, else 0. memory: bytes per node.
+    gpus: per node; null: the job's number of devices per node if `trainer.accelerator` names an accelerator, else 0.
+    memory: bytes per node.
     """
 
     gpus: CountOrZero | None
@@ -120,7 +129,7 @@ class ClusterSettings(LauncherSettings):
         """Return the number of GPUs on each node of a job."""
         if self.gpus is not None:
             return self.gpus
-        return trainer.devices if trainer.accelerator == "cuda" else 0
+        return 0 if trainer.accelerator in (AUTO, CPU) else trainer.devices
 
 
 def read_launcher(mapping: Mapping[str, Any]) -> LauncherSettings:
@@ -129,7 +138,5 @@ def read_launcher(mapping: Mapping[str, Any]) -> LauncherSettings:
     if name not in known:
         rule = f"must be one of {', '.join(known)}, but is {shown(name)}"
         raise ConfigError(Problem("launcher.name", rule, help=suggest(str(name), known)))
-    settings: type[LauncherSettings] = implementation(PACKAGE, str(name), "LAUNCHER")
-    wrapper: Any = create_model("_Launcher", __base__=Settings, launcher=(settings, ...))
-    launcher: LauncherSettings = read_settings(wrapper, {"launcher": mapping}).launcher
+    launcher: LauncherSettings = read_below("launcher", implementation(PACKAGE, str(name), "LAUNCHER"), mapping)
     return launcher

@@ -51,7 +51,7 @@ def _supervise(arguments: list[str], log: Path, environment: dict[str, str]) -> 
     _redirect(log)
     os.environ.clear()
     os.environ.update(environment)
-    record_signals()
+    record_signals(*SIGNALS)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     job = get_context("fork").Process(target=_run_job, args=(arguments,))
     job.start()

@@ -13,14 +13,11 @@ from tfm_blocks.compose.sweep import Choices, OpenKey
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import find_key
 from tfm_blocks.runs.files import damaged, read_bytes
-from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.sweep import WAITING, JobEntry
-from tfm_blocks.sweep.engine import JobSource
-from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, SweepJob
-from tfm_blocks.sweep.progress import Progress
-from tfm_blocks.sweep.random_values import text_of
-from tfm_blocks.sweep.record import JOURNAL, SweepFolder, state_before
+from tfm_blocks.sweep.folder import JOURNAL, SweepFolder
+from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, Progress, SweepJob
 from tfm_blocks.sweep.settings import OptunaSettings
+from tfm_blocks.sweep.sources import JobSource, interval_text
 
 try:
     import optuna
@@ -41,8 +38,7 @@ class Study(JobSource):
 
     def __init__(self, folder: SweepFolder, parts: Sequence[OpenKey], settings: OptunaSettings, make: MakeJob) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.folder, self.parts, self.settings = folder, parts, settings
-        self.make, self.metric = make, settings.metric
+        self.folder, self.parts, self.settings, self.make = folder, parts, settings, make
         self.study = _open(folder, settings)
         self.numbers: dict[str, int] = {}
         super().__init__([self._known(trial) for trial in self.study.trials])
@@ -52,38 +48,37 @@ class Study(JobSource):
         if self.waiting:
             return super().next()
         while len(self.jobs) < self.settings.trials:
-            trial = self._ask()
+            trial = self._new_trial()
             job = self._job(trial.number, trial.params)
             self.jobs.append(job)
             if job.state == WAITING:
                 return job
-            self._tell(job, optuna.trial.TrialState.FAIL)
+            self.ended(job)
         return None
 
-    def should_prune(self, job: SweepJob, progress: Progress) -> bool:
+    def should_prune(self, job: SweepJob) -> bool:
         """Report the validation scores to optuna and return its decision.
 
         The last validation is not reported, since pruning a finished job saves nothing.
         """
-        trial = self._trial(job)
-        reported = self.study.trials[trial.number].intermediate_values
-        for count, (step, score) in enumerate(sorted(progress.scores.items()), 1):
-            if count not in reported and step < job.settings.trainer.steps:
+        known = self.study.trials[self.numbers[job.name]]
+        trial = optuna.trial.Trial(self.study, known._trial_id)
+        for count, (step, score) in enumerate(sorted(job.progress.scores.items()), 1):
+            if count not in known.intermediate_values and step < job.settings.trainer.steps:
                 trial.report(score, count)
                 if trial.should_prune():
                     return True
         return False
 
-    def ended(self, job: SweepJob, progress: Progress) -> None:
+    def ended(self, job: SweepJob) -> None:
         """Report the end of a job to the study, unless the job will be resumed."""
-        states = optuna.trial.TrialState
-        scores = progress.scores.values()
+        states, scores = optuna.trial.TrialState, job.progress.scores.values()
+        if job.state in (STOPPED, NOT_STARTED):
+            return
+        state, value = states.PRUNED if job.state == PRUNED else states.FAIL, None
         if job.state == DONE and scores:
-            self._tell(job, states.COMPLETE, (min if self.settings.direction == "minimize" else max)(scores))
-        elif job.state == PRUNED:
-            self._tell(job, states.PRUNED)
-        elif job.state not in (STOPPED, NOT_STARTED):
-            self._tell(job, states.FAIL)
+            state, value = states.COMPLETE, (min if self.settings.direction == "minimize" else max)(scores)
+        self.study.tell(self.numbers[job.name], values=value, state=state, skip_if_finished=True)
 
     @property
     def succeeded(self) -> bool:
@@ -96,11 +91,11 @@ class Study(JobSource):
         failed = f"; {count} of {len(self.jobs)} trials failed" if count else ""
         if not any(trial.state == optuna.trial.TrialState.COMPLETE for trial in self.study.trials):
             return f"search: no trial is done{failed}"
-        best = self.study.best_trial
-        value = find_key(self.metric).form.format(best.value)
-        return f"search: best {self.metric} {value}: {self.jobs[best.number].name}{failed}"
+        best, metric = self.study.best_trial, self.settings.metric
+        value = find_key(metric).form.format(best.value)
+        return f"search: best {metric} {value}: {self.jobs[best.number].name}{failed}"
 
-    def _ask(self) -> Any:
+    def _new_trial(self) -> Any:
         """Return a trial with a value for each key.
 
         The sampler depends on the seed and on the known trials, not on the history of this process.
@@ -121,8 +116,15 @@ class Study(JobSource):
         return trial
 
     def _job(self, number: int, params: Mapping[str, Any]) -> SweepJob:
-        texts = [_text(part, params) for part in self.parts if part.key in params]
+        texts = []
+        for part in (part for part in self.parts if part.key in params):
+            value = params[part.key]
+            if isinstance(part, Choices):
+                texts.append(part.texts[value] if part.ordered else str(value))
+            else:
+                texts.append(interval_text(part, value))
         job = self.make(number, texts)
+        job.progress = Progress(self.settings.metric)
         if len(texts) < len(self.parts):
             job.state, job.reason = ERROR, "the search was killed while it chose its values"
         self.numbers[job.name] = number
@@ -130,29 +132,20 @@ class Study(JobSource):
 
     def _known(self, trial: Any) -> SweepJob:
         """Return the job of a trial that an earlier command created."""
-        job = self._job(trial.number, trial.params)
-        entry = self.folder.known.get(job.name, JobEntry(job.name, state=ERROR))
-        if trial.state == optuna.trial.TrialState.RUNNING:
-            if state_before(self.folder, job) == DONE:  # but the sweep ended before it told the study
+        job, states = self._job(trial.number, trial.params), optuna.trial.TrialState
+        if trial.state == states.RUNNING:
+            if self.folder.state_before(job) == DONE:  # but the sweep ended before it told the study
                 job.state = DONE
-            progress = Progress(self.folder.run(job) / METRICS, self.metric)
-            progress.look()
             if job.state != WAITING:
-                self.ended(job, progress)
-        elif trial.state == optuna.trial.TrialState.COMPLETE:
-            job.state = DONE
-        elif trial.state == optuna.trial.TrialState.PRUNED:
-            job.state = PRUNED
+                self.folder.read_progress(job)
+                self.ended(job)
+        elif trial.state in (states.COMPLETE, states.PRUNED):
+            job.state = DONE if trial.state == states.COMPLETE else PRUNED
         elif job.state == WAITING:
+            entry = self.folder.known.get(job.name, JobEntry(job.name, state=ERROR))
             job.state = entry.state if entry.state not in (WAITING, RUNNING) else ERROR
             job.reason = entry.reason
         return job
-
-    def _trial(self, job: SweepJob) -> Any:
-        return optuna.trial.Trial(self.study, self.study.trials[self.numbers[job.name]]._trial_id)
-
-    def _tell(self, job: SweepJob, state: Any, value: float | None = None) -> None:
-        self.study.tell(self.numbers[job.name], values=value, state=state, skip_if_finished=True)
 
 
 def _open(folder: SweepFolder, settings: OptunaSettings) -> Any:
@@ -189,10 +182,3 @@ def _storage(path: Path) -> Any:
     os.truncate(path, len(lines))
     path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # this process has locked the folder
     return storage
-
-
-def _text(part: OpenKey, params: Mapping[str, Any]) -> str:
-    """Return the override for a trial's value of this key."""
-    if not isinstance(part, Choices):
-        return text_of(part, params[part.key])
-    return part.texts[params[part.key]] if part.ordered else str(params[part.key])

@@ -1,4 +1,4 @@
-"""The settings of a sweep: the keys below `sweep` and their rules."""
+"""The settings of a sweep: the keys below `sweep` and `match`, and their rules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, create_model, field_validator
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings, read_settings
 from tfm_blocks.errors import shown, suggest
@@ -39,7 +39,7 @@ KeyGroup = Annotated[list[str], Field(min_length=2)]
 KeyGroups = Annotated[list[KeyGroup], BeforeValidator(key_groups, json_schema_input_type=list[str] | list[list[str]])]
 
 
-class _How(Settings):
+class MethodSettings(Settings):
     """Settings of all methods.
 
     timeout: seconds that each start of a job may take. together: groups of keys whose values move together. tune: a key
@@ -61,13 +61,13 @@ class _How(Settings):
         return tune
 
 
-class GridSettings(_How):
+class GridSettings(MethodSettings):
     """Settings of a grid, which runs every combination."""
 
     method: Literal["grid"]
 
 
-class RandomSettings(_How):
+class RandomSettings(MethodSettings):
     """Settings of a random search, which draws combinations."""
 
     method: Literal["random"]
@@ -75,7 +75,7 @@ class RandomSettings(_How):
     seed: CountOrZero
 
 
-class OptunaSettings(_How):
+class OptunaSettings(MethodSettings):
     """Settings of a search by optuna, which chooses combinations.
 
     halving: after 1, halving, halving², … validations, one trial in `halving` continues; null: all continue.
@@ -108,6 +108,9 @@ class OptunaSettings(_How):
         return "minimize" if IMPROVABLE[self.metric].summary == "min" else "maximize"
 
 
+SweepSettings = GridSettings | RandomSettings | OptunaSettings
+
+
 def reference(value: object) -> object:
     """Return the overrides of a reference; a text is a model, and null is no reference."""
     return {"model": value} if isinstance(value, str) else {} if value is None else value
@@ -136,30 +139,22 @@ class MatchSettings(Settings):
         return by
 
 
-SweepSettings = GridSettings | RandomSettings | OptunaSettings
-
-
-class _Asked(Settings):
-    sweep: Annotated[SweepSettings, Field(discriminator="method")]
-
-
-def with_parallel(mapping: Mapping[str, Any], *, on_cluster: bool) -> Mapping[str, Any]:
-    """Return the keys below `sweep` with a number for `parallel`, which is null unless the user sets it."""
-    if mapping["parallel"] is not None:
-        return mapping
-    queued = QUEUED_TRIALS if mapping["method"] == "optuna" else QUEUED_JOBS
-    return {**mapping, "parallel": queued if on_cluster else 1}
-
-
-class _Matched(Settings):
-    match: MatchSettings
-
-
 def read_match(mapping: Mapping[str, Any]) -> MatchSettings:
     """Return the settings below `match`. Raises ConfigError with all problems."""
-    return read_settings(_Matched, {"match": mapping}).match
+    settings: MatchSettings = read_below("match", MatchSettings, mapping)
+    return settings
 
 
-def read_sweep_settings(mapping: Mapping[str, Any]) -> SweepSettings:
-    """Return the settings. Raises ConfigError with all problems."""
-    return read_settings(_Asked, {"sweep": mapping}).sweep
+def read_sweep_settings(mapping: Mapping[str, Any], *, on_cluster: bool = False) -> SweepSettings:
+    """Return the settings below `sweep`, of which `parallel` has a default. Raises ConfigError with all problems."""
+    if mapping["parallel"] is None:
+        queued = QUEUED_TRIALS if mapping["method"] == "optuna" else QUEUED_JOBS
+        mapping = {**mapping, "parallel": queued if on_cluster else 1}
+    settings: SweepSettings = read_below("sweep", Annotated[SweepSettings, Field(discriminator="method")], mapping)
+    return settings
+
+
+def read_below(key: str, annotation: Any, mapping: Mapping[str, Any]) -> Any:
+    """Return the settings below a root key, whose problems then have full addresses. Raises ConfigError."""
+    fields: Any = {key: (annotation, ...)}
+    return getattr(read_settings(create_model("_Root", __base__=Settings, **fields), {key: mapping}), key)

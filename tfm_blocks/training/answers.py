@@ -56,7 +56,7 @@ class AnswerScorer(SplitScorer):
         """Add the losses of a batch, and its answer tokens given the correct ones before."""
         predictions = super().count_rows(objective, batch)
         answer_N = predictions.labels_N != EOS
-        correct_N = (predictions.best_N == predictions.labels_N).double()[answer_N]
+        correct_N = (predictions.best_N == predictions.labels_N).to(self.forced.sums.dtype)[answer_N]
         self.forced.update(correct_N, torch.ones_like(correct_N), predictions.row_N[answer_N])
         if self.translator is None:
             for row, token in zip(predictions.row_N.tolist(), predictions.best_N.tolist(), strict=True):
@@ -101,7 +101,7 @@ class AnswerScorer(SplitScorer):
             self.answers[row] = list(best.ids)
             correct = sum(token == right for token, right in zip(best.ids, answer, strict=False))
             counts.append([correct, max(len(best.ids), len(answer))])
-        counts_R2 = torch.tensor(counts, dtype=torch.float64, device=self.generated.sums.device).view(-1, 2)
+        counts_R2 = torch.tensor(counts, dtype=self.generated.sums.dtype, device=self.generated.sums.device).view(-1, 2)
         self.generated.update(counts_R2[:, 0], counts_R2[:, 1], torch.tensor(rows, device=counts_R2.device))
 
     def _keep_samples(self, corpus: Corpus) -> None:

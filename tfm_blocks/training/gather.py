@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import all_gather, get_backend, get_world_size
+from torch.distributed import all_gather, get_world_size
+
+from tfm_blocks.devices import group_device
 
 
 def gather_json(value: Any) -> list[Any]:
     """Return the JSON value of each rank, by rank. All ranks must call it."""
-    device = "cuda" if get_backend() == "nccl" else "cpu"
+    device = group_device()
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     sizes = [int(size) for size in _gather(torch.tensor([len(text)], device=device))]
     texts = _gather(torch.nn.functional.pad(text, (0, max(sizes) - len(text))))

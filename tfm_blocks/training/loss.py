@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tfm_blocks.data.layout import Batch
+from tfm_blocks.devices import sum_dtype
 from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import Network
 
@@ -177,7 +178,8 @@ class Objective:
         x_ND, labels_N, losses = self._predicted(batch)
         smoothed, nll, _ = self._sums(x_ND, labels_N)
         auxiliary = [(loss * (batch.labels_BT != 0).sum(1)).sum() for loss in losses.values()]
-        return sum(auxiliary, smoothed), torch.stack([smoothed, nll, *auxiliary]).detach().double()
+        sums = torch.stack([smoothed, nll, *auxiliary]).detach()
+        return sum(auxiliary, smoothed), sums.to(sum_dtype(sums.device))
 
     def scores(self, batch: Batch) -> Sums:
         """Return sums over the batch: the smoothed loss, -log p, and the number of correct tokens.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import EpochPlan, Ranks
+from tfm_blocks.devices import fork_generators, peak_memory
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import PlannedCorpus
@@ -107,7 +108,7 @@ class MemoryCheck:
         held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
         kept = _keep_gradients(network, set(chain.from_iterable(layers)))
         for batch in batches:
-            with self.precision, torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            with self.precision, fork_generators(self.device):
                 loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
                 loss.backward()  # type: ignore[no-untyped-call]
         exchanged = _copies(kept, self.copies.by_layer)
@@ -175,8 +176,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _peak(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"peak {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB of the device"
+    if allocated := peak_memory(device):
+        return f"peak {allocated / 1e9:.2f} GB of the device"
     lines = STATUS.read_text().splitlines() if STATUS.exists() else []
     peak = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]  # in kB of 1,024 bytes
     return f"peak {peak[0] * 1024 / 1e9:.2f} GB of the process" if peak else "sufficient"

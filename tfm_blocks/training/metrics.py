@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from tfm_blocks.devices import sum_dtype
 from tfm_blocks.scoring.corpus import metrics
 from tfm_blocks.training.data import StepBatches
 
@@ -20,7 +22,7 @@ def perplexity_of_loss(nats: float) -> float:
 
 
 class _Sums(Metric):
-    """Sums in one float64 vector, so that ranks exchange one tensor and a row of metrics waits for the device once."""
+    """Sums in one wide vector, so that ranks exchange one tensor and a row of metrics waits for the device once."""
 
     full_state_update = False
     sums: Tensor
@@ -28,6 +30,16 @@ class _Sums(Metric):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.add_state("sums", torch.zeros(count, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **options: Any) -> Self:
+        """Move the sums, as float32 if the device has no float64."""
+
+        def moved(sums: Tensor) -> Tensor:
+            device = fn(torch.empty(0, device=sums.device)).device
+            return fn(sums.to(sum_dtype(device)))
+
+        super()._apply(moved, *args, **options)
+        return self
 
     def reset(self) -> None:
         """Reset to tensors that training can update in place, even after a validation in inference mode."""
@@ -56,7 +68,7 @@ class StepSums(_Sums):
         self.sums[-3] += torch.where(skipped, 0, step.own_tokens)
         self.sums[-2] += padding
         self.sums[-1] += read
-        self.last = torch.stack([torch.where(skipped, self.last[0], norm.double()), self.last[1] + skipped])
+        self.last = torch.stack([torch.where(skipped, self.last[0], norm.to(self.last.dtype)), self.last[1] + skipped])
 
     def compute(self) -> Tensor:
         """Return both vectors as one tensor, so that reading it waits for the device once."""
@@ -82,9 +94,9 @@ class StepSums(_Sums):
 
     def restore(self, kept: Mapping[str, Tensor], rank: int) -> None:
         """Restore the sums of a checkpoint. Rank 0 takes the sums of all ranks."""
-        self.last = kept["last"].to(self.last.device)
+        self.last = kept["last"].to(self.last)
         if rank == 0:
-            self.sums = kept["sums"].to(self.sums.device)
+            self.sums = kept["sums"].to(self.sums)
 
 
 class Throughput(_Sums):
@@ -127,7 +139,7 @@ class TokenScores(_Sums):
 
     def update(self, loss: Tensor, nll: Tensor, correct: Tensor, tokens: int) -> None:
         """Add sums over `tokens` tokens; `correct` counts the tokens that the model ranks first."""
-        self.sums[:3] += torch.stack([loss.double(), nll.double(), correct.double()])
+        self.sums[:3] += torch.stack([value.to(self.sums.dtype) for value in (loss, nll, correct)])
         self.sums[3] += tokens
 
     def compute(self) -> dict[str, float]:
@@ -148,7 +160,7 @@ class RowLosses(_Sums):
 
     def update(self, loss_N: Tensor, nll_N: Tensor, row_N: Tensor) -> None:
         """Add the losses of some tokens, each of which belongs to a row."""
-        values_N3 = torch.stack([loss_N.double(), nll_N.double(), torch.ones_like(nll_N).double()], 1)
+        values_N3 = torch.stack([loss_N, nll_N, torch.ones_like(nll_N)], 1).to(self.sums.dtype)
         self.sums.view(-1, 3).index_add_(0, row_N, values_N3)
 
     def compute(self) -> Tensor:

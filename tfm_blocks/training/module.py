@@ -22,6 +22,7 @@ from tfm_blocks.data.layout import Batch, layout_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
+from tfm_blocks.devices import CPU, seed_device, sum_dtype
 from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
@@ -159,16 +160,14 @@ class TrainingModule(LightningModule):
     def _seed_dropout(self) -> None:
         """Seed dropout by the run's seed, the step and the rank, so that a resumed run draws the same values."""
         words = np.random.SeedSequence((self.settings.seed, self.global_step, self.ranks.rank)).generate_state(1)
-        torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed takes a millisecond
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(int(words[0]))
+        seed_device(self.device, int(words[0]))
 
     def _accumulate(self, step: StepBatches) -> Tensor:
         """Accumulate gradients. The ranks exchange them in the backward pass of the last micro-batch.
 
         Return sums over the tokens of this rank: the loss, -log p, and the auxiliary loss of each block.
         """
-        total = torch.zeros(2 + len(self.losses), dtype=torch.float64, device=self.device)
+        total = torch.zeros(2 + len(self.losses), dtype=sum_dtype(self.device), device=self.device)
         for batch in step.batches[:-1]:
             with self._no_gradient_sync():
                 total += self._backward(batch, step.tokens)
@@ -271,9 +270,9 @@ class TrainingModule(LightningModule):
         return self.scorer.samples[: self.settings.trainer.samples]
 
     def _search_precision(self) -> AbstractContextManager[None]:
-        """Return the autocast context of the search: as in training on CUDA, else float32, like `tfm translate`."""
+        """Return the autocast context of the search: as in training on an accelerator; on a CPU float32."""
         plugin = self.trainer.precision_plugin
-        return plugin.forward_context() if self.device.type == "cuda" else nullcontext()
+        return nullcontext() if self.device.type == CPU else plugin.forward_context()
 
     def _log(self, scores: dict[str, float], split: str) -> None:
         """Log the scores with the tokens and seconds so far, which make runs with different batches comparable."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -11,58 +10,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
 from tfm_blocks.data.settings import DataSettings, LmSettings
+from tfm_blocks.devices import kind_problem
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
 from tfm_blocks.tracking.settings import LoggerSettings
+from tfm_blocks.training.schedules import ScheduleSettings, length_context
 from tfm_blocks.translation.settings import BleuTokenizer, Search
-
-
-class NoamSettings(Settings):
-    """scale · d_model^-0.5 · min(step^-0.5, step · warmup^-1.5): Vaswani et al. 2017, equation 3."""
-
-    name: Literal["noam"]
-    d_model: Count
-    warmup: Count
-    scale: Above0
-
-    def rate(self, step: int) -> float:
-        return self.scale / math.sqrt(self.d_model) * min(1 / math.sqrt(step), step / math.sqrt(self.warmup) ** 3)
-
-
-class InverseSqrtSettings(Settings):
-    """Linear from 0 to `peak` in `warmup` steps, then peak · (warmup / step)^0.5."""
-
-    name: Literal["inverse_sqrt"]
-    peak: Above0
-    warmup: Count
-
-    def rate(self, step: int) -> float:
-        return self.peak * min(step / self.warmup, math.sqrt(self.warmup / step))
-
-
-class LinearSettings(Settings):
-    """Linear from 0 to `peak` in `warmup` steps, then linear to 0, reached one step after the last of `steps`."""
-
-    name: Literal["linear"]
-    peak: Above0
-    steps: Count
-    warmup: Count
-
-    @field_validator("warmup")
-    @classmethod
-    def _ends_with_the_run(cls, warmup: int, info: ValidationInfo) -> int:
-        steps = info.data.get("steps", warmup)
-        if warmup > steps:
-            rule = f"must be at most the {steps} steps of the schedule, but is {warmup}"
-            raise RuleError(rule, f"write schedule.warmup={max(1, steps // 10)}, or trainer.steps={4 * warmup} or more")
-        return warmup
-
-    def rate(self, step: int) -> float:
-        return self.peak * min(step / self.warmup, max(0, self.steps + 1 - step) / (self.steps + 1 - self.warmup))
-
-
-ScheduleSettings = Annotated[NoamSettings | InverseSqrtSettings | LinearSettings, Field(discriminator="name")]
-
 
 AtLeast0 = Annotated[float, Field(ge=0)]
 
@@ -89,15 +42,23 @@ class DeviceSettings(Settings):
     """The processes of a run.
 
     devices: processes per node, each with its own device. num_nodes: number of nodes.
+    accelerator: auto, cpu, or a device type of torch; auto: the accelerator of the machine if it has one.
     cluster: what started the processes; local: this package.
     strategy: ddp: each process holds all weights and optimizer state; fsdp2: each process holds a shard of them.
     """
 
     devices: Count
-    accelerator: Literal["auto", "cpu", "cuda"]
+    accelerator: str
     num_nodes: Count = 1
     cluster: Literal["auto", "local", "torchrun", "slurm"] = "auto"
     strategy: Literal["ddp", "fsdp2"] = "ddp"
+
+    @field_validator("accelerator")
+    @classmethod
+    def _is_a_kind_of_device(cls, accelerator: str) -> str:
+        if problem := kind_problem(accelerator):
+            raise RuleError(*problem)
+        return accelerator
 
 
 def _or_keep(average: int, steps: int, validate_every: int, keep_last: int) -> str:
@@ -126,7 +87,7 @@ class TrainerSettings(DeviceSettings):
     validate_sentences: sentences that each validation translates. samples: how many of them are shown.
     clip: largest norm of the whole gradient; null: no clipping. bleu: sacreBLEU's tokenizer.
     patience_nan: a step whose loss or gradient is not finite is skipped; after this many in a row the run has diverged.
-    workers: loader processes of each rank; null: 2 on CUDA, 0 on a CPU.
+    workers: loader processes of each rank; null: 2 on an accelerator, 0 on a CPU.
     """
 
     steps: Count
@@ -276,4 +237,6 @@ def read_run(config: Mapping[str, Any]) -> RunSettings:
 
     Raises ConfigError with all problems.
     """
-    return read_settings(RunSettings, {key: config[key] for key in RunSettings.model_fields if key in config})
+    known = {key: config[key] for key in RunSettings.model_fields if key in config}
+    data = config.get("data")
+    return read_settings(RunSettings, known, length_context(data if isinstance(data, Mapping) else {}))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.devices import sum_dtype
 from tfm_blocks.training.loss import Objective
 from tfm_blocks.training.metrics import RowLosses, TokenScores
 from tfm_blocks.translation.settings import Search
@@ -53,7 +54,7 @@ class SplitScorer(nn.Module, ABC):
         loss_N, nll_N, best_N = objective.position_scores(batch)
         labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
         row_N = torch.tensor(batch.rows, device=labels_N.device)[batch.kept_N // batch.labels_BT.shape[1]]
-        loss, nll, correct = (x_N.sum(dtype=torch.float64) for x_N in (loss_N, nll_N, best_N == labels_N))
+        loss, nll, correct = (x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, best_N == labels_N))
         self.tokens.update(loss, nll, correct, len(batch.kept_N))
         self.rows.update(loss_N, nll_N, row_N)
         return Predictions(row_N, labels_N, best_N)

@@ -17,9 +17,9 @@ from torch import Tensor
 from tfm_blocks.data.layout import SOURCE, prompt
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import load_tokenizer
+from tfm_blocks.devices import choose_device, devices_here, names_here
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
-from tfm_blocks.network.build import choose_device
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
@@ -104,7 +104,8 @@ class Translator:
             return cls(network.to(device), tokenizer, SavedModel.read(Path(run)).columns)
         except (RuntimeError, AssertionError) as error:  # raised for a missing device
             rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
-            raise RunError(Problem("device", rule, help="write cpu, or cuda if available")) from None
+            help = f"write {names_here()}: this machine has {devices_here()}"
+            raise RunError(Problem("device", rule, help=help)) from None
 
     def expect_sources(self) -> None:
         """Raise RunError if the model has no sources to translate from."""

@@ -21,9 +21,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.setenv("SLURM_STUBS", str(folder))
     monkeypatch.setenv("PATH", f"{STUBS}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "SELDOM", 0.2)
-    monkeypatch.setattr(slurm, "OFTEN", 0.1)
-    monkeypatch.setattr(slurm, "LATE", 1.0)
+    monkeypatch.setattr(slurm, "SQUEUE_INTERVAL", 0.2)
+    monkeypatch.setattr(slurm, "STATUS_INTERVAL", 0.1)
+    monkeypatch.setattr(slurm, "STATUS_DELAY", 1.0)
     slurm.submitit.SlurmJob.watcher.clear()  # it caches job numbers, which the stubs reuse
     yield folder
     for tasks in folder.glob("jobs/*/tasks"):

@@ -6,16 +6,15 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sweep.test_supervisor import LIMIT
+from tests.sweep.jobs import text_of, until
 from tfm_blocks.distributed import signals
-from tfm_blocks.sweep.job import ERROR, KILLED, JobResult
+from tfm_blocks.sweep.job import ERROR, KILLED
 from tfm_blocks.sweep.launcher import Worker, read_launcher
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -57,14 +56,6 @@ def launcher() -> Iterator[RayLauncher]:
         signal.signal(number, handler)
 
 
-def until(poll: Callable[[], Any]) -> Any:
-    start_time = time.monotonic()
-    while (result := poll()) is None or result is False:
-        assert time.monotonic() < start_time + 4 * LIMIT
-        time.sleep(0.05)
-    return result
-
-
 @pytest.fixture
 def start(launcher: RayLauncher, trainer: TrainerSettings) -> Iterator[Callable[..., Worker]]:
     """Yield a function that starts a job; release its cluster resources after the test."""
@@ -79,10 +70,6 @@ def start(launcher: RayLauncher, trainer: TrainerSettings) -> Iterator[Callable[
         ray.kill(worker.actor)
 
 
-def said(log: Path) -> str:
-    return log.read_text() if log.exists() else ""
-
-
 def test_jobs_run_one_after_the_other_on_one_cpu_and_return_their_status(
     start: Callable[..., Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,14 +78,14 @@ def test_jobs_run_one_after_the_other_on_one_cpu_and_return_their_status(
     logs = [tmp_path / f"{name}.log" for name in ("first", "second")]
     logs[0].write_text("before\n")
     first = start(logs[0], WAITS)
-    until(lambda: "ready" in said(logs[0]))
+    until(lambda: "ready" in text_of(logs[0]))
     assert until(first.place).startswith("on ") and first.ended() is None and first.begin == len("before\n")
     second = start(logs[1], "pwd; echo $OF_THE_SWEEP $WANDB_RUN_ID; exit 3")
     assert second.place() is None
     first.stop()
     assert until(first.ended) == 75
     assert until(second.ended) == 3
-    assert said(logs[1]) == f"{Path.cwd()}\nknown\n"
+    assert text_of(logs[1]) == f"{Path.cwd()}\nknown\n"
 
 
 def test_a_job_has_the_requested_resources_and_the_next_waits_for_them(
@@ -111,8 +98,8 @@ def test_a_job_has_the_requested_resources_and_the_next_waits_for_them(
     monkeypatch.setattr(launcher, "settings", settings_with(memory="500MB", resources={"licence": 1}))
     settings = trainer.model_copy(update={"accelerator": "cuda"})
     first = start(tmp_path / "first.log", f"echo device $CUDA_VISIBLE_DEVICES; {WAITS}", settings)
-    until(lambda: "ready" in said(tmp_path / "first.log"))
-    assert said(tmp_path / "first.log").startswith(("device 0\n", "device 1\n"))
+    until(lambda: "ready" in text_of(tmp_path / "first.log"))
+    assert text_of(tmp_path / "first.log").startswith(("device 0\n", "device 1\n"))
     until(lambda: used_resources() == {"CPU": 1, "GPU": 1, "memory": 500 << 20, "licence": 1})
     second = start(tmp_path / "second.log", "exit 3", settings)
     assert second.place() is None and second.ended() is None
@@ -129,24 +116,24 @@ def used_resources() -> dict[str, float]:
 
 def test_a_second_signal_ends_running_and_waiting_jobs_at_once(start: Callable[..., Worker], tmp_path: Path) -> None:
     first = start(tmp_path / "first.log", WAITS.replace("exit 75", "sleep 1000"))
-    until(lambda: "ready" in said(tmp_path / "first.log"))
+    until(lambda: "ready" in text_of(tmp_path / "first.log"))
     second = start(tmp_path / "second.log", "echo never")
     second.stop()
     first.kill()
     first.wait()
-    assert isinstance(until(second.ended), JobResult) and said(tmp_path / "second.log") == ""
+    assert isinstance(until(second.ended), tuple) and text_of(tmp_path / "second.log") == ""
     result = until(first.ended)
-    assert result == 137 or (isinstance(result, JobResult) and result.state == KILLED)
+    assert result == 137 or result[0] == KILLED
 
 
 def test_a_lost_node_is_reported_and_leaves_no_process(start: Callable[..., Worker], tmp_path: Path) -> None:
     worker = start(tmp_path / "x.log", "echo $$; while true; do sleep 0.05; done")
-    until(lambda: "\n" in said(tmp_path / "x.log"))
+    until(lambda: "\n" in text_of(tmp_path / "x.log"))
     until(worker.place)
     ray.kill(worker.actor)
     result = until(worker.ended)
-    assert isinstance(result, JobResult) and result.state == KILLED and result.reason.startswith("Ray: ")
-    job = Path("/proc", said(tmp_path / "x.log").strip())
+    assert result[0] == KILLED and result[1].startswith("Ray: ")
+    job = Path("/proc", text_of(tmp_path / "x.log").strip())
     until(lambda: not job.exists())
 
 
@@ -156,8 +143,8 @@ def test_ray_leaves_signals_to_the_sweep(launcher: RayLauncher) -> None:
 
 def test_a_node_without_the_shared_folder_is_an_error(start: Callable[..., Worker], tmp_path: Path) -> None:
     result = until(start(tmp_path / "nowhere" / "x.log", "true").ended)
-    assert isinstance(result, JobResult) and result.state == ERROR
-    assert "No such file or directory" in result.reason and "nowhere/x.log" in result.reason
+    assert result[0] == ERROR
+    assert "No such file or directory" in result[1] and "nowhere/x.log" in result[1]
 
 
 def test_an_address_without_a_cluster_is_an_error() -> None:

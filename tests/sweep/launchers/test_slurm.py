@@ -6,7 +6,6 @@ Slurm's commands are stubs on the path, which run the script locally; submitit, 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.sweep.test_supervisor import LIMIT
+from tests.sweep.jobs import text_of, until
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT, JobResult
-from tfm_blocks.sweep.launcher import Launcher, RefusedError, Worker, read_launcher
+from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
+from tfm_blocks.sweep.launcher import Launcher, RefusedError, Result, Worker, read_launcher
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -27,7 +26,7 @@ pytest.importorskip("submitit")
 from tfm_blocks.sweep.launchers import slurm
 
 CONF = {
-    "name": "slurm", "cluster": "slurm", "partition": None, "account": None, "qos": None, "cpus": None, "gpus": None,
+    "name": "slurm", "partition": None, "account": None, "qos": None, "cpus": None, "gpus": None,
     "memory": None, "grace": "2m", "setup": [], "sbatch": {},
 }  # fmt: skip
 WAITS = "trap 'exit 75' TERM; echo ready; while true; do sleep 0.05; done"
@@ -51,15 +50,8 @@ def start(launcher: Launcher, sweep: Path, trainer: TrainerSettings, script: str
     return launcher.start("heads-2", ["bash", "-c", script], sweep / "heads-2.log", trainer)
 
 
-def end_of(worker: Worker) -> int | JobResult:
-    return until(worker.ended)
-
-
-def until(poll: Callable[[], Any]) -> Any:
-    start_time = time.monotonic()
-    while (result := poll()) is None or result is False or result == "":
-        assert time.monotonic() < start_time + 2 * LIMIT
-        time.sleep(0.05)
+def end_of(worker: Worker) -> int | Result:
+    result: int | Result = until(worker.ended)
     return result
 
 
@@ -70,8 +62,7 @@ def script_of(cluster: Path, number: int = 101) -> set[str]:
 
 
 def log_of(sweep: Path) -> str:
-    path = sweep / "heads-2.log"
-    return path.read_text() if path.exists() else ""
+    return text_of(sweep / "heads-2.log")
 
 
 def test_sbatch_receives_exactly_the_options_of_the_settings(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
@@ -127,11 +118,11 @@ def test_a_stopped_job_has_its_grace_and_a_waiting_job_leaves_the_queue(
     assert running.patience == 120
     until(lambda: "ready" in log_of(sweep))
     running.stop()
-    assert isinstance(result := end_of(running), JobResult) and "SIGTERM" in result.reason
+    assert isinstance(result := end_of(running), tuple) and "SIGTERM" in result[1]
     (cluster / "full").touch()
     waiting = start(launcher, sweep, trainer())
     waiting.stop()
-    assert end_of(waiting) == JobResult(KILLED, "Slurm says of job 102: CANCELLED by 0")
+    assert end_of(waiting) == (KILLED, "Slurm says of job 102: CANCELLED by 0")
     assert waiting.place() is None
 
 
@@ -152,7 +143,7 @@ def test_every_end_of_a_job_by_the_cluster_is_classified(
     assert worker.ended() is None
     command = harm.format(job=job, task=(job / "tasks").read_text().strip())
     subprocess.run(["bash", "-c", command], check=True)
-    assert end_of(worker) == JobResult(state, reason)
+    assert end_of(worker) == (state, reason)
 
 
 def test_no_job_is_lost_while_slurm_does_not_answer(
@@ -170,7 +161,7 @@ def test_no_job_is_lost_while_slurm_does_not_answer(
         assert worker.ended() is None
         time.sleep(0.05)
     worker.kill()
-    assert isinstance(end_of(worker), JobResult)
+    assert isinstance(end_of(worker), tuple)
 
 
 def test_a_refusal_by_sbatch_is_reported_with_its_message(tmp_path: Path, cluster: Path, trainer: Trainer) -> None:
@@ -218,9 +209,8 @@ def test_another_launcher_does_not_start_jobs_that_may_be_queued(
     tmp_path: Path, cluster: Path, trainer: Trainer
 ) -> None:
     worker = start(launcher_with(), tmp_path, trainer(), WAITS)
-    for other in (LocalLauncher(1), launcher_with(cluster="local")):
-        with pytest.raises(ConfigError, match=r"(?s)heads-2: was started by launcher=slurm as job 101.*go on with"):
-            other.find(tmp_path)
+    with pytest.raises(ConfigError, match=r"(?s)heads-2: was started by launcher=slurm as job 101.*go on with"):
+        LocalLauncher(1).find(tmp_path)
     until(lambda: "ready" in log_of(tmp_path))
     worker.stop()
     end_of(worker)
@@ -231,29 +221,6 @@ def test_without_slurms_commands_nothing_is_started(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"has no sbatch, srun, squeue, scancel"):
         launcher_with()
-
-
-def test_submitits_local_executor_behaves_as_slurm(tmp_path: Path, trainer: Trainer) -> None:
-    launcher = launcher_with(cluster="local")
-    assert end_of(start(launcher, tmp_path, trainer(), "exit 3")) == 3
-    worker = start(launcher, tmp_path, trainer(), WAITS)
-    until(lambda: "ready" in log_of(tmp_path))
-    again = launcher_with(cluster="local").find(tmp_path)["heads-2"]
-    again.stop()
-    assert isinstance(end_of(worker), JobResult) and isinstance(end_of(again), JobResult)
-
-
-def test_a_killed_submitit_process_is_reported(
-    tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slurm, "LATE", 1.0)
-    worker = start(launcher_with(cluster="local"), tmp_path, trainer(), "echo $PPID; sleep 1000")
-    keeper = int(until(lambda: log_of(tmp_path).strip()))
-    number = int(str(worker.place()).rpartition(" ")[2])
-    os.kill(number, signal.SIGKILL)
-    os.kill(keeper, signal.SIGKILL)
-    result = end_of(worker)
-    assert result == 128 + signal.SIGKILL or (isinstance(result, JobResult) and result.state == KILLED)
 
 
 def test_a_missing_extra_is_an_error_with_its_command(tmp_path: Path) -> None:

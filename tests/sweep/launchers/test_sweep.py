@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from tests.sweep import test_engine as local
-from tests.sweep.test_supervisor import LIMIT
+from tests.sweep.jobs import LIMIT, job_of, sweep_of
 from tfm_blocks.runs.sweep import WAITING
-from tfm_blocks.sweep.engine import JobSource, Sweep
-from tfm_blocks.sweep.job import DONE, ERROR, KILLED, PRUNED, RUNNING, JobResult, SweepJob
-from tfm_blocks.sweep.launcher import Launcher, Worker
-from tfm_blocks.sweep.record import SweepFolder, claim_sweep
-from tfm_blocks.sweep.settings import GridSettings, read_sweep_settings
-from tfm_blocks.training.settings import TrainerSettings, read_run
+from tfm_blocks.sweep.engine import Sweep
+from tfm_blocks.sweep.folder import claim_sweep
+from tfm_blocks.sweep.job import DONE, ERROR, KILLED, PRUNED, RUNNING
+from tfm_blocks.sweep.launcher import Launcher, Result, Worker
+from tfm_blocks.training.settings import TrainerSettings
 
 pytest.importorskip("submitit")
 from tests.sweep.launchers.test_slurm import launcher_with
@@ -36,7 +35,6 @@ until [ -e go ] || [ -e $run.go ]; do sleep 0.05; done
 state done
 """
 LAUNCHERS = {
-    "submitit": ["launcher=slurm", "launcher.cluster=local"],
     "slurm": ["launcher=slurm"],
     "ray": ["launcher=ray", "launcher.address=local"],
 }
@@ -50,15 +48,12 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Callable[..., A
     composed = small()
 
     def sweep(*names: str, launcher: Any = None, **how: Any) -> Sweep:
-        folder: SweepFolder = claim_sweep(Path("runs"), "x", names, "python train.py …")
-        settings = {"method": "grid", "name": None, "parallel": 2, "timeout": None, "retries": 0, "together": []} | how
-        jobs = [SweepJob(name, [], composed, read_run(composed.mapping)) for name in names]
+        folder = claim_sweep(Path("runs"), "x", names, "python train.py …")
+        jobs = [job_of(composed, name, []) for name in names]
         for job in jobs:
-            status = folder.run(job) / "status.json"
-            job.state = DONE if status.is_file() and "done" in status.read_text() else WAITING
-        read = read_sweep_settings(settings)
-        assert isinstance(read, GridSettings)
-        return Sweep(folder, JobSource(jobs), read, launcher or launcher_with(), ["bash", "trains.sh"])
+            job.state = DONE if folder.state_before(job) == DONE else WAITING
+        how = {"parallel": 2} | how
+        return sweep_of(folder, jobs, ["bash", "trains.sh"], launcher or launcher_with(), **how)
 
     return sweep
 
@@ -104,7 +99,7 @@ def test_time_in_the_queue_does_not_count(make: Callable[..., Sweep], cluster: P
     sweep = make("a", timeout="2s")
     start_time = time.monotonic()
     until(sweep, lambda: time.monotonic() > start_time + 3)
-    assert states(sweep) == [WAITING] and sweep.running[0].stop_reason is None
+    assert states(sweep) == [WAITING] and sweep.running[0].stopped is None
     (cluster / "full").unlink()
     until(sweep, lambda: not sweep.running)
     assert (states(sweep), sweep.source.jobs[0].reason) == (["timed out"], "after 2 s")
@@ -316,7 +311,7 @@ class SlowWorker:
     def place(self) -> str | None:
         return ""
 
-    def ended(self) -> int | JobResult | None:
+    def ended(self) -> int | Result | None:
         time.sleep(0.06)
         return None
 
@@ -334,7 +329,7 @@ def test_every_job_is_pruned_if_a_poll_takes_longer_than_the_interval(
     sweep = make("a", "b", "c", "d", parallel=4, launcher=SlowLauncher())
     for _ in range(2):
         sweep._poll()
-    monkeypatch.setattr(sweep.source, "should_prune", lambda job, progress: True)
+    monkeypatch.setattr(sweep.source, "should_prune", lambda job: True)
     for _ in range(2):
         sweep._poll()
-    assert [attempt.stop_reason and attempt.stop_reason.state for attempt in sweep.running] == [PRUNED] * 4
+    assert [attempt.stopped and attempt.stopped[0] for attempt in sweep.running] == [PRUNED] * 4

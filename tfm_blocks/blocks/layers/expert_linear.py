@@ -10,6 +10,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
+from tfm_blocks.devices import has_grouped_kernel
+
 
 class ExpertLinear(nn.Module):
     """x W_e^T for the rows of each expert e: x_RI -> y_RO. Rows are sorted by expert; the rows of e end at ends_E[e].
@@ -68,8 +70,8 @@ class BiasedExpertLinear(ExpertLinear):
 
 
 def _has_grouped_kernel(x_RI: Tensor, *widths: int) -> bool:
-    """Return True if torch's grouped kernel applies: bf16 on CUDA, with row sizes that are multiples of 16 bytes."""
-    return x_RI.device.type == "cuda" and x_RI.dtype == torch.bfloat16 and all(width % 8 == 0 for width in widths)
+    """Return True if torch's grouped kernel applies; its row sizes are multiples of 16 bytes."""
+    return has_grouped_kernel(x_RI) and all(width % 8 == 0 for width in widths)
 
 
 def _grouped(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:

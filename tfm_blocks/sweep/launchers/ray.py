@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from tfm_blocks.config.settings import Count, RuleError
+from tfm_blocks.devices import VISIBLE
 from tfm_blocks.distributed.signals import install_handlers
 from tfm_blocks.errors import ConfigError, Problem, shown
-from tfm_blocks.sweep import remote_runner
-from tfm_blocks.sweep.job import ERROR, KILLED, JobResult
-from tfm_blocks.sweep.job_file import VISIBLE, clean, job_file_content
-from tfm_blocks.sweep.launcher import ClusterSettings, Launcher, Worker
+from tfm_blocks.sweep import supervisor
+from tfm_blocks.sweep.job import ERROR, KILLED
+from tfm_blocks.sweep.job_file import clean, job_file_content
+from tfm_blocks.sweep.launcher import PATIENCE, ClusterSettings, Launcher, Result, Worker
 from tfm_blocks.training.settings import TrainerSettings
 
 try:
@@ -26,10 +27,9 @@ except ImportError:
     help = "pip install -c constraints.txt -e '.[ray]'"
     raise ConfigError(Problem("launcher", "is ray, and ray is not installed", help=help)) from None
 
-PATIENCE = 60.0  # seconds for the end of the step and a checkpoint
-AT_ONCE = 10.0  # seconds for an actor to kill its job's processes before the actor is killed
+KILL_SECONDS = 10.0  # seconds for an actor to kill its job's processes before the actor is killed
 CALLS = 3  # concurrent calls of an actor: one of them waits for the end of the job
-OF_A_NODE = frozenset({VISIBLE, "HOSTNAME", "TMPDIR"})  # variables that hold for this machine only
+MACHINE_VARIABLES = frozenset({*VISIBLE.values(), "HOSTNAME", "TMPDIR"})  # variables that hold for this machine only
 
 
 def _amounts(mapping: dict[str, Any]) -> dict[str, Any]:
@@ -72,8 +72,8 @@ class RayLauncher(Launcher):
             raise ConfigError(Problem("launcher.address", rule, help=help)) from None
         finally:
             install_handlers()
-        ray.cloudpickle.register_pickle_by_value(remote_runner)  # so a node does not need to import it
-        self.actors = ray.remote(remote_runner.RemoteRunner)
+        ray.cloudpickle.register_pickle_by_value(supervisor)  # so a node does not need to import it
+        self.actors = ray.remote(supervisor.SupervisedJob)
 
     def __exit__(self, *error: object) -> None:
         ray.shutdown()
@@ -81,7 +81,7 @@ class RayLauncher(Launcher):
     def start(self, name: str, command: Sequence[str], log: Path, trainer: TrainerSettings) -> Worker:
         """Start an actor for the job, with this command's environment except the variables of this machine."""
         job_file = job_file_content(command, log)
-        job_file["with"] = {k: v for k, v in clean(os.environ).items() if k not in OF_A_NODE} | job_file["with"]
+        job_file["with"] = {k: v for k, v in clean(os.environ).items() if k not in MACHINE_VARIABLES} | job_file["with"]
         own = self.settings
         actor = self.actors.options(
             name=None,
@@ -104,18 +104,19 @@ class _RayWorker:
         self.node: str | None = None
 
     def place(self) -> str | None:
-        if self.node is None and _is_there(self.host):
+        if self.node is None and _is_ready(self.host):
             with suppress(ray.exceptions.RayError):
                 self.node = f"on {ray.get(self.host)}"
         return self.node
 
-    def ended(self) -> int | JobResult | None:
-        if not _is_there(self.end):
+    def ended(self) -> int | Result | None:
+        if not _is_ready(self.end):
             return None
         try:
             return int(ray.get(self.end))
         except ray.exceptions.RayError as error:  # it did not start, or its process or node died
-            return JobResult(KILLED if self.place() else ERROR, f"Ray: {_last_line(error)}")
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return KILLED if self.place() else ERROR, f"Ray: {lines[-1] if lines else type(error).__name__}"
         finally:
             ray.kill(self.actor)  # releases its resources
 
@@ -130,20 +131,15 @@ class _RayWorker:
         self.actor.kill.remote()
 
     def wait(self) -> None:
-        """Wait for the job for up to AT_ONCE seconds, then kill its actor."""
+        """Wait for the job for up to KILL_SECONDS seconds, then kill its actor."""
         start = time.monotonic()
-        while not _is_there(self.end) and time.monotonic() < start + AT_ONCE:
-            time.sleep(remote_runner.LOOK)
+        while not _is_ready(self.end) and time.monotonic() < start + KILL_SECONDS:
+            time.sleep(supervisor.POLL_SECONDS)
         ray.kill(self.actor)
 
 
-def _is_there(answer: Any) -> bool:
+def _is_ready(answer: Any) -> bool:
     return bool(ray.wait([answer], timeout=0)[0])
-
-
-def _last_line(error: object) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 LAUNCHER = RaySettings

@@ -1,4 +1,4 @@
-"""Run operations on the meta device in the kernels and dtypes that CUDA uses, so that a trace counts CUDA's tensors."""
+"""The table of kernels that a trace can count: those of this CPU, and those that CUDA uses, on the meta device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -86,3 +87,6 @@ def _attention(
         bias = added.to(q_BHTK.dtype).expand(*q_BHTK.shape[:3], k_BHSK.shape[2])
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     return efficient(q_BHTK, k_BHSK, v_BHSK, bias, True, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+
+
+KERNELS: dict[str, Callable[[], FakeTensorMode | CudaKernels]] = {"cpu": FakeTensorMode, "cuda": CudaKernels}

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tfm_blocks.compose.resolve import Composed
+from tests.sweep.jobs import Small, job_of
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.runs.lock import hold
+from tfm_blocks.sweep.folder import JOURNAL, SweepFolder, claim_sweep
 from tfm_blocks.sweep.job import DONE, SweepJob
-from tfm_blocks.sweep.record import (
-    JOURNAL,
-    SweepFolder,
-    adopt_names,
-    archive_previous,
-    claim_sweep,
-    expect_unchanged,
-    state_before,
-)
-from tfm_blocks.training.settings import read_run
-
-Small = Callable[..., Composed]
-
-
-def job_of(composed: Composed, name: str = "heads-2", overrides: Sequence[str] = ("heads=2",)) -> SweepJob:
-    return SweepJob(name, overrides, composed, read_run(composed.mapping))
 
 
 def test_the_same_overrides_have_the_same_folder_and_others_a_new_one(tmp_path: Path) -> None:
@@ -69,8 +53,8 @@ def test_new_jobs_of_an_existing_folder_get_new_names(small: Small, tmp_path: Pa
     ]
     folder = claim_sweep(tmp_path, "x", ["heads=2,4", "seed=1,2"], "", configs={job.config for job in jobs})
     assert folder.path == tmp_path / "x"
-    adopt_names(folder, jobs)
-    expect_unchanged(folder, jobs)
+    folder.adopt_names(jobs)
+    folder.expect_unchanged(jobs)
     assert [job.name for job in jobs] == ["heads-2", "heads-2_seed-2", "heads-4", "heads-4_seed-2"]
     folder.write(jobs[:2])
     assert list(claim_sweep(tmp_path, "x", ["heads=2,4", "seed=1,2"], "").known) == [
@@ -88,8 +72,8 @@ def test_a_new_job_whose_name_is_taken_gets_a_number(small: Small, tmp_path: Pat
     for _ in ("extended", "repeated"):
         jobs = [job_of(small(f"seed={seed}"), name, [name, "d_ff=24"]) for seed, name in ((0, "a"), (9, "b"))]
         folder = claim_sweep(tmp_path, "x", ["d_ff=24"], "", configs={job.config for job in jobs})
-        adopt_names(folder, jobs)
-        expect_unchanged(folder, jobs)
+        folder.adopt_names(jobs)
+        folder.expect_unchanged(jobs)
         assert [job.name for job in jobs] == ["a", "b-3"]
         folder.write(jobs)
     assert list(claim_sweep(tmp_path, "x", ["d_ff=24"], "").known) == ["a", "b", "b-2", "b-3"]
@@ -98,9 +82,9 @@ def test_a_new_job_whose_name_is_taken_gets_a_number(small: Small, tmp_path: Pat
 def test_a_job_with_the_overrides_of_an_earlier_job_keeps_its_name(small: Small, tmp_path: Path) -> None:
     claim_sweep(tmp_path, "x", [], "").write([job_of(small(), "a", ["heads=2", "seed=1"])])
     folder, job = claim_sweep(tmp_path, "x", [], ""), job_of(small("dropout=0.2"), "a", ["seed=1", "heads=2"])
-    adopt_names(folder, [job])
+    folder.adopt_names([job])
     with pytest.raises(ConfigError, match="a: its config has changed"):
-        expect_unchanged(folder, [job])
+        folder.expect_unchanged([job])
 
 
 def test_a_search_adopts_no_jobs_of_other_sweeps(small: Small, tmp_path: Path) -> None:
@@ -128,40 +112,40 @@ def test_sweep_json_is_what_other_commands_read(small: Small, tmp_path: Path) ->
 def test_a_job_with_a_changed_config_is_refused(small: Small, tmp_path: Path) -> None:
     claim_sweep(tmp_path, "x", [], "").write([job_of(small())])
     folder = claim_sweep(tmp_path, "x", [], "")
-    expect_unchanged(folder, [job_of(small("name=other"))])
+    folder.expect_unchanged([job_of(small("name=other"))])
     with pytest.raises(ConfigError, match=r"(?s)1 of 1 jobs are not what .*heads-2: its config has changed"):
-        expect_unchanged(folder, [job_of(small("dropout=0.2"))])
+        folder.expect_unchanged([job_of(small("dropout=0.2"))])
 
 
 @pytest.mark.parametrize("state", ["running", "failed", "preempted", DONE])
 def test_the_state_of_a_job_is_read_from_its_folder(small: Small, tmp_path: Path, state: str) -> None:
     folder, job = job_in_state(small, tmp_path, state)
-    assert state_before(folder, job) == state
+    assert folder.state_before(job) == state
 
 
 def test_a_damaged_status_or_sweep_file_is_reported_and_nothing_changes(small: Small, tmp_path: Path) -> None:
     folder, job = job_in_state(small, tmp_path, DONE)
     (folder.run(job) / "status.json").write_text('{"state": "do')
     with pytest.raises(RunError, match=r"status\.json: is damaged"):
-        state_before(folder, job)
+        folder.state_before(job)
     (folder.path / "sweep.json").write_text('{"form')
     with pytest.raises(RunError, match=r"sweep\.json: is damaged"):
         claim_sweep(tmp_path, "x", [], "")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     (folder.run(job) / "status.json").unlink()
-    assert state_before(folder, job) == "", "a run that was killed before its first step"
+    assert folder.state_before(job) == "", "a run that was killed before its first step"
 
 
 def test_diverged_runs_are_kept_under_another_name_and_unstarted_runs_removed(small: Small, tmp_path: Path) -> None:
     for number in (1, 2):
         folder, job = job_in_state(small, tmp_path, "diverged")
-        archive_previous(folder, job)
+        folder.archive_previous(job)
         assert not folder.run(job).exists()
         assert (folder.path / f"heads-2.before-{number}" / "status.json").is_file()
     folder.run(job).mkdir()
     (folder.run(job) / "config.yaml").write_text("")
-    assert state_before(folder, job) == ""
-    archive_previous(folder, job)
+    assert folder.state_before(job) == ""
+    folder.archive_previous(job)
     assert not folder.run(job).exists() and not (folder.path / "heads-2.before-3").exists()
 
 

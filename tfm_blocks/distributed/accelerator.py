@@ -1,0 +1,41 @@
+"""Lightning's interface to the accelerator of this process, whatever torch calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import Accelerator
+
+from tfm_blocks.devices import accelerator, device_count, rank_device, select_device
+
+
+class TorchAccelerator(Accelerator):
+    """The devices of torch.accelerator. Lightning's classes cover some kinds only, and differ from each other."""
+
+    def setup_device(self, device: torch.device) -> None:
+        select_device(device)
+
+    def teardown(self) -> None:
+        torch.accelerator.empty_cache()
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        return list(range(devices)) if isinstance(devices, int) else devices
+
+    @staticmethod
+    def get_parallel_devices(devices: Sequence[int]) -> list[torch.device]:
+        return [rank_device(accelerator(), number) for number in devices]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return device_count(accelerator())
+
+    @staticmethod
+    def is_available() -> bool:
+        return bool(accelerator())
+
+    @staticmethod
+    def name() -> str:
+        return accelerator()

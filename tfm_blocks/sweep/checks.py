@@ -1,0 +1,156 @@
+"""Check every job of a sweep before the first one starts, and give it the budget of its reference."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from tfm_blocks.compose.command_line import override_key
+from tfm_blocks.compose.job import JobComposer
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError, Problem, cut, printable
+from tfm_blocks.launch.check import CheckedModel, CheckedRun, with_vocab_of_data
+from tfm_blocks.network.budget import BUDGETS
+from tfm_blocks.network.build import count_parameters
+from tfm_blocks.network.solve import Solution, measure_cost, solve
+from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.sweep.job import WRONG, SweepJob
+from tfm_blocks.sweep.settings import MatchSettings
+
+
+def check_jobs(
+    jobs: Sequence[Sequence[str]],
+    composer: JobComposer,
+    check: Callable[[Composed], CheckedModel],
+    matcher: Matcher | None = None,
+    ignored: Sequence[Sequence[str]] = (),
+) -> list[SweepJob]:
+    """Match each job to its budget, compose and check it. A ConfigError becomes the problems of its job.
+
+    `ignored` are for each job the overrides that its model does not use.
+    """
+    checked_jobs = []
+    for overrides, unused in zip_longest(jobs, ignored, fillvalue=()):
+        job = SweepJob("", overrides)
+        checked_jobs.append(job)
+        try:
+            if matcher:
+                job.overrides, job.match = matcher.match(overrides, unused)
+            checked = check(composer.compose(job.overrides))
+            job.composed, sized = checked.composed, checked
+            if isinstance(checked, CheckedRun):
+                job.settings = checked.settings
+                sized = checked.with_vocab(job.match["vocab"]) if job.match else checked
+            job.parameters = count_parameters(sized.spec)
+        except ConfigError as error:
+            job.problems, first = error.problems, error.problems[0]
+            job.state, job.reason = WRONG, f"{first.address}: {first.rule}"
+    return checked_jobs
+
+
+def refuse_wrong(jobs: Sequence[SweepJob]) -> None:
+    """Raise ConfigError if any job cannot start; the error names the values that only such jobs have."""
+    wrong = [job for job in jobs if job.problems]
+    if not wrong:
+        return
+    right = {text for job in jobs if not job.problems for text in job.overrides}
+    culprits = [text for text in dict.fromkeys(text for job in wrong for text in job.overrides) if text not in right]
+    rule = f"{len(wrong)} of {len(jobs)} jobs cannot start, so none was started"
+    leave_out = f"leave out {' and '.join(culprits)}" if culprits and right else wrong[0].problems[0].help
+    raise ConfigError([Problem("sweep", rule, help=leave_out), *dict.fromkeys(job.problems[0] for job in wrong)])
+
+
+def find_ignored(jobs: Sequence[Sequence[str]], composer: JobComposer) -> list[list[str]]:
+    """Return and print the overrides of each job that its model does not use, but the model of another job.
+
+    Raises ConfigError if jobs would be equal without them.
+    """
+    unused = [composer.unused(job) for job in jobs]
+    used = {override_key(text) for job, texts in zip(jobs, unused, strict=True) for text in job if text not in texts}
+    ignored = [[text for text in texts if override_key(text) in used] for texts in unused]
+    jobs_without: defaultdict[tuple[str, ...], list[Sequence[str]]] = defaultdict(list)
+    models: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for job, texts in zip(jobs, ignored, strict=True):
+        kept = tuple(text for text in job if text not in texts)
+        jobs_without[kept].append(job)
+        chosen = [text for text in kept if text.startswith(("model=", "experiment="))] or [" ".join(kept)]
+        for text in texts:
+            models[text] |= dict.fromkeys(chosen)
+    for equal in jobs_without.values():
+        for text in equal[0]:
+            if any(text not in job for job in equal):
+                rule = f"is not used by {', '.join(models[text])}, whose jobs with other values would be equal: "
+                help = "pair it with the model, as in sweep.together=[model,KEY], or sweep the models separately"
+                raise ConfigError(Problem(override_key(text), rule + cut(text), help=help))
+    for text, names in models.items():
+        print(printable(f"{text}: not used by {', '.join(names)}, whose jobs run without it"))
+    return ignored
+
+
+@dataclass
+class Matcher:
+    """Solves the knobs `match.by` of jobs, with the vocabulary that the data of each job has.
+
+    Jobs with the same model and reference, such as seeds, are solved once.
+    """
+
+    settings: MatchSettings
+    composer: JobComposer
+    costs: dict[str, int] = field(default_factory=dict)
+    solutions: dict[tuple[str, int], Solution] = field(default_factory=dict)
+    vocabularies: dict[str, int] = field(default_factory=dict)
+
+    def match(self, overrides: Sequence[str], ignored: Sequence[str] = ()) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Return the overrides of a job with solved knobs, and the record for run.json.
+
+        The reference may use the `ignored` overrides, which the model of the job does not use. Raises ConfigError if no
+        values meet the budget.
+        """
+        like = self.settings.like
+        if not like:
+            return overrides, {}
+        job = self._compose(overrides)
+        kept = [text for text in (*ignored, *overrides) if override_key(text) not in like]
+        changes = [f"{key}={value}" for key, value in like.items()]
+        unused = self.composer.unused([*kept, *changes])
+        reference = self._compose([*(text for text in kept if text not in unused), *changes])
+        solution = self._solve(job, reference)
+        values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
+        record = {
+            "like": dict(like),
+            "budget": self.settings.budget,
+            "values": dict(solution.values),
+            "requested": solution.requested,
+            "reached": solution.reached,
+            "vocab": job.mapping.get("vocab"),
+        }
+        return [*(text for text in overrides if override_key(text) not in values), *values.values()], record
+
+    def _compose(self, overrides: Sequence[str]) -> Composed:
+        composed = self.composer.compose(overrides)
+        load_plugins(composed.mapping["plugins"])
+        key = json.dumps([composed.mapping["data"], composed.mapping.get("vocab")])
+        if key in self.vocabularies:
+            return composed.with_vocab(self.vocabularies[key])
+        composed = with_vocab_of_data(composed)
+        if type(size := composed.mapping.get("vocab")) is int:
+            self.vocabularies[key] = size
+        return composed
+
+    def _solve(self, job: Composed, reference: Composed) -> Solution:
+        budget = BUDGETS[self.settings.budget]
+        key = json.dumps(reference.model)
+        if key not in self.costs:
+            self.costs[key] = measure_cost(reference, budget)
+        requested = self.costs[key]
+        if job.model == reference.model:
+            return Solution({}, requested, requested)
+        problem = json.dumps(job.model), requested
+        if problem not in self.solutions:
+            within = self.settings.within or budget.within
+            self.solutions[problem] = solve(job, self.settings.by, budget, requested, within)
+        return self.solutions[problem]
