@@ -100,10 +100,9 @@ def _rows(group: Group, baseline: Group, before: System, after: System) -> Itera
             if complete and (test := seed_test(others, values)):
                 row = replace(row, seeds=test.p, seeds_interval=test.interval, least=test.least)
             if name in p_values:
-                measure = MEASURES[name]
                 single = len(before) == len(after) == 1 and name in CORPUS_SCORES
-                sacrebleu = p_of_sacrebleu(measure, before[0], after[0]) if single else None
-                interval = interval_over_sentences(measure, before, after)
+                sacrebleu = p_of_sacrebleu(name, before[0], after[0]) if single else None
+                interval = interval_over_sentences(name, before, after)
                 row = replace(row, sentences=p_values[name], sentences_interval=interval, sacrebleu=sacrebleu)
             yield row
 
