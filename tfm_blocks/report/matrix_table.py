@@ -165,17 +165,14 @@ def _counted(matrix: Matrix, tested: list[tuple[int, int]]) -> str:
     if len(matrix.grid.tasks) == 1 and len(tested) <= NAMED:
         rest = [labels[row] for row, _ in tested if not matrix.cells[row, 0].differs]
         others = listed([labels[row] for row, _ in significant], NAMED)
-        named = [f"{name} differs significantly from {others} {how}."] if significant else []
-        return " ".join(
-            [*named, *([f"No significant difference from {listed(rest, NAMED)} was found {how}."] if rest else [])]
-        )
+        sentences = [f"{name} differs significantly from {others} {how}."] if significant else []
+        sentences += [f"No significant difference from {listed(rest, NAMED)} was found {how}."] if rest else []
+        return " ".join(sentences)
     verb = "is" if len(significant) == 1 else "are"
     text = f"Of {_times(len(tested), 'difference')} from {name}, {len(significant)} {verb} significant {how}."
-    return (
-        text
-        if len(significant) == len(tested)
-        else f"{text} The others are not, which does not mean that the models are equal."
-    )
+    if len(significant) == len(tested):
+        return text
+    return f"{text} The others are not, which does not mean that the models are equal."
 
 
 def _times(count: int, noun: str) -> str:

@@ -139,20 +139,17 @@ def _names_text(names: Sequence[str], spec: Spec) -> str:
     return listed(texts, MOST_NAMES)
 
 
-def marks_of_first(spec: Spec, difference: ModelDifference) -> dict[str, Mark]:
-    """Return the marks of the first model: what was removed or changed."""
-    return _marks(spec, ((change, change.old) for change in difference.changes))
-
-
-def marks_of_second(spec: Spec, difference: ModelDifference) -> dict[str, Mark]:
-    """Return the marks of the second model: what was added or changed."""
-    return _marks(spec, ((change, change.new) for change in difference.changes))
+def difference_marks(a: Spec, b: Spec, difference: ModelDifference) -> list[dict[str, Mark]]:
+    """Return the marks of both models: what was removed or changed in the first, and added or changed in the second."""
+    old = [(change, change.old) for change in difference.changes]
+    new = [(change, change.new) for change in difference.changes]
+    return [_marks(a, old), _marks(b, new)]
 
 
 def difference_picture(a: Spec, b: Spec, difference: ModelDifference) -> FigurePicture:
     """Return both models next to each other with their marks."""
-    first = mark_nodes(picture_of(a, REGISTRY, Content()), marks_of_first(a, difference))
-    second = mark_nodes(picture_of(b, REGISTRY, Content()), marks_of_second(b, difference))
+    marked = zip((a, b), difference_marks(a, b, difference), strict=True)
+    first, second = (mark_nodes(picture_of(spec, REGISTRY, Content()), marks) for spec, marks in marked)
     return place_side_by_side((first, second), difference.names)
 
 

@@ -22,14 +22,7 @@ from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Spec, format_shape
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.report.assets import asset, content_policy, page_template
-from tfm_blocks.report.model_difference import (
-    ModelDifference,
-    changes_table,
-    compare_models,
-    marks_of_first,
-    marks_of_second,
-    summary_lines,
-)
+from tfm_blocks.report.model_difference import changes_table, compare_models, difference_marks, summary_lines
 from tfm_blocks.report.show import measure
 
 MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
@@ -84,11 +77,13 @@ def _facts(
     costs: tuple[int, int],
 ) -> NodeFacts:
     info = REGISTRY.blocks[node.block] if node.block else None
+    written = outline.nodes.get(node.address)
+    add_norm = write_add_norm(written, REGISTRY) if written else " → ".join(write_steps(node.post, REGISTRY))
     return NodeFacts(
         block=node.block or "",
         path=".".join(node.path),
         shape=shapes[node.address],
-        add_norm=_add_norm(node, outline),
+        add_norm=add_norm,
         weights=f"of {node.owner}" if node.shares else f"tied to {node.tie}" if node.tie else "",
         parameters=costs[0],
         multiply_adds=costs[1],
@@ -101,12 +96,6 @@ def _facts(
             for place in [file.written[node.path].place]
         ),
     )
-
-
-def _add_norm(node: Node, outline: Outline) -> str:
-    if node.address in outline.nodes:
-        return write_add_norm(outline.nodes[node.address], REGISTRY)
-    return " → ".join(write_steps(node.post, REGISTRY))
 
 
 def _arguments(node: Node, info: BlockInfo, sources: Sources) -> Iterator[Row]:
@@ -165,9 +154,11 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
 
     `watch` is the version of a page that polls its server for a newer one and for the problems of that one.
     """
-    difference = _difference(models)
-    records = map(_model_record, models, _marks(models, difference))
-    data = {"models": list(records), "blocks": _blocks(models), "watch": watch, "problems": []}
+    a, b = models[0], models[-1]
+    difference = compare_models((a.name, b.name), a.spec, b.spec, {}) if len(models) > 1 else None
+    marks = difference_marks(a.spec, b.spec, difference) if difference else [{}]
+    records = list(map(_model_record, models, marks))
+    data = {"models": records, "blocks": _blocks(models), "watch": watch, "problems": []}
     script = asset("view.js")
     return page_template("view.html").render(
         title=" and ".join(model.name for model in models),
@@ -177,7 +168,7 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
         data=Markup(json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")),
         models=models,
         table=changes_table(difference) if difference and difference.changes else None,
-        summary=summary_lines(difference, models[0].spec, models[-1].spec) if difference else [],
+        summary=summary_lines(difference, a.spec, b.spec) if difference else [],
     )
 
 
@@ -186,20 +177,6 @@ def _blocks(models: Sequence[ViewedModel]) -> dict[str, dict[str, str]]:
     names = sorted({node.block for model in models for node in model.spec.nodes if node.block})
     blocks = {name: REGISTRY.blocks[name] for name in names}
     return {name: {"formula": info.description, "source": info.source} for name, info in blocks.items()}
-
-
-def _difference(models: Sequence[ViewedModel]) -> ModelDifference | None:
-    if len(models) < 2:
-        return None
-    a, b = models
-    return compare_models((a.name, b.name), a.spec, b.spec, {})
-
-
-def _marks(models: Sequence[ViewedModel], difference: ModelDifference | None) -> list[dict[str, Mark]]:
-    if difference is None:
-        return [{} for _ in models]
-    a, b = models
-    return [marks_of_first(a.spec, difference), marks_of_second(b.spec, difference)]
 
 
 def _model_record(model: ViewedModel, marks: Mapping[str, Mark]) -> dict[str, object]:
