@@ -66,16 +66,13 @@ def line_through(axis: str, label: str, curves: Sequence[Mapping[str, Floats]]) 
     Between the points of a curve, its values are interpolated. The means leave out curves that end before a point.
     """
     x_N = np.unique(np.concatenate([curve[axis] for curve in curves]))
-    across = {
-        name: np.ma.masked_invalid([_at(x_N, curve[axis], curve[name]) for curve in curves]) for name in curves[0]
-    }
+    across = {}
+    for name in curves[0]:
+        columns = [np.interp(x_N, curve[axis], curve[name], left=np.nan, right=np.nan) for curve in curves]
+        across[name] = np.ma.masked_invalid(columns)
     y_RN = across.pop("y")
     axes = {name: _plain(values_RN.mean(0)) for name, values_RN in across.items()}
     return Line(label, axes, *(_plain(values_N) for values_N in (y_RN.mean(0), y_RN.min(0), y_RN.max(0))))
-
-
-def _at(x_N: Floats, known: Floats, values: Floats) -> Floats:
-    return np.interp(x_N, known, values, left=np.nan, right=np.nan)
 
 
 def _plain(values_N: np.ma.MaskedArray[Any, Any]) -> Floats:

@@ -263,13 +263,18 @@ def print_comparison_json(comparison: Comparison) -> None:
         factor.key: {value: dict(zip(factor.others, others, strict=True)) for value, others in factor.values.items()}
         for factor in comparison.factors
     }
+    curves: list[dict[str, Any]] = []
+    for curve in comparison.curves:
+        rates = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
+        best = {"best": curve.best.value, "edge": curve.edge}
+        curves.append({"model": curve.label, "key": curve.key, **best, "values": rates})
     record = {
         "differences": factors,
         "groups": [
             {"group": group.label, "runs": [_run_record(run, comparison) for run in group.runs]}
             for group in comparison.groups
         ],
-        "learning_rates": [_curve_record(curve) for curve in comparison.curves],
+        "learning_rates": curves,
         "baseline": comparison.baseline.label if comparison.baseline else None,
         "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
         "all_tasks": list(mean_rows(comparison.matrix)) if comparison.matrix else [],
@@ -282,11 +287,6 @@ def print_comparison_json(comparison: Comparison) -> None:
 def print_matrix_json(matrix: Matrix, notes: Sequence[str]) -> None:
     """Print the cells of the matrix and the notes, unrounded."""
     print_json({"matrix": list(matrix_rows(matrix)), "all_tasks": list(mean_rows(matrix)), "notes": notes})
-
-
-def _curve_record(curve: RateCurve) -> dict[str, Any]:
-    values = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
-    return {"model": curve.label, "key": curve.key, "best": curve.best.value, "edge": curve.edge, "values": values}
 
 
 def _run_record(run: RunRecord, comparison: Comparison) -> dict[str, Any]:

@@ -91,8 +91,9 @@ def summary_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
     if not difference.changes:
         return [f"{' and '.join(difference.names)} are the same model"]
     costs = [_cost_line(name, before, after) for name, (before, after) in difference.costs.items()]
-    condition = f"for one row with {_lengths_text(*difference.lengths)}"
-    return [*costs, condition, *_weight_lines(difference, a, b)]
+    lengths = {**difference.lengths[0], **difference.lengths[1]}
+    condition = ", ".join(f"{axis} = {length}" for axis, length in lengths.items())
+    return [*costs, f"for one row with {condition}", *_weight_lines(difference, a, b)]
 
 
 def changes_table(difference: ModelDifference) -> Table:
@@ -113,10 +114,6 @@ def _cost_line(name: str, before: int, after: int) -> str:
         return f"{name}: {before:,} in both"
     relative = f", {(after - before) / before:+.2%}" if before else ""
     return f"{name}: {before:,} → {after:,} ({after - before:+,}{relative})"
-
-
-def _lengths_text(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
-    return ", ".join(f"{axis} = {length}" for axis, length in {**ours, **theirs}.items())
 
 
 def _weight_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:

@@ -225,11 +225,10 @@ def problem_record(problem: Problem) -> dict[str, str]:
 
 def _colour_rules() -> str:
     """Return the colours of figures as CSS variables, for light and dark screens."""
-    colours = (_colours(THEMES[name]) for name in ("paper", "dark"))
-    light, dark = ("".join(f"--{name}: {colour};" for name, colour in rules) for rules in colours)
+    rules = []
+    for theme in (THEMES["paper"], THEMES["dark"]):
+        plain = {"paper": theme.background, "ink": theme.ink, "soft": theme.faint, "plate": theme.plate}
+        colours = [*plain.items(), *theme.fills.items(), *theme.marks.items()]
+        rules.append("".join(f"--{name}: {colour};" for name, colour in colours))
+    light, dark = rules
     return f":root {{{light}}} @media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
-
-
-def _colours(theme: Theme) -> list[tuple[str, str]]:
-    plain = [("paper", theme.background), ("ink", theme.ink), ("soft", theme.faint), ("plate", theme.plate)]
-    return [*plain, *theme.fills.items(), *theme.marks.items()]
