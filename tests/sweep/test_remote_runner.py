@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.sweep.jobs import LIMIT, text_of, until
-from tfm_blocks.sweep.job_file import JobFile, write_job_file
+from tfm_blocks.sweep.launcher import JobFile, write_job_file
 
 COUNTS = "trap 'echo stop; sleep 0.5; exit 75' TERM; echo ready; while true; do sleep 0.05; done"
 Do = Callable[..., "subprocess.Popen[str]"]

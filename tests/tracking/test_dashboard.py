@@ -14,11 +14,10 @@ from tfm_blocks.compose.job import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS
-from tfm_blocks.tracking.dashboard import dashboards, read_dashboard, settings_logged
-from tfm_blocks.tracking.workspace import rendered, workspace
+from tfm_blocks.tracking.dashboard import GROUP, read_dashboard, rendered, settings_logged, workspace
 
 GROUPS = ("data", "optimizer", "schedule", "trainer", "logger")
-SHIPPED = sorted(dashboards([CONF]))
+SHIPPED = sorted(list_options(GROUP, [CONF]))
 
 
 def test_the_shipped_dashboards_are_of_training_comparison_and_importance() -> None:

@@ -52,13 +52,13 @@ def _add_sweep(actions: options.Commands) -> None:
 
 
 def _read_dashboards(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:
-    from tfm_blocks.compose.folders import config_folders
-    from tfm_blocks.tracking.dashboard import dashboards, read_dashboard
+    from tfm_blocks.compose.folders import config_folders, list_options
+    from tfm_blocks.tracking.dashboard import GROUP, read_dashboard
 
     folders = config_folders(arguments.config_dir)
     problems: list[Problem] = []
     by_name = {}
-    for name in names or dashboards(folders):
+    for name in names or list_options(GROUP, folders):
         try:
             by_name[name] = read_dashboard(name, folders)
         except ConfigError as error:
@@ -79,25 +79,23 @@ def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
     if find_spec("wandb_workspaces") is None:
         rule = "needs a library that is not installed: wandb-workspaces"
         raise ConfigError(Problem("tfm dashboard", rule, help="pip install -c constraints.txt -e '.[dashboards]'"))
-    from tfm_blocks.tracking.workspace import workspace
+    from tfm_blocks.tracking.dashboard import workspace
 
     return workspace(dashboard, arguments.project, arguments.entity)
 
 
 def _render(arguments: argparse.Namespace) -> None:
     (dashboard,) = _read_dashboards(arguments, [arguments.name]).values()
-    workspace = _workspace(arguments, dashboard)
-    from tfm_blocks.tracking.workspace import rendered
+    from tfm_blocks.tracking.dashboard import rendered
 
-    options.write_output(json.dumps(rendered(workspace), indent=1) + "\n", arguments.path)
+    options.write_output(json.dumps(rendered(_workspace(arguments, dashboard)), indent=1) + "\n", arguments.path)
 
 
 def _push(arguments: argparse.Namespace) -> None:
-    for name, dashboard in _read_dashboards(arguments, arguments.names).items():
-        workspace = _workspace(arguments, dashboard)
-        from tfm_blocks.tracking.workspace import save_workspace
+    from tfm_blocks.tracking.dashboard import save_workspace
 
-        print(f"{name}: {save_workspace(workspace)}")
+    for name, dashboard in _read_dashboards(arguments, arguments.names).items():
+        print(f"{name}: {save_workspace(_workspace(arguments, dashboard))}")
 
 
 def _sweep(arguments: argparse.Namespace) -> None:

@@ -97,22 +97,22 @@ class SweepFolder:
 
     def expect_unchanged(self, jobs: Sequence[SweepJob]) -> None:
         """Raise ConfigError if the config of a job changed although its overrides are the same."""
-        changed = [job for job in jobs if job.config != self.known.get(job.name, job.entry).config]
-        if changed:
-            first = Problem("sweep", f"{len(changed)} of {len(jobs)} jobs are not what {self.path} was begun with")
-            raise ConfigError([first, *map(self._changed, changed)])
-
-    def _changed(self, job: SweepJob) -> Problem:
-        before = read_recorded_settings(self.run(job) / CONFIG)
-        vocab = before.get("vocab")
-        now = flat_settings(job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping)
-        changes = [
-            f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}"
-            for key in {**before, **now}
-            if before and before.get(key) != now.get(key) and key.partition(".")[0] not in UNHASHED_KEYS
-        ]
-        rule = "; ".join(changes[:3]) or "its config has changed in conf/"
-        return Problem(job.name, rule, help="restore what it was, or write sweep.name=… for a new sweep")
+        problems = []
+        for job in [job for job in jobs if job.config != self.known.get(job.name, job.entry).config]:
+            before = read_recorded_settings(self.run(job) / CONFIG)
+            vocab = before.get("vocab")
+            now = flat_settings(job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping)
+            changes = [
+                f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}"
+                for key in {**before, **now}
+                if before and before.get(key) != now.get(key) and key.partition(".")[0] not in UNHASHED_KEYS
+            ]
+            rule = "; ".join(changes[:3]) or "its config has changed in conf/"
+            help = "restore what it was, or write sweep.name=… for a new sweep"
+            problems.append(Problem(job.name, rule, help=help))
+        if problems:
+            rule = f"{len(problems)} of {len(jobs)} jobs are not what {self.path} was begun with"
+            raise ConfigError([Problem("sweep", rule), *problems])
 
 
 def claim_sweep(

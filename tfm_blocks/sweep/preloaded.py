@@ -28,20 +28,15 @@ MODULES = [
 FIRST_NUMBER = re.compile(r"\s*([1-9]\d{0,3})\b")  # of a list such as 4,2, which has a number for each nesting level
 
 
-def start_fork_server() -> None:
-    """Let the fork server import the modules of a run in the background."""
+def start_supervised(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
+    """Run `python ARGUMENTS` under a supervisor, and return the supervisor, which ends with this process."""
+    context = LoaderContext()
     with block_signals():
         resource_tracker.ensure_running()  # unblocks SIGINT and SIGTERM again
     with block_signals():
-        context = LoaderContext()
         context.set_forkserver_preload(MODULES)
-        forkserver.ensure_running()
-
-
-def start_supervised(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
-    """Run `python ARGUMENTS` under a supervisor, and return the supervisor, which ends with this process."""
-    start_fork_server()
-    supervisor = LoaderContext().Process(target=_supervise, args=(list(arguments), log, dict(environment)))
+        forkserver.ensure_running()  # imports the modules of a run in the background
+    supervisor = context.Process(target=_supervise, args=(list(arguments), log, dict(environment)))
     supervisor.start()
     return supervisor
 

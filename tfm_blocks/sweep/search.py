@@ -134,7 +134,7 @@ class Study(JobSource):
         """Return the job of a trial that an earlier command created."""
         job, states = self._job(trial.number, trial.params), optuna.trial.TrialState
         if trial.state == states.RUNNING:
-            if self.folder.state_before(job) == DONE:  # but the sweep ended before it told the study
+            if self.folder.state_before(job) == DONE:  # but the sweep ended before it reported that
                 job.state = DONE
             if job.state != WAITING:
                 self.folder.read_progress(job)

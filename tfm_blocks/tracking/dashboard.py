@@ -1,8 +1,14 @@
-"""Read dashboards from conf/dashboard/NAME.yaml, and check that runs log everything that their panels show."""
+"""Read dashboards from conf/dashboard/NAME.yaml, check that runs log all that panels show, and convert dashboards.
+
+The libraries of W&B are imported only for the conversion to a workspace.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +16,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, group_files, list_options, read_yaml
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
-from tfm_blocks.errors import ConfigError, Place, Problem, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, suggest
 from tfm_blocks.language.files import display_path
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
 
 GROUP = "dashboard"
 STEP = "step"
+WIDTH, HEIGHT, COLUMNS = 8, 6, 3  # of W&B's grid, which is 24 wide
 NOT_LOGGED = frozenset({"defaults", "hydra", "resume", "match"})  # keys of train.yaml that are not settings of a run
 Keys = Annotated[list[str], Field(min_length=1)]
 
@@ -46,30 +53,14 @@ class Panel(Settings):
             raise RuleError(f"must be one of {kinds}", "write one of them, such as {lines: [val/loss]}")
         return self
 
-    @field_validator("lines")
+    @field_validator("lines", "bars", "scatter", "parallel", "importance", "media", "over")
     @classmethod
-    def _are_metrics(cls, value: Any) -> Any:
-        return _known(value, METRICS)
-
-    @field_validator("bars", "importance")
-    @classmethod
-    def _are_single_metrics(cls, value: Any) -> Any:
-        return _known(value, SINGLE)
-
-    @field_validator("over")
-    @classmethod
-    def _is_an_axis(cls, value: str) -> str:
-        return str(_known(value, [STEP, *SINGLE]))
-
-    @field_validator("media")
-    @classmethod
-    def _are_media(cls, value: Any) -> Any:
-        return _known(value, MEDIA)
-
-    @field_validator("scatter", "parallel")
-    @classmethod
-    def _are_values(cls, value: Any, info: ValidationInfo) -> Any:
-        return _known(value, [*SINGLE, *(info.context or ())])
+    def _is_logged(cls, value: Any, info: ValidationInfo) -> Any:
+        values = [*SINGLE, *(info.context or ())]
+        known: dict[str | None, Iterable[str]] = {
+            "lines": METRICS, "over": [STEP, *SINGLE], "media": MEDIA, "scatter": values, "parallel": values,
+        }  # fmt: skip
+        return _known(value, known.get(info.field_name, SINGLE))
 
 
 class Dashboard(Settings):
@@ -116,12 +107,8 @@ def settings_logged(folders: list[Path]) -> set[str]:
             keys |= set(_addresses(value, key)) if isinstance(value, dict) else {key}
     for path in list_options("model", folders).values():
         keys |= read_yaml(path).keys() - {"defaults", "model"}
-    for group in {path.name for path in CONF.iterdir() if path.is_dir()} - {
-        "model",
-        GROUP,
-        *GLOBAL_GROUPS,
-        *OF_A_SWEEP,
-    }:
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    for group in groups - {"model", GROUP, *GLOBAL_GROUPS, *OF_A_SWEEP}:
         for path in [path for name in list_options(group, folders) for path in group_files(group, name, folders)]:
             keys |= set(_addresses(read_yaml(path), group))
     return keys
@@ -136,24 +123,84 @@ def _addresses(mapping: Mapping[str, Any], prefix: str) -> Iterable[str]:
             yield from _addresses(value, f"{prefix}.{name}")
 
 
-def dashboards(folders: list[Path]) -> dict[str, Path]:
-    """Return the files of all dashboards by name."""
-    return list_options(GROUP, folders)
-
-
 def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
     """Read a dashboard. Raises ConfigError if it does not exist, or shows a key that no run logs."""
-    known = dashboards(folders)
+    known = list_options(GROUP, folders)
     if name not in known:
         raise ConfigError(Problem(GROUP, f"there is no dashboard called {name!r}", help=suggest(name, known)))
-    settings = settings_logged(folders)
     try:
-        return read_settings(Dashboard, read_yaml(known[name]), settings)
+        return read_settings(Dashboard, read_yaml(known[name]), settings_logged(folders))
     except ConfigError as error:
         place = Place(display_path(known[name]))
-        raise ConfigError(
-            [
-                Problem(f"{GROUP}.{name}.{problem.address}", problem.rule, place, help=problem.help)
-                for problem in error.problems
-            ]
-        ) from None
+        problems = [replace(one, address=f"{GROUP}.{name}.{one.address}", place=place) for one in error.problems]
+        raise ConfigError(problems) from None
+
+
+def workspace(dashboard: Dashboard, project: str, entity: str) -> Any:
+    """Return the workspace of a dashboard, not yet saved in W&B."""
+    from wandb_workspaces import workspaces
+    from wandb_workspaces.reports.v2 import Layout
+
+    sections = []
+    for name, section in dashboard.all_sections.items():
+        panels = [_convert(panel) for panel in section]
+        for number, panel in enumerate(panels):
+            panel.layout = Layout(x=number % COLUMNS * WIDTH, y=number // COLUMNS * HEIGHT, w=WIDTH, h=HEIGHT)
+        sections.append(workspaces.Section(name=name, panels=panels, is_open=True))
+    return workspaces.Workspace(
+        entity=entity,
+        project=project,
+        name=dashboard.name,
+        sections=sections,
+        settings=workspaces.WorkspaceSettings(x_axis="Step"),
+        runset_settings=workspaces.RunsetSettings(groupby=[workspaces.Config(name) for name in dashboard.group]),
+    )
+
+
+def rendered(workspace: Any) -> dict[str, Any]:
+    """Return the JSON that W&B's server would receive. This uses a private method, because no public one exists."""
+    view: dict[str, Any] = json.loads(workspace._to_model().model_dump_json(by_alias=True, exclude_none=True))
+    return view
+
+
+def save_workspace(workspace: Any) -> str:
+    """Save the workspace in W&B and return its URL. Raises RunError."""
+    import wandb
+
+    try:
+        workspace.save()
+    except (wandb.Error, OSError, ValueError) as error:
+        rule = f"the workspace {workspace.name} could not be saved: {cut(str(error))}"
+        help = "wandb login stores a key; --entity and --project choose the workspace's project"
+        raise RunError(Problem("W&B", rule, help=help)) from None
+    return str(workspace.url)
+
+
+def _convert(panel: Panel) -> Any:
+    """Return a panel of W&B."""
+    from wandb_workspaces.reports import v2 as panels
+
+    def value(name: str) -> Any:
+        return panels.SummaryMetric(METRICS[name].summarised) if name in METRICS else panels.Config(name)
+
+    log = panel.log or None
+    if panel.lines:
+        axis = "Step" if panel.over == STEP else panel.over
+        shown: dict[str, Any] = {"y": panel.lines}
+        if "{" in "".join(panel.lines):  # several keys, whose names a run decides
+            shown = {"metric_regex": "|".join(re.sub(r"{.*", ".*", name) for name in panel.lines)}
+        return panels.LinePlot(x=axis, title=", ".join(panel.lines), log_y=log, **shown)
+    if panel.bars:
+        metrics = [METRICS[name].summarised for name in panel.bars]
+        return panels.BarPlot(metrics=metrics, title=", ".join(panel.bars))
+    if panel.scatter:
+        x, y = map(value, panel.scatter)
+        return panels.ScatterPlot(x=x, y=y, log_x=log, title=" and ".join(panel.scatter))
+    if panel.parallel:
+        columns = [panels.ParallelCoordinatesPlotColumn(value(name), log=log) for name in panel.parallel]
+        return panels.ParallelCoordinatesPlot(columns=columns)
+    if panel.importance:
+        return panels.ParameterImportancePlot(with_respect_to=METRICS[panel.importance].summarised)
+    if panel.media:
+        return panels.MediaBrowser(media_keys=panel.media)
+    return panels.RunComparer(diff_only="split")

@@ -67,26 +67,24 @@ class FaultTolerantLogger(LightningLogger):
         Lightning logs a callback's metrics at the previous step.
         """
         self._step = newest = max(self._step, step or 0)
-        self._unless_paused("metrics", lambda: self.inner.log_metrics(dict(metrics), newest))
+        self._try("metrics", lambda: self.inner.log_metrics(dict(metrics), newest))
 
     def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
-        self._unless_paused("samples", lambda: self.inner.log_samples(split, samples, step))
+        self._try("samples", lambda: self.inner.log_samples(split, samples, step))
 
     def log_pictures(self, pictures: Mapping[str, bytes], step: int) -> None:
-        self._unless_paused("pictures", lambda: self.inner.log_pictures(pictures, step))
+        self._try("pictures", lambda: self.inner.log_pictures(pictures, step))
 
     def log_weights(self, run: Path) -> None:
-        self._try("the weights", lambda: self.inner.log_weights(run))
+        self._try("the weights", lambda: self.inner.log_weights(run), always=True)
 
     def close(self, exit_code: int, reason: str) -> None:
-        self._try("the end of the run", lambda: self.inner.close(exit_code, reason))
+        self._try("the end of the run", lambda: self.inner.close(exit_code, reason), always=True)
 
-    def _unless_paused(self, kind: str, log: Callable[[], None]) -> None:
-        if time.monotonic() >= self._paused_until:
-            self._try(kind, log)
-
-    def _try(self, kind: str, log: Callable[[], None]) -> None:
+    def _try(self, kind: str, log: Callable[[], None], *, always: bool = False) -> None:
         start = time.monotonic()
+        if start < self._paused_until and not always:
+            return
         try:
             log()
         except Exception as error:

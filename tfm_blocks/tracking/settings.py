@@ -11,7 +11,14 @@ from tfm_blocks.config.settings import RuleError, Settings, implementation, name
 from tfm_blocks.tracking.logger import LoggerKind
 
 PACKAGE = "tfm_blocks.tracking.loggers"
-LOGGERS: dict[str, LoggerKind] = {name: implementation(PACKAGE, name, "LOGGER") for name in names_of(PACKAGE)}
+
+
+class CsvSettings(Settings):
+    """The empty settings of metrics.csv, which every run writes, also without this logger."""
+
+
+LOGGERS: dict[str, LoggerKind] = {"csv": LoggerKind(CsvSettings, None)}
+LOGGERS |= {name: implementation(PACKAGE, name, "LOGGER") for name in names_of(PACKAGE)}
 _fields: Any = {name: (kind.settings | None, None) for name, kind in LOGGERS.items()}
 _ByName = create_model("_ByName", __base__=Settings, **_fields)
 

@@ -16,8 +16,7 @@ from typing import ClassVar, Literal
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.devices import CPU, VISIBLE, accelerator, choose_device, device_count
 from tfm_blocks.launch.check import CheckedRun, available_cores, check_run
-from tfm_blocks.sweep.job_file import job_file_content
-from tfm_blocks.sweep.launcher import PATIENCE, Launcher, LauncherSettings, Worker
+from tfm_blocks.sweep.launcher import PATIENCE, Launcher, LauncherSettings, Worker, job_file_content
 from tfm_blocks.sweep.preloaded import start_supervised
 from tfm_blocks.sweep.supervisor import POLL_SECONDS, SupervisedJob, job_environment
 from tfm_blocks.training.settings import TrainerSettings

@@ -17,8 +17,7 @@ from tfm_blocks.distributed.signals import install_handlers
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.sweep import supervisor
 from tfm_blocks.sweep.job import ERROR, KILLED
-from tfm_blocks.sweep.job_file import clean, job_file_content
-from tfm_blocks.sweep.launcher import PATIENCE, ClusterSettings, Launcher, Result, Worker
+from tfm_blocks.sweep.launcher import PATIENCE, ClusterSettings, Launcher, Result, Worker, clean, job_file_content
 from tfm_blocks.training.settings import TrainerSettings
 
 try:

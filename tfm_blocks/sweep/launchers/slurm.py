@@ -20,8 +20,16 @@ from tfm_blocks.config.settings import Count, RuleError
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
 from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
-from tfm_blocks.sweep.job_file import JobFile, unfinished_job_files, write_job_file
-from tfm_blocks.sweep.launcher import ClusterSettings, Launcher, RefusedError, Result, Worker
+from tfm_blocks.sweep.launcher import (
+    ClusterSettings,
+    JobFile,
+    Launcher,
+    RefusedError,
+    Result,
+    Worker,
+    unfinished_job_files,
+    write_job_file,
+)
 from tfm_blocks.sweep.settings import seconds
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -191,7 +199,12 @@ class _QueuedWorker:
         if not self._is_time_for("ended"):
             return None
         if record := self.job_file.status("ended"):
-            return _read_end(int(record.get("status", 1)), str(record.get("signal", "")))
+            status, signal_name = int(record.get("status", 1)), record.get("signal")
+            if status != PREEMPTED or not signal_name:
+                return status
+            if signal_name == TIME_SIGNAL:  # the job is resumable, as the cluster stopped it and the sweep did not
+                return TIMED_OUT, "its time in the queue is over; it has a checkpoint"
+            return KILLED, f"{signal_name}: preempted, or cancelled by somebody; it has a checkpoint"
         if self.launcher.has(self.number):
             self.gone = math.inf
             return None
@@ -227,15 +240,6 @@ class _QueuedWorker:
 
     def wait(self) -> None:
         """Return at once: the queue ends the job."""
-
-
-def _read_end(status: int, signal_name: str) -> int | Result:
-    """Return the exit status, or a resumable result if the cluster stopped the job and the sweep did not."""
-    if status != PREEMPTED or not signal_name:
-        return status
-    if signal_name == TIME_SIGNAL:
-        return TIMED_OUT, "its time in the queue is over; it has a checkpoint"
-    return KILLED, f"{signal_name}: preempted, or cancelled by somebody; it has a checkpoint"
 
 
 def _run_slurm(*command: str) -> str | None:

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING
 
 import yaml
 from PIL import Image
@@ -14,9 +13,6 @@ from PIL import Image
 from tfm_blocks.config.settings import Settings
 from tfm_blocks.metric_schema import IN_EVERY_ROW
 from tfm_blocks.tracking.logger import LoggedRun, LoggerKind, RunLogger, TranslationSample
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
 
 LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks
 TAG = "tfm_blocks_run"
@@ -47,15 +43,17 @@ class MlflowLogger(RunLogger):
 
     def __init__(self, settings: MlflowSettings, run: LoggedRun) -> None:
         from lightning.pytorch.loggers import MLFlowLogger
+        from mlflow.tracking import MlflowClient
 
         for noisy in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool", "lightning.pytorch.loggers.mlflow"):
-            logging.getLogger(noisy).setLevel(
-                logging.CRITICAL
-            )  # FaultTolerantLogger reports errors, without tracebacks
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)  # FaultTolerantLogger reports errors
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         uri = settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or LOCAL
-        run_id = _run_of(uri, settings.experiment, run.id)
+        client = MlflowClient(uri)
+        experiment = client.get_experiment_by_name(settings.experiment)
+        known = client.search_runs([experiment.experiment_id], f"tags.{TAG} = '{run.id}'") if experiment else []
+        run_id = str(known[0].info.run_id) if known else None  # of the run that was logged before a resume
         self.inner = MLFlowLogger(settings.experiment, run.folder.name, uri, tags={TAG: run.id}, run_id=run_id)
         self.run_id = str(self.inner.run_id)
         self.client: MlflowClient = self.inner.experiment
@@ -95,16 +93,6 @@ class MlflowLogger(RunLogger):
         if exit_code:
             self.client.set_tag(self.run_id, "reason", reason[:LONGEST_TAG])
         self.inner.finalize(STATES.get(exit_code, "FAILED"))
-
-
-def _run_of(uri: str, experiment: str, id: str) -> str | None:
-    """Return the MLflow run that was logged before a resume, or None."""
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(uri)
-    known = client.get_experiment_by_name(experiment)
-    runs = client.search_runs([known.experiment_id], f"tags.{TAG} = '{id}'") if known else []
-    return str(runs[0].info.run_id) if runs else None
 
 
 LOGGER = LoggerKind(MlflowSettings, MlflowLogger, extra="mlflow")

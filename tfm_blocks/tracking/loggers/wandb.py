@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,12 +74,16 @@ class WandbLogger(RunLogger):
             mode, reason = "offline", "the server refused the run"
             self.run = _start_run(options, run.folder, mode)
         if self.run:
-            _define(self.run)
+            for key in METRIC_KEYS:  # the summary of each metric, and tokens as the x-axis
+                axis = None if key.name in IN_EVERY_ROW else TOKENS
+                summary = None if key.summary == "last" else key.summary  # W&B always keeps the last value
+                name = re.sub(r"{.*", "*", key.name)  # of several keys
+                self.run.define_metric(name, summary=summary, step_metric=axis)
             self.run.config.update(_missing_settings(config, self.run.config))  # type: ignore[no-untyped-call]
-        if mode == "offline" and self.run:
-            print(f"W&B: offline, {reason}; to upload: wandb sync {Path(self.run.dir).parent}")
-        elif mode == "online" and self.run:
-            print(f"W&B: {self.run.url}")
+            if mode == "offline":
+                print(f"W&B: offline, {reason}; to upload: wandb sync {Path(self.run.dir).parent}")
+            elif mode == "online":
+                print(f"W&B: {self.run.url}")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._log(metrics, step or 0)
@@ -124,14 +128,6 @@ class WandbLogger(RunLogger):
         self.run.finish(exit_code=exit_code)
 
 
-def _define(run: wandb.Run) -> None:
-    """Define the summary of each metric, and tokens as the x-axis. A name for several keys ends in a star."""
-    for key in METRIC_KEYS:
-        axis = None if key.name in IN_EVERY_ROW else TOKENS
-        summary = None if key.summary == "last" else key.summary  # W&B always keeps the last value
-        run.define_metric(re.sub(r"{.*", "*", key.name), summary=summary, step_metric=axis)
-
-
 def _missing_settings(config: Mapping[str, Any], logged: Any) -> dict[str, Any]:
     """Return by address the settings of groups that a W&B sweep chose: W&B only has the name of the choice."""
     return {
@@ -144,21 +140,17 @@ def _missing_settings(config: Mapping[str, Any], logged: Any) -> dict[str, Any]:
 
 
 def logged_keys(folder: Path, id: str) -> dict[int, set[str]]:
-    """Return the keys by step that earlier starts of the run logged, from W&B's files on this disk."""
+    """Return the keys by step that earlier starts of the run logged, as W&B's command reads them from its files."""
     keys: dict[int, set[str]] = {}
     for part in sorted((folder / "wandb").glob(f"*run-*-{id}")):
-        for history in _histories(part):
-            names = {name.partition("._")[0] for name in history["item"]}  # a table has samples/val._type
-            keys.setdefault(history["step"].get("num", 0), set()).update(names)
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(part)]
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=READING)
+            for record in map(json.loads, done.stdout.splitlines()):
+                if history := record.get("history"):
+                    names = {name.partition("._")[0] for name in history["item"]}  # a table has samples/val._type
+                    keys.setdefault(history["step"].get("num", 0), set()).update(names)
     return keys
-
-
-def _histories(part: Path) -> Iterator[dict[str, Any]]:
-    """Yield the logged rows, read by W&B's own command; nothing if that fails."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(part)]
-    with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=READING)
-        yield from (record["history"] for record in map(json.loads, done.stdout.splitlines()) if "history" in record)
 
 
 Mode = Literal["online", "offline", "disabled"]
