@@ -17,7 +17,7 @@ from tfm_blocks.compose.help import TEXT, flow
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
-from tfm_blocks.figures.content import Content
+from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
 from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY

@@ -16,10 +16,11 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.process_settings import collect_garbage_rarely
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
@@ -59,10 +60,24 @@ def own_service():
 
 
 @pytest.fixture
-def wrong_blocks(monkeypatch):
+def registry(monkeypatch):
+    """Return the registry, whose blocks are restored after the test."""
+    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
+    return REGISTRY
+
+
+@pytest.fixture
+def plugged(registry):
+    """Register the blocks of tests/plugged.py for one test."""
+    from tests.plugged import PLUGGED
+
+    registry.blocks.update(PLUGGED)
+
+
+@pytest.fixture
+def wrong_blocks(registry, monkeypatch):
     """Register the blocks of tests/wrong_blocks.py for one test; return them by name."""
-    before = dict(REGISTRY.blocks)
-    monkeypatch.setattr(REGISTRY, "blocks", dict(before))
+    before = dict(registry.blocks)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     sys.modules.pop("wrong_blocks", None)
     load_plugins(["wrong_blocks"])

@@ -105,7 +105,7 @@ class Resumed:
 
     def check(self, run):
         left = read_saved_run(run)
-        composed = compose_resumed(self.config, left.config, str(run / "config.yaml"), left.text)
+        composed = compose_resumed(self.config, left.config, str(run / "config.yaml"), left.config_text)
         settings = check_resumed_run(composed).settings
         newest = newest_intact(run / "checkpoints")
         left.expect_resumable(settings, newest.step if newest else 0)

@@ -42,7 +42,7 @@ def test_progress_lines_have_the_texts_of_the_table() -> None:
 
 def test_the_best_value_follows_the_direction_of_the_table() -> None:
     rows = [{"step": step, "val/chrf": value, "val/loss": value} for step, value in ((1, 2.0), (2, 3.0), (3, 1.0))]
-    assert {name: (best.value, best.step) for name, best in summarise(rows).best.items()} == {
+    assert {name: (best.value, best.step) for name, best in summarise(rows)["best"].items()} == {
         "val/chrf": (3.0, 2),
         "val/loss": (1.0, 3),
     }

@@ -18,8 +18,7 @@ from scipy.stats import binom
 
 import tfm_blocks as tfm
 from tfm_blocks.report.differences import Group
-from tfm_blocks.runs.listing import Member
-from tfm_blocks.runs.record import read_record
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.measures import MEASURES
 from tfm_blocks.scoring.significance import correct, seed_test
 
@@ -51,7 +50,7 @@ def finished_runs(folder: Path, count: int) -> list[Path]:
 
 def p_values(first: list[Path], second: list[Path]) -> dict[str, tuple[float, float]]:
     """Return the p-value over seeds and the corrected p-value of each score, corrected for all scores."""
-    groups = [Group("", [read_record(Member(run, None, True)) for run in runs]) for runs in (first, second)]
+    groups = [Group("", [SavedRun(run) for run in runs]) for runs in (first, second)]
     tests = [seed_test(*(group.scores_over_seeds(name) for group in groups)) for name in MEASURES]
     p = {index: test.p for index, test in enumerate(tests) if test}
     corrected = correct(p, {index: test.least for index, test in enumerate(tests) if test})

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.differences import Group
-from tfm_blocks.runs.record import Setting
+from tfm_blocks.runs.saved_run import Setting
 from tfm_blocks.scoring.significance import correct, seed_test
 
 LITE = ["experiment=probe/lite", "attention_position=null"]

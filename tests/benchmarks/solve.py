@@ -10,8 +10,7 @@ import time
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.network.budget import BUDGETS
-from tfm_blocks.network.solve import measure_cost, solve
+from tfm_blocks.sweep.solve import BUDGETS, measure_cost, solve
 
 KNOBS = ("d_model", "d_ff")
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.scaling.real_step import RealStep, batching_of, spec_of
-from tfm_blocks.scaling.card import read_card
-from tfm_blocks.scaling.step_plan import StepSettings, plan_steps
+from tfm_blocks.scaling.step_plan import StepSettings, plan_steps, read_card
 
 
 def measure(model: str, tokens: int, recomputes: bool) -> str:

@@ -14,11 +14,7 @@ from tfm_blocks.registry.signature import is_letter
 
 EVERY = {**REGISTRY.blocks, **PLUGGED}
 ALL = {name: one for name, one in EVERY.items() if is_letter(one.signature.output[0])}  # others have no batch
-
-
-@pytest.fixture(autouse=True)
-def _plugged(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "blocks", dict(EVERY))
+pytestmark = pytest.mark.usefixtures("plugged")
 
 
 def network(model, seed=1):

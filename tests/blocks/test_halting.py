@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.halting import AdaptiveHalting
 from tfm_blocks.blocks.position import Sinusoidal, Timestep
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.network.contract.decoding import expect_steps
+from tfm_blocks.network.contract.expectations import expect_steps
 
 B, T, D, HEADS, STEPS, VOCAB = 3, 7, 8, 2, 5, 23
 LENGTHS = (7, 4, 6)

@@ -8,7 +8,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from tests.blocks.test_attention import started
 from tfm_blocks.blocks.attention import Attention
-from tfm_blocks.blocks.layers.attention_position import Span, distance
+from tfm_blocks.blocks.layers.dot_product import Span, distance
 from tfm_blocks.blocks.layers.state import State
 from tfm_blocks.blocks.score_bias import Alibi, RelativeBias
 from tfm_blocks.registry.values import Part

@@ -19,7 +19,7 @@ from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import train_rank
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import check_model
-from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.records import RunFile
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.settings import read_run
 

@@ -20,8 +20,8 @@ from tfm_blocks.exchange.ctranslate2.export import export_to_ctranslate2, write_
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph, table
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.runs.model import weights_of
 
 SIZES = {"d_model": 16, "d_ff": 24, "heads": 4, "layers": 2, "vocab": 37}
 SUBWORDS = [*SPECIAL, *(f"t{id}" for id in range(4, SIZES["vocab"]))]

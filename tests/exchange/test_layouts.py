@@ -19,7 +19,7 @@ from tfm_blocks.exchange.config import read_published
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.importing import import_folder
-from tfm_blocks.runs.config import read_config
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.save import save_network
 from tfm_blocks.translation.settings import Search
 
@@ -78,7 +78,7 @@ def test_each_of_several_ids_of_eos_ends_a_text(file, tmp_path):
     export_run(tmp_path / "run", tmp_path / "back")
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert [*{*back.generation_config.eos_token_id} & {*range(37)}] == [*{*ends}]
-    save_network(ours.network, tmp_path / "new", ours.tokenizer, read_config(tmp_path / "run")[1])
+    save_network(ours.network, tmp_path / "new", ours.tokenizer, SavedRun(tmp_path / "run").config)
     export_run(tmp_path / "new", tmp_path / "new-back")  # without the imported config.json
     assert json.loads((tmp_path / "new-back" / "config.json").read_text())["eos_token_id"] == ends
 

@@ -20,8 +20,7 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import RunError
-from tfm_blocks.exchange.onnx.comparison import Engine, compare_graphs
-from tfm_blocks.exchange.onnx.export import write_graphs
+from tfm_blocks.exchange.onnx.export import Engine, compare_graphs, write_graphs
 from tfm_blocks.exchange.onnx.tracing import UNCOVERED, trace_network
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.runs.model import read_network

@@ -12,7 +12,7 @@ from tests.exchange.test_import import far_apart, imported, own_ids
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
-from tfm_blocks.runs.config import read_config
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.save import save_network
 
 LENGTH = {"original_max_position_embeddings": 6}
@@ -73,7 +73,7 @@ def test_the_keys_of_earlier_transformers_mean_the_same(scaling, tmp_path):
 def test_a_new_run_is_exported_with_its_scaling(scaling, tmp_path):
     rope = {"rope_theta": 100.0, **(SCALINGS[scaling] if scaling else {"rope_type": "default"})}
     _, translator = imported("llama", tmp_path, rope_parameters=rope)
-    knobs = read_config(tmp_path / "run")[1]
+    knobs = SavedRun(tmp_path / "run").config
     save_network(translator.network, tmp_path / "new", translator.tokenizer, knobs)  # without the imported config.json
     export_run(tmp_path / "new", tmp_path / "back")
     written = json.loads((tmp_path / "back" / "config.json").read_text())["rope_parameters"]

@@ -4,8 +4,7 @@ from collections import defaultdict
 from itertools import combinations
 
 from tfm_blocks.figures.picture import FigurePicture
-from tfm_blocks.figures.sizes import WAVE
-from tfm_blocks.figures.text import text_width
+from tfm_blocks.figures.sizes import WAVE, text_width
 
 SLACK = 0.3  # coordinates are rounded to 0.1
 
@@ -41,7 +40,7 @@ def contains(outer, inner):
 def pieces(picture: FigurePicture):
     """Yield everything that occupies space: boxes, and texts and waves next to boxes and plates."""
     for placed in picture.boxes:
-        name = placed.box.about or " ".join(placed.box.title)
+        name = placed.item.about or " ".join(placed.item.title)
         whole = rectangle(placed)
         yield name, whole
         for text in placed.texts:
@@ -52,7 +51,7 @@ def pieces(picture: FigurePicture):
             yield f"{name}: wave", (x - WAVE, y - WAVE, x + WAVE, y + WAVE)
     for plate in picture.plates:
         for text in plate.texts:
-            yield f"{plate.frame.addresses[0]}: {text.text}", text_rectangle(text)
+            yield f"{plate.item.addresses[0]}: {text.text}", text_rectangle(text)
 
 
 def lines(picture: FigurePicture):
@@ -69,7 +68,7 @@ def faults(picture: FigurePicture):
     for placed, line in lines(picture):
         ends = f"{placed.arrow.source.about} → {placed.arrow.target.about}"
         sentences += [f"{ends} crosses {name}" for name, piece in named_pieces if overlap(line, shrunk(piece))]
-    plates = [(plate.frame.addresses[0], rectangle(plate)) for plate in picture.plates]
+    plates = [(plate.item.addresses[0], rectangle(plate)) for plate in picture.plates]
     inner = [*named_pieces, *plates]
     for number, (address, plate) in enumerate(plates):
         for name, piece in [*inner[: len(named_pieces)], *plates[number + 1 :]]:

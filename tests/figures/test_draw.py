@@ -6,8 +6,7 @@ import pytest
 
 from tests.figures.test_layout import ARGS, EMB, LAYER, LOGITS, SHIPPED, encoder, shipped_spec, spec_of
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.figures.content import Content, Cost
-from tfm_blocks.figures.draw import draw_model
+from tfm_blocks.figures.draw import Content, draw_model
 from tfm_blocks.figures.drawing import boxes
 from tfm_blocks.figures.labels import cost_notes
 from tfm_blocks.registry.blocks import REGISTRY
@@ -200,7 +199,7 @@ def test_shapes_and_costs_are_shown_on_request_only():
     spec = shipped_spec("base")
     plain = drawing_of(spec)
     assert not any(box.output for box in boxes(plain.root)) and "parameters" not in notes(plain)
-    full = drawing_of(spec, shapes=True, costs={"encoder.0.ffn": Cost(2_099_712, 67_108_864)})
+    full = drawing_of(spec, shapes=True, costs={"encoder.0.ffn": (2_099_712, 67_108_864)})
     assert box_at(full, "src").output == "B S" and box_at(full, "logits").output == "B T 37000"
     assert box_at(full, "encoder.0.ffn").notes == ("2.1M parameters", "67.1M multiply-adds")
 
@@ -210,7 +209,7 @@ def test_shapes_and_costs_are_shown_on_request_only():
     [(999, "999"), (1000, "1k"), (999_499, "999k"), (999_500, "1M"), (999_500_000, "1G"), (1_000_000_000_000, "1T")],
 )
 def test_a_count_is_rounded_to_three_digits_of_its_unit(count, text):
-    assert cost_notes(count, 0) == (f"{text} parameters",)
+    assert cost_notes(count, 0) == [f"{text} parameters"]
 
 
 def test_the_figure_of_a_layer_has_what_it_reads_as_inputs():

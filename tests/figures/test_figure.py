@@ -17,13 +17,11 @@ from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.figures.content import Content
-from tfm_blocks.figures.figure import Style, picture_of, svg_of
-from tfm_blocks.figures.marks import mark_nodes
-from tfm_blocks.figures.svg import to_svg
-from tfm_blocks.figures.text import WIDTHS, text_width
+from tfm_blocks.figures.draw import Content
+from tfm_blocks.figures.figure import SPECIAL, Style, picture_of, svg_of, tikz_of
+from tfm_blocks.figures.picture import mark_nodes
+from tfm_blocks.figures.sizes import WIDTHS, text_width
 from tfm_blocks.figures.themes import THEMES
-from tfm_blocks.figures.tikz import SPECIAL, to_tikz
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.model import write_model
 
@@ -82,14 +80,14 @@ def test_every_box_of_the_svg_names_its_node():
 def test_a_mark_on_any_layer_is_a_sign_on_the_box_that_stands_for_it(mark, sign, theme):
     picture = picture_of(shipped_spec("base"), REGISTRY, Content())
     signed = mark_nodes(picture, {"encoder.3.ffn": mark})
-    marked = groups(to_svg(signed, THEMES[theme]))
-    plain = groups(to_svg(picture, THEMES[theme]))
+    marked = groups(svg_of(signed, Style(THEMES[theme])))
+    plain = groups(svg_of(picture, Style(THEMES[theme])))
     texts = {node: [text.text for text in group.iter(f"{SVG}text")] for node, group in marked.items()}
     assert sign in texts["encoder.0.ffn"]
     assert {node for node, group in marked.items() if ET.tostring(group) != ET.tostring(plain[node])} == {
         "encoder.0.ffn"
     }
-    assert f"{{{SPECIAL.get(sign, sign)}}}" in to_tikz(signed, THEMES[theme])
+    assert f"{{{SPECIAL.get(sign, sign)}}}" in tikz_of(signed, Style(THEMES[theme]))
 
 
 @pytest.mark.parametrize("theme", ["paper", "dark"])
@@ -118,7 +116,7 @@ def test_widths_of_text_match_the_font():
 
 
 def test_tikz_escapes_text_and_closes_what_it_opens():
-    text = to_tikz(picture_of(shipped_spec("base"), REGISTRY, Content(of="encoder.0")), THEMES["paper"], title="a")
+    text = tikz_of(picture_of(shipped_spec("base"), REGISTRY, Content(of="encoder.0")), Style(title="a"))
     assert r"src\_pos" in text and text.count("\\begin{tikzpicture}") == text.count("\\end{tikzpicture}") == 1
     for line in text.splitlines():
         assert line.startswith(("%", "\\begin", "\\end")) or line.endswith((";", "}")), line

@@ -7,11 +7,10 @@ from hypothesis import HealthCheck, assume, given, settings
 
 from tests.figures.geometry import faults
 from tests.network.random_graphs import models
-from tests.plugged import PLUGGED
 from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.figures.content import Content, Cost
+from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import picture_of
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import read_model
@@ -33,18 +32,10 @@ def spec_of(graph, **keys):
 
 
 def contents(spec):
-    costs = {node.address: Cost(123_456_789, 987_654_321) for node in spec.nodes}
+    costs = {node.address: (123_456_789, 987_654_321) for node in spec.nodes}
     for fold in FOLDS:
         yield Content(fold)
         yield Content(fold, shapes=True, costs=costs)
-
-
-@pytest.fixture
-def _plugged():
-    REGISTRY.blocks.update(PLUGGED)
-    yield
-    for name in PLUGGED:
-        del REGISTRY.blocks[name]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -124,12 +115,12 @@ COMMON = {"deadline": None, "derandomize": True, "suppress_health_check": list(H
 
 @settings(max_examples=15, **COMMON)
 @given(models())
-def test_nothing_overlaps_in_the_figure_of_a_random_model(_plugged, model):
+def test_nothing_overlaps_in_the_figure_of_a_random_model(plugged, model):
     check_random(model)
 
 
 @pytest.mark.grid
 @settings(max_examples=300, **COMMON)
 @given(models())
-def test_nothing_overlaps_in_the_figures_of_300_random_models(_plugged, model):
+def test_nothing_overlaps_in_the_figures_of_300_random_models(plugged, model):
     check_random(model)

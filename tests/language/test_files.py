@@ -11,7 +11,7 @@ from tfm_blocks.compose.overrides import parse_overrides
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.files import read_model_file
 from tfm_blocks.network.build import check_model
-from tfm_blocks.scaling.card import read_card
+from tfm_blocks.scaling.step_plan import read_card
 
 HEADER = "# @package _global_\n"
 

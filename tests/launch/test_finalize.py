@@ -19,8 +19,8 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.run_spec import read_saved_run
-from tfm_blocks.runs.record import find_runs, read_record
 from tfm_blocks.runs.row_results import read_losses, read_translations
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.data import TrainStream
 
@@ -57,7 +57,7 @@ def test_translations_and_hash_belong_to_the_test_set(small: Callable[..., Compo
     assert len(lines) == 10
     translator = tfm.load(tmp_path / "run")
     assert [one.output for one in lines] == translator.translate([one.source for one in lines])
-    (record,) = (read_record(member) for member in find_runs([tmp_path / "run"]))
+    record = SavedRun(tmp_path / "run")
     texts = "".join(json.dumps([one.source, one.reference]) for one in lines)
     assert record.test_set == hashlib.sha256(texts.encode()).hexdigest()
     assert record.scores["exact match"].value == 100 * sum(one.output == one.reference for one in lines) / 10
@@ -73,7 +73,7 @@ def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Co
 
     status = json.loads((tmp_path / "run" / "status.json").read_text(), parse_constant=refuse)
     assert status["scores"]["test/loss"] > 700 and status["scores"]["test/perplexity"] is None
-    (record,) = (read_record(member) for member in find_runs([tmp_path / "run"]))
+    record = SavedRun(tmp_path / "run")
     assert "perplexity" not in record.values and record.values["loss"] == status["scores"]["test/loss"]
 
 
@@ -97,7 +97,7 @@ def test_the_loss_of_each_test_line_is_saved(
             for smoothing in (0.1, 0.0)
         ]
         assert losses_3.tolist() == pytest.approx([*expected, len(labels_T)], rel=1e-4)
-    (record,) = (read_record(member) for member in find_runs([tmp_path / "run"]))
+    record = SavedRun(tmp_path / "run")
     loss, nll, tokens = losses_N3.sum(0)
     assert (record.values["loss"], record.values["perplexity"]) == pytest.approx(
         (loss / tokens, np.exp(nll / tokens)), rel=1e-6

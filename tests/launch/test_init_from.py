@@ -7,7 +7,8 @@ import tfm_blocks as tfm
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import RunError
 from tfm_blocks.launch.init_from import load_matching_weights
-from tfm_blocks.runs.model import weights_of, write_weights
+from tfm_blocks.network.matching import weights_of
+from tfm_blocks.runs.model import write_weights
 
 KNOBS = {"d_model": 16, "d_ff": 8, "heads": 2, "model.graph.logits.out_bias": True}
 

@@ -14,8 +14,8 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.check import CheckedRun, check_run
 from tfm_blocks.launch.job import train
-from tfm_blocks.runs.record import read_records
 from tfm_blocks.runs.row_results import read_translations
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.translator import Translator
 
 SHORT = ["data.train=2000", "data.val=64", "data.test=64", "trainer.accelerator=cpu"]
@@ -53,7 +53,7 @@ def test_an_encoder_learns_answers_at_empty_positions_after_the_question(
     assert "test/exact@3" in header and "val/bleu" not in header
     lines = read_translations(folder)
     assert len(lines) == 64 and all(len(line.output.split()) == len(line.reference.split()) for line in lines)
-    (record,) = read_records([folder])
+    record = SavedRun(folder)
     assert record.scores["accuracy"].value == pytest.approx(100 * final["test/accuracy"])
     with pytest.raises(RunError, match="not autoregressive"):
         Translator.load(folder)

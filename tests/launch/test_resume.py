@@ -77,7 +77,7 @@ def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Pat
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
         config: Any = compose("train", [f"resume={run}", *overrides], return_hydra_config=True)
     left = read_saved_run(run)
-    composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.text)
+    composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.config_text)
     return resume(check_run(composed), left, callbacks=callbacks)
 
 

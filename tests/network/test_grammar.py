@@ -7,19 +7,13 @@ import torch
 from torch.nn import functional as F
 
 from tests.network.small import network
-from tests.plugged import PLUGGED
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network import incremental
-from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.training.loss import smoothed_loss
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 EMBED, CAUSAL = {"block": "embedding"}, {"block": "attention", "mask": "causal"}
-
-
-@pytest.fixture(autouse=True)
-def _plugged(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "blocks", {**REGISTRY.blocks, **PLUGGED})
+pytestmark = pytest.mark.usefixtures("plugged")
 
 
 def ids(rows, length, seed=0):

@@ -51,9 +51,7 @@ def test_positionwise_blocks_compute_no_padding():
     assert rows == [(3, 7), (1, 15)]
 
 
-def test_a_positionwise_block_of_two_inputs_gets_both_whatever_is_padding(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
-
+def test_a_positionwise_block_of_two_inputs_gets_both_whatever_is_padding(registry):
     @block("gated_here", "x: B T D, gate: B T D -> B T D", branch=True, source="a test")
     class Gated(nn.Module):
         """x times its gate."""

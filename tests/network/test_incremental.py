@@ -54,9 +54,9 @@ def test_a_hypothesis_continues_its_parent(model):
 @torch.no_grad()
 def test_nodes_that_do_not_depend_on_the_target_run_once():
     network, src_BS = small(), torch.randint(4, 30, (2, 7))
-    calls = []
-    network["encoder"]["0"]["ffn"].block.register_forward_hook(lambda *_: calls.append(1))
     decoding = incremental.start(network, {"src": src_BS}, length=5)
+    for parameter in network["encoder"].parameters():
+        parameter.fill_(torch.nan)
     for _ in range(5):
-        _, decoding = incremental.step(network, torch.tensor([4, 5]), decoding)
-    assert len(calls) == 1
+        x_RD, decoding = incremental.step(network, torch.tensor([4, 5]), decoding)
+        assert x_RD.isfinite().all()

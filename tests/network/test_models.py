@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from tests.network.examples import ALL, TESTS, build, each, has_target, inputs_of, name, sources_of
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network import incremental
-from tfm_blocks.network.contract.decoding import expect_steps
+from tfm_blocks.network.contract.expectations import expect_steps
 
 LONGEST = 15  # lines of a test model
 

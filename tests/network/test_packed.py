@@ -12,12 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import tfm_blocks as tfm
 from tests.conftest import sentences
-from tfm_blocks.blocks.layers import packed_product
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.packed_product import float32_product, int8_product
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.network.packed import packed, quantized
+from tfm_blocks.network.packed import activation_levels, float32_product, int8_product, packed, quantized
 from tfm_blocks.translation.translator import Translator
 
 SRC, TGT = torch.tensor([[4, 5, 6], [7, 8, 0]]), torch.tensor([[1, 9], [1, 5]])
@@ -92,7 +90,7 @@ def test_each_search_reads_the_weights_of_its_time(network):
 
 def rounded_product(x_NI, weight_OI, bias_O):
     """Return the product of int8 values with a scale per row of both factors, computed in float64."""
-    x_scale_N1 = x_NI.abs().amax(1, keepdim=True) / packed_product.activation_levels()
+    x_scale_N1 = x_NI.abs().amax(1, keepdim=True) / activation_levels()
     scale_O1 = weight_OI.abs().amax(1, keepdim=True) / 127
     whole = (x_NI / x_scale_N1).round().double() @ (weight_OI / scale_O1).round().double().mT
     return whole * x_scale_N1 * scale_O1.mT + bias_O
@@ -123,7 +121,7 @@ def test_an_int8_product_keeps_zeros_and_values_that_are_not_finite():
 
 @on_x86
 def test_sums_do_not_saturate_without_vnni():
-    code = "import torch; from tfm_blocks.blocks.layers.packed_product import *; print(activation_levels())"
+    code = "import torch; from tfm_blocks.network.packed import activation_levels, int8_product; print(activation_levels())"
     code += "; print(int8_product(torch.ones(64, 512), None)(torch.ones(2, 512)).unique().tolist())"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -6,23 +6,14 @@ from hypothesis import HealthCheck, event, given, settings
 from torch.nn import functional as F
 
 from tests.network.random_graphs import models
-from tests.plugged import PLUGGED
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.spec import TARGET, Axis
 from tfm_blocks.network import incremental
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.registry.blocks import REGISTRY
 
 LENGTHS = {"B": 3, "T": 6, "S": 5, "P": 4}
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _plugged():
-    REGISTRY.blocks.update(PLUGGED)
-    yield
-    for name in PLUGGED:
-        del REGISTRY.blocks[name]
+pytestmark = pytest.mark.usefixtures("plugged")
 
 
 def inputs_of(network, **lengths):

@@ -6,17 +6,11 @@ from torch import Tensor, nn
 
 from tests.network.small import network
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.check import check
-from tfm_blocks.network import trace
 from tfm_blocks.network.build import check_model
-from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.blocks import block
 
-
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
+pytestmark = pytest.mark.usefixtures("registry")
 
 
 def problem(name, **inputs):
@@ -131,15 +125,6 @@ def test_a_buffer_has_the_values_that_its_module_gives_it():
 
     net = network({"x": "B T 8"}, {"node": {"block": "numbered", "in": "x"}})
     assert torch.equal(net(x=torch.zeros(1, 1, 8))[0, 0], torch.arange(8.0))
-
-
-def test_nodes_that_are_alike_are_tried_once(monkeypatch):
-    tried = []
-    real = trace.module_of
-    monkeypatch.setattr(trace, "module_of", lambda node: tried.append(node.address) or real(node))
-    composed = compose_model("tiny", ["layers=50"])
-    trace.trace(check(composed.model, REGISTRY, composed.sources), composed.sources)
-    assert len(tried) < 12
 
 
 def test_a_random_block_does_not_change_the_random_state_of_the_caller():

@@ -70,7 +70,7 @@ import tfm_blocks as tfm
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.weights import Conversion, Row, read_weight_table
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.model import expect_weights, fill, weights_of
+from tfm_blocks.network.matching import expect_weights, fill, weights_of
 from tfm_blocks.translation.search import BOS, EOS, PAD
 
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ import tfm_blocks as tfm
 from tests.oracles.references import SIZES, put, rows_of, scatter
 from tests.oracles.test_hugging_face import far_apart, ids
 from tfm_blocks.exchange.weights import Conversion
-from tfm_blocks.runs.model import weights_of
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
 
 B, S, T, LONGEST = 8, 7, 6, 12

@@ -9,7 +9,8 @@ from tfm_blocks.report.charts import forests_of
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.matrix import score_matrix
 from tfm_blocks.report.matrix_table import verdict
-from tfm_blocks.runs.record import Measured, RunRecord
+from tfm_blocks.runs.records import Measured
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 def matrix_of(scores, metric="accuracy", baseline=None):
@@ -20,7 +21,7 @@ def matrix_of(scores, metric="accuracy", baseline=None):
         for model, values in row.items():
             name = find_score(metric).name
             runs = [
-                RunRecord(Path(f"{model}{seed}"), model, "done", "", settings={"seed": seed}, test_set=task, scored_on="test", scores={name: Measured(value, 0, 0)})
+                SavedRun(Path(f"{model}{seed}"), name=model, state="done", settings={"seed": seed}, test_set=task, scored_on="test", scores={name: Measured(value, 0, 0)})
                 for seed, value in enumerate(values)
             ]  # fmt: skip
             groups[models.index(model), column] = Group(model, runs)

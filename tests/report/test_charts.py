@@ -13,7 +13,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.report.charts import MOST_POINTS, length_charts, points
 from tfm_blocks.report.comparison import find_notes
 from tfm_blocks.report.differences import Group
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.saved_run import SavedRun
 
 ROWS = [
     *({"step": step, "train/loss": 9 - step / 100, "train/tokens": 10 * step, "train/seconds": step / 4} for step in (20, 40, 60)),
@@ -44,10 +44,10 @@ def test_a_long_curve_keeps_its_ends_and_has_points_that_were_measured(count):
     assert np.array_equal(curve["y"], 1 / curve["steps"])
 
 
-def run(name: str, task: str = "parity", *, seed: int = 1, size: str = "lite", **accuracy: float) -> RunRecord:
+def run(name: str, task: str = "parity", *, seed: int = 1, size: str = "lite", **accuracy: float) -> SavedRun:
     values = {f"accuracy@{length[1:]}": value for length, value in accuracy.items()}
     settings = {"data.task": task, "data.size": size, "seed": seed}
-    return RunRecord(Path(name), name, "done", "", settings=settings, values={"accuracy": 0.5, **values})
+    return SavedRun(Path(name), state="done", settings=settings, values={"accuracy": 0.5, **values})
 
 
 def test_a_line_goes_through_the_means_over_seeds_of_each_length() -> None:
@@ -69,12 +69,12 @@ def test_a_single_length_has_no_chart() -> None:
 def test_a_comparison_names_the_size_of_its_probe_tasks() -> None:
     notes = list(find_notes([run("a"), run("b", size="paper")]))
     assert "probe tasks in the size lite: a" in notes and "probe tasks in the size paper: b" in notes
-    dates = RunRecord(Path("e"), "e", "done", "", settings={"data.train": 200})
-    assert not any("probe" in note for note in find_notes([RunRecord(Path("e"), "e", "done", ""), dates]))
+    dates = SavedRun(Path("e"), state="done", settings={"data.train": 200})
+    assert not any("probe" in note for note in find_notes([SavedRun(Path("e"), state="done"), dates]))
 
 
 def test_numbers_of_examples_that_differ_from_the_size_are_named() -> None:
-    smaller = RunRecord(Path("a"), "a", "done", "", settings={"data.size": "lite", "data.train": 200, "data.val": None})
+    smaller = SavedRun(Path("a"), state="done", settings={"data.size": "lite", "data.train": 200, "data.val": None})
     assert "probe tasks in the size lite, with data.train=200: a" in list(find_notes([smaller]))
 
 

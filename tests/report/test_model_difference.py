@@ -17,8 +17,9 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.network import incremental
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.report.model_difference import compare_models, difference_picture
-from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.runs.model import write_model, write_weights
 
 KNOBS = ["d_model=16", "d_ff=8", "heads=2", "layers=2"]
 

@@ -12,7 +12,7 @@ from tests.conftest import sentences
 from tests.report.test_compare import comparison, said
 from tests.run_folders import garbled, leave_run
 from tfm_blocks.report.differences import Group, arrange, find_factors
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.saved_run import SavedRun
 
 REFERENCES = sentences(20, 3)
 LOSSES = {  # best validation losses of two seeds, by model and rate
@@ -85,7 +85,7 @@ def test_rates_that_differ_after_the_sixth_digit_stay_apart(tmp_path):
 
 def test_groups_of_rates_that_differ_after_the_sixth_digit_have_their_own_places():
     groups = [
-        Group("", [RunRecord(Path(str(rate)), "", "done", "", settings={"schedule.peak": rate})])
+        Group("", [SavedRun(Path(str(rate)), name="", state="done", settings={"schedule.peak": rate})])
         for rate in (0.0012345671, 0.0012345672)
     ]
     grid = arrange(groups, find_factors([group.runs[0] for group in groups]))

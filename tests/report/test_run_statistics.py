@@ -8,8 +8,8 @@ import pytest
 from tests.conftest import sentences
 from tests.run_folders import garbled, leave_run
 from tfm_blocks.report.baseline_tests import run_statistics
-from tfm_blocks.runs.record import find_runs, read_record
 from tfm_blocks.runs.row_results import TranslatedLine, read_translations, write_losses, write_translations
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.measures import line_statistics
 
 REFERENCES = [" ".join(pair) for pair in zip(sentences(200, 7), sentences(200, 8), strict=True)]
@@ -23,9 +23,8 @@ def run(tmp_path, monkeypatch):
 
 
 def statistics(folder, tokenizer="13a"):
-    (record,) = (read_record(member) for member in find_runs([folder]))
     notes = []
-    return run_statistics(record, tokenizer, notes), notes
+    return run_statistics(SavedRun(folder), tokenizer, notes), notes
 
 
 def assert_equal(actual, expected):

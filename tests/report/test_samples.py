@@ -21,15 +21,16 @@ from tfm_blocks.report.samples import (
     mark,
     samples_of,
 )
+from tfm_blocks.runs.listing import find_runs
 from tfm_blocks.runs.metrics import Best
-from tfm_blocks.runs.record import RunRecord, read_records
-from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.records import RunFile
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 def group(label, losses, model=""):
     start = RunFile(choices={"model": model or label})
     runs = [
-        RunRecord(Path(label), f"{label}-{seed}", "done", "", start, best={"val/loss": Best(loss, 1)})
+        SavedRun(Path(label), name=f"{label}-{seed}", state="done", start=start, best={"val/loss": Best(loss, 1)})
         for seed, loss in enumerate(losses)
     ]
     return Group(label, runs)
@@ -73,7 +74,7 @@ def test_of_many_models_those_of_low_validation_loss_have_curves():
 
 
 def test_runs_without_a_validation_are_drawn_too():
-    runs = [RunRecord(Path("x"), f"x-{number}", "failed", "") for number in range(30)]
+    runs = [SavedRun(Path("x"), name=f"x-{number}", state="failed") for number in range(30)]
     assert len(names(choose_drawn([Group("x", runs)]))) == MOST_RUNS
 
 
@@ -109,7 +110,7 @@ def models(tmp_path):
     for name in ("a-1", "a-2", "b-1"):
         leave_run(tmp_path / name, REFERENCES, REFERENCES)
     leave_run(tmp_path / "b-2", REFERENCES, outputs)
-    runs = read_records([tmp_path / name for name in ("a-1", "a-2", "b-1", "b-2")])
+    runs = find_runs([tmp_path / name for name in ("a-1", "a-2", "b-1", "b-2")])
     return {"a": Group("a", runs[:2]), "b": Group("b", runs[2:])}
 
 
@@ -134,5 +135,5 @@ def test_runs_of_another_test_set_or_without_translations_are_left_out(tmp_path)
     leave_run(tmp_path / "other", REFERENCES[:9], REFERENCES[:9])
     leave_run(tmp_path / "old", REFERENCES, REFERENCES, old=True)
     leave_run(tmp_path / "two", REFERENCES, REFERENCES)
-    runs = common_test_set(read_records([tmp_path / name for name in ("one", "other", "old", "two")]))
+    runs = common_test_set(find_runs([tmp_path / name for name in ("one", "other", "old", "two")]))
     assert list(runs) == ["one", "two"]

@@ -9,9 +9,10 @@ import tfm_blocks as tfm
 from tests.runs.test_model import KNOBS
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
-from tfm_blocks.runs.average import average
+from tfm_blocks.network.matching import weights_of
+from tfm_blocks.runs.checkpoints import average
 from tfm_blocks.runs.folder import step_file
-from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors
+from tfm_blocks.runs.model import read_network, write_model, write_tensors
 
 
 @pytest.fixture

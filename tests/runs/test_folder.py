@@ -11,10 +11,11 @@ from tests.runs.test_model import KNOBS
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.runs.folder import expect_folder, step_file
 from tfm_blocks.runs.lock import hold
-from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors
+from tfm_blocks.runs.model import read_network, write_model, write_tensors
 
 
 @pytest.fixture

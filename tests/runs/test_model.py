@@ -13,10 +13,11 @@ from tests.plugged import PLUGGED
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.runs.average import mean_weights
+from tfm_blocks.runs.checkpoints import mean_weights
 from tfm_blocks.runs.folder import claim_folder
-from tfm_blocks.runs.model import read_network, weights_of, write_model, write_tensors, write_weights
+from tfm_blocks.runs.model import read_network, write_model, write_tensors, write_weights
 
 KNOBS = {"layers": 1, "vocab": 40, "d_model": 16, "d_ff": 8, "heads": 2}
 

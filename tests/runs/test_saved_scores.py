@@ -11,10 +11,11 @@ from tests.report.test_compare import comparison, said
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.runs.model import write_model, write_weights
+from tfm_blocks.runs.records import SavedScores, scores_folder
 from tfm_blocks.runs.row_results import read_translations
-from tfm_blocks.runs.saved_scores import SavedScores, scores_folder
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 

@@ -8,8 +8,7 @@ from tests.scaling.real_step import batching_of, spec_of
 from tfm_blocks.cli import main
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import count_parameters
-from tfm_blocks.scaling.card import card_names, read_card
-from tfm_blocks.scaling.step_plan import StepSettings, plan_steps
+from tfm_blocks.scaling.step_plan import StepSettings, card_names, plan_steps, plan_table, read_card
 from tfm_blocks.scaling.step_trace import trace_step
 
 H100 = read_card("h100")
@@ -133,3 +132,11 @@ def test_json_has_the_numbers_of_the_table(capsys):
     _, plans = planned(devices=(1, 8))
     assert [plan["peak"] for plan in record["plans"]] == [plan.peak for plan in plans]
     assert record["card"]["name"] == "H100 SXM"
+
+
+def test_the_table_has_the_traffic_of_a_card_without_its_bandwidth():
+    spec, plans = planned(card=read_card("cpu"), devices=(1,))
+    settings = StepSettings("bf16", "ddp", activation_checkpointing=False)
+    table = plan_table("base", plans, batching_of(spec, 5), settings, read_card("cpu"))
+    rows = {row[0]: row[1].value for row in table.rows if row[1] is not None}
+    assert rows["memory traffic"] == plans[0].traffic / 1e9 and "communication" not in rows

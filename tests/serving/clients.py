@@ -6,10 +6,17 @@ import json
 import threading
 import time
 
-from tfm_blocks.serving.batcher import Batcher
-from tfm_blocks.serving.metrics import Metrics
+import tfm_blocks as tfm
+from tfm_blocks.serving import Limits
+from tfm_blocks.serving.batcher import Batcher, Metrics
 from tfm_blocks.serving.server import create_server, listen
-from tfm_blocks.serving.settings import Limits
+from tfm_blocks.translation.translator import Translator
+
+
+def continuing_model(tokenizer):
+    """Return the translator of an untrained model without sources."""
+    network = tfm.build("decoder_only", layers=1, d_model=32, d_ff=32, heads=2, vocab=tokenizer.size, seed=3)
+    return Translator(network.eval(), tokenizer)
 
 
 @contextlib.contextmanager

@@ -16,12 +16,11 @@ import torch
 
 import tfm_blocks as tfm
 from tests.conftest import save, sentences
-from tests.serving.clients import request, serving
+from tests.serving.clients import continuing_model, request, serving
 from tests.serving.test_serve import texts_of
-from tfm_blocks.serving.batcher import Batcher, Job
-from tfm_blocks.serving.metrics import Metrics
+from tfm_blocks.serving import Limits
+from tfm_blocks.serving.batcher import Batcher, Job, Metrics
 from tfm_blocks.serving.requests import SamplingBody
-from tfm_blocks.serving.settings import Limits
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -133,8 +132,7 @@ def test_an_exception_that_one_request_causes_fails_that_request_only(translator
 def test_a_short_request_does_not_wait_for_the_largest_one(translator, monkeypatch):
     """The large request runs for seconds when it is alone. It continues after the short one."""
     monkeypatch.setattr("tfm_blocks.serving.batcher.SLICE", 0.05)
-    network = tfm.build("decoder_only", layers=1, d_model=32, d_ff=32, heads=2, vocab=translator.tokenizer.size, seed=3)
-    own = Translator(network.eval(), translator.tokenizer)
+    own = continuing_model(translator.tokenizer)
     (expected,) = own.generate(["am Fluss"], 8, Search())[0]
     large = {"prompts": sentences(64, 3), "tokens": 1024, "beam": 16, "patient": True}
     with serving(own) as (port, batcher), socket.create_connection(("127.0.0.1", port)) as client:
@@ -158,7 +156,7 @@ def received(client):
 @pytest.mark.parametrize("sent", [b"", b"POST /translate HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 @pytest.mark.parametrize("after", ["the connection", "a response"])
 def test_a_head_that_does_not_arrive_closes_the_connection(translator, monkeypatch, sent, after):
-    monkeypatch.setattr("tfm_blocks.serving.connection.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("tfm_blocks.serving.connections.HEAD_SECONDS", 0.3)
     with serving(translator) as (port, _), socket.create_connection(("127.0.0.1", port)) as slow:
         if after == "a response":
             slow.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -183,7 +181,7 @@ def send_slowly(client, stop):
 
 
 def test_a_client_that_sends_in_time_is_not_limited_afterwards(translator, monkeypatch):
-    monkeypatch.setattr("tfm_blocks.serving.connection.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("tfm_blocks.serving.connections.HEAD_SECONDS", 0.2)
     with serving(translator, wait=0.5) as (port, _), socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(request("/translate", {"texts": ["am Fluss"]}))
         client.settimeout(10)

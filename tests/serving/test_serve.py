@@ -13,13 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
-import tfm_blocks as tfm
 from tests.conftest import save, sentences
-from tests.serving.clients import Client, closed_loop, request, serving
+from tests.serving.clients import Client, closed_loop, continuing_model, request, serving
 from tfm_blocks.translation.settings import Sampling, Search
-from tfm_blocks.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,10 +30,7 @@ def server(translator):
 @pytest.fixture(scope="module")
 def continuing(translator):
     """Yield a server of an untrained model without sources, and its translator."""
-    torch.manual_seed(2)
-    size = translator.tokenizer.size
-    network = tfm.build("decoder_only", layers=1, d_model=32, d_ff=32, heads=2, vocab=size, seed=3)
-    own = Translator(network.eval(), translator.tokenizer)
+    own = continuing_model(translator.tokenizer)
     with serving(own, wait=0.02) as (port, batcher):
         yield port, batcher, own
 
@@ -208,7 +202,7 @@ def test_a_slow_client_delays_no_other(server, translator):
 
 
 def test_a_body_that_does_not_arrive_gets_408(server, monkeypatch):
-    monkeypatch.setattr("tfm_blocks.serving.middleware.BODY_SECONDS", 0.1)
+    monkeypatch.setattr("tfm_blocks.serving.connections.BODY_SECONDS", 0.1)
     with socket.create_connection(("127.0.0.1", server[0])) as slow:
         slow.sendall(request("/translate", {"texts": ["am Fluss"]})[:-5])
         assert slow.recv(10_000).startswith(b"HTTP/1.1 408")

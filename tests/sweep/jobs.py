@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder
 from tfm_blocks.sweep.job import SweepJob

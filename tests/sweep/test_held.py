@@ -29,7 +29,7 @@ from tfm_blocks.sweep.job import ERROR, NOT_STARTED
 HOLDS = """
 import sys, time
 from pathlib import Path
-from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.records import Status
 from tfm_blocks.runs.lock import hold
 run, seconds = Path(sys.argv[1]), float(sys.argv[2])
 with hold(run):

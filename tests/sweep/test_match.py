@@ -12,11 +12,10 @@ from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import read_data
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
-from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.build import count_parameters
-from tfm_blocks.network.solve import measure_cost
 from tfm_blocks.sweep.checks import Matcher
 from tfm_blocks.sweep.settings import read_match
+from tfm_blocks.sweep.solve import BUDGETS, measure_cost
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["d_model=32", "d_ff=64", "heads=4", "layers=1", "vocab=300"]

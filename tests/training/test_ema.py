@@ -11,8 +11,9 @@ from lightning.pytorch import Callback, Trainer
 from tests.training.test_module import make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import step_files
-from tfm_blocks.runs.model import read_tensors, weights_of
+from tfm_blocks.runs.model import read_tensors
 from tfm_blocks.training.callbacks import BestWeights, MovingAverage
 from tfm_blocks.training.settings import read_run
 

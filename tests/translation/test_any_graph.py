@@ -13,8 +13,9 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, RunError
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.scoring.perplexity import Perplexity, perplexity
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Sampling, Search

@@ -15,8 +15,8 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.launch.run_spec import read_saved_run
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.files import read_json
-from tfm_blocks.runs.model import weights_of
 from tfm_blocks.translation.translator import Translator
 
 SENTENCES = ["zwei Kinder spielen davor", "ein kleines Haus steht am Fluss", ""]

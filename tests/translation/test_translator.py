@@ -10,8 +10,9 @@ import tfm_blocks as tfm
 from tests.conftest import save, sentences
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import weights_of, write_model, write_weights
+from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Sampling, Search
 from tfm_blocks.translation.translator import Translator
@@ -59,7 +60,7 @@ def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, se
 
 @pytest.mark.parametrize("search", SEARCHES[:2], ids=["greedy", "beam"])
 def test_batches_do_not_matter_where_every_product_is_packed(translator, search, monkeypatch):
-    monkeypatch.setattr("tfm_blocks.blocks.layers.packed_product.FEW", 0)
+    monkeypatch.setattr("tfm_blocks.network.packed.FEW", 0)
     texts = sentences(100, 1)
     whole = [[one.text for one in hypotheses] for hypotheses in translator.search(texts, search)]
     again = translator.search(texts, search, batch_tokens=60)

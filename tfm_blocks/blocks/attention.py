@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -97,6 +97,8 @@ class RelativeAttention(SelfAttention):
     Also known as: relative position representations of Shaw et al.
     Use: `model=relative`; `relative_bias` is cheaper.
     """
+
+    weight_roles: ClassVar = {"of_keys": "position", "of_values": "position"}
 
     needs_distances = True
 
@@ -201,6 +203,8 @@ class DifferentialAttention(SelfAttention):
     Also known as: Differential Transformer, DIFF attention.
     Use: heads that subtract common noise.
     """
+
+    weight_roles: ClassVar = {"lambdas": "gain"}
 
     def __init__(self, D: int, *, heads: int, lambda_start: float = 0.8, eps: float = 1e-5, **options: Any) -> None:
         super().__init__(D, heads=2 * heads, **options)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.recurrence import (
+from tfm_blocks.blocks.layers.state import (
     SlidingKernel,
     apply_order,
     convolve_channels,
@@ -38,6 +38,8 @@ class Convolution(SlidingKernel):
     Use: `model=conv`; positions see few neighbours, so stack layers or set `dilation`.
     Example: kernel_size: 3
     """
+
+    weight_roles: ClassVar = {"map.weight": "convolution"}
 
     def __init__(
         self, D: int, *, kernel_size: int, dilation: int = 1, mask: Literal["causal"] | None = None, bias: bool = True
@@ -83,6 +85,8 @@ class DepthwiseConvolution(SlidingKernel):
     Use: local order beside attention or a recurrence.
     Example: kernel_size: 3
     """
+
+    weight_roles: ClassVar = {"weight": "convolution"}
 
     def __init__(self, D: int, *, kernel_size: int, mask: Literal["causal"] | None = None, bias: bool = True) -> None:
         super().__init__()

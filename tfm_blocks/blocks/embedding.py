@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -33,6 +34,8 @@ class Embedding(nn.Module):
     Also known as: token embedding, lookup table.
     Use: the first node of an input of ids.
     """
+
+    weight_roles: ClassVar = {"weight": "embedding"}
 
     def __init__(self, *, vocab: int, d_model: int, scale: float | None = None, first_id: int = 0) -> None:
         super().__init__()
@@ -67,6 +70,8 @@ class Unembed(Linear):
     Use: the last node; `tie` shares the matrix of the embedding.
     Cost: d · vocab multiply-adds for each position.
     """
+
+    weight_roles: ClassVar = {"weight": "head"}
 
     def __init__(self, D: int, *, vocab: int, out_bias: bool = False, first_id: int = 0) -> None:
         super().__init__(D, vocab - first_id, bias=out_bias)

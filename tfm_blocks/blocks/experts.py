@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,8 @@ class Choice(NamedTuple):
 
 class ExpertRouter(nn.Module):
     """Choose the `top_k` experts with the highest scores of `routing`, from the logits W x: x_BTD -> Choice."""
+
+    weight_roles: ClassVar = {"map.weight": "router"}
 
     def __init__(self, D: int, *, experts: int, top_k: int, renormalise: bool, routing: Part) -> None:
         super().__init__()
@@ -147,6 +149,8 @@ class ClampedExperts(GatedExperts):
 
 class SharedExpert(GatedFeedForward):
     """σ(w · x) times the output of a `gated_ffn`: x_BTD -> x_BTD."""
+
+    weight_roles: ClassVar = {"gate.weight": "router"}
 
     def __init__(self, D: int, **options: Any) -> None:
         super().__init__(D, **options)

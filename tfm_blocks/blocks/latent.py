@@ -7,8 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tfm_blocks.blocks.layers.attention_position import RotatesHeads, Span
-from tfm_blocks.blocks.layers.dot_product import AttentionMask, few_queries, merge_heads, sequence_mask
+from tfm_blocks.blocks.layers.dot_product import (
+    AttentionMask,
+    RotatesHeads,
+    Span,
+    few_queries,
+    merge_heads,
+    sequence_mask,
+)
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.multi_head import SOFTMAX, DotProduct, Heads, make_part
 from tfm_blocks.blocks.layers.state import CacheShape, State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import merge_heads, split_heads
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.recurrence import Recurrence, RecurrentState, continue_from, convolve_channels
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
 from tfm_blocks.registry.blocks import block
 
 CHUNK = 32  # positions computed in parallel; the memory is carried from chunk to chunk
@@ -152,6 +152,8 @@ class GatedDeltaRule(Recurrence):
     Also known as: Gated DeltaNet, linear attention with a delta rule.
     Use: long sequences at linear cost, as in Qwen3-Next.
     """
+
+    weight_roles: ClassVar = {"near": "convolution"}
 
     def __init__(self, D: int, *, heads: int, kernel_size: int = 4, eps: float = 1e-6, beta_max: float = 1.0) -> None:
         super().__init__()

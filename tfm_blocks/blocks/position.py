@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -144,6 +144,8 @@ class LearnedPosition(AddedPosition):
     Use: BERT, GPT-2 and BART; no sequence can be longer than `max_length`.
     Example: max_length: 512
     """
+
+    weight_roles: ClassVar = {"weight": "position"}
 
     def __init__(self, D: int, *, max_length: int = 1024, dropout: Rate = 0.0) -> None:
         super().__init__(dropout)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.blocks.attention import WHERE
-from tfm_blocks.blocks.layers.attention_position import Span
-from tfm_blocks.blocks.layers.dot_product import AttentionMask, causal_mask, widths
+from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, causal_mask, widths
 from tfm_blocks.blocks.layers.multi_head import Heads, MultiHead
 from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.recurrence import Recurrence, RecurrentState, apply_order, reading_order, restore_order
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, apply_order, reading_order, restore_order
 from tfm_blocks.registry.blocks import block
 
 
 class Direction(nn.Module):
     """The maps of a unidirectional layer from the input x_BTD and the previous state h_BF to all gates."""
+
+    weight_roles: ClassVar = {"hidden.weight": "recurrent"}
 
     def __init__(self, D: int, F: int, gates: int, bias: bool) -> None:
         super().__init__()

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.attention import WHERE as ATTENTION
 from tfm_blocks.blocks.attention import SelfAttention
-from tfm_blocks.blocks.layers.attention_position import Span, distance
 from tfm_blocks.blocks.layers.banded import banded_attention, global_banded_attention
-from tfm_blocks.blocks.layers.dot_product import AttentionMask, one_hot_values
+from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, distance, one_hot_values
 from tfm_blocks.blocks.layers.state import State
 from tfm_blocks.registry.blocks import block
 

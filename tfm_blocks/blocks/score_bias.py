@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.attention_position import ScoreBias
+from tfm_blocks.blocks.layers.dot_product import ScoreBias
 from tfm_blocks.registry.blocks import block
 
 HEADS = {"heads >= 1": "there is at least one head"}
@@ -66,6 +66,8 @@ class RelativeBias(ScoreBias):
     Also known as: relative position bias of T5.
     Use: T5 and its successors; one node can serve all layers by `score_bias`.
     """
+
+    weight_roles: ClassVar = {"weight": "bias"}
 
     def __init__(
         self, *, heads: int, buckets: int = 32, max_distance: int = 128, direction: Literal["both", "past"] = "both"

@@ -86,12 +86,14 @@ def _refuse_other_modes(arguments: argparse.Namespace) -> None:
 def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.documents import read_documents
     from tfm_blocks.report.lists import show_perplexity
-    from tfm_blocks.runs.config import trained_documents
+    from tfm_blocks.runs.saved_run import SavedRun
     from tfm_blocks.scoring.perplexity import perplexity
 
     translator = options.translator_of(arguments)
     context = _context(arguments, translator)
-    documents = read_documents(arguments.text, "--text", *trained_documents(arguments.folder))
+    settings = SavedRun(arguments.folder).settings
+    kind = str(settings.get("data.documents", "lines")), str(settings.get("data.text_key", "text"))
+    documents = read_documents(arguments.text, "--text", *kind)
     with options.precision_of(arguments, translator.network):
         result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
     translator.warn_of_unknown()
@@ -101,14 +103,15 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
 def _context(arguments: argparse.Namespace, translator: Translator) -> int:
     """Return the context length, at most the model's positions. Raises ConfigError for a longer --context."""
     from tfm_blocks.language.spec import TARGET
-    from tfm_blocks.runs.config import trained_context
+    from tfm_blocks.runs.saved_run import SavedRun
     from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT
 
     longest = translator.network.longest(TARGET).tokens
     if arguments.context and arguments.context > longest:
         rule = f"must be at most {longest}, the model's positions, but is {arguments.context}"
         raise ConfigError(Problem("--context", rule, help=f"--context {longest}"))
-    return arguments.context or int(min(trained_context(arguments.folder) or DEFAULT_CONTEXT, longest))
+    trained = SavedRun(arguments.folder).settings.get("data.context")
+    return arguments.context or int(min((type(trained) is int and trained) or DEFAULT_CONTEXT, longest))
 
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:

@@ -15,7 +15,6 @@ from tfm_blocks.figures.themes import THEMES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tfm_blocks.figures.content import Cost
     from tfm_blocks.language.spec import Spec
     from tfm_blocks.registry.blocks import Registry
 
@@ -38,7 +37,7 @@ def add_commands(commands: options.Commands) -> None:
 
 
 def _figure(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.figures.content import Content
+    from tfm_blocks.figures.draw import Content
     from tfm_blocks.figures.figure import Style, expect_format, picture_of, write_figure
 
     expect_format(arguments.path)
@@ -74,7 +73,7 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
 
     folder = Path(arguments.model)
     if folder.is_dir() and not arguments.overrides:
-        from tfm_blocks.runs.model_file import read_saved_model
+        from tfm_blocks.runs.records import read_saved_model
 
         return check(read_saved_model(folder, arguments.plugins).model, registry)
     from tfm_blocks.compose.model import compose_model
@@ -83,9 +82,8 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
     return check(composed.model, registry, composed.sources)
 
 
-def _costs(spec: Spec) -> Mapping[str, Cost]:
-    from tfm_blocks.figures.content import Cost
+def _costs(spec: Spec) -> Mapping[str, tuple[int, int]]:
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.report.show import measure
 
-    return {row.node.address: Cost(row.parameters, row.multiply_adds) for row in measure(spec, Sources(), {}).rows}
+    return {row.node.address: (row.parameters, row.multiply_adds) for row in measure(spec, Sources(), {}).rows}

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
-    from tfm_blocks.runs.listing import RunEntry
-    from tfm_blocks.runs.record import RunRecord
 
 
 CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
@@ -50,6 +48,8 @@ def add_commands(commands: options.Commands) -> None:
 def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
     show = add_model(commands, "show", _show, what, "MODEL|RUN")
+    what = "show the weights in place of the nodes: role, shape and initial values"
+    show.add_argument("--weights", action="store_true", help=what)
     add_lengths(show)
     add_plan(show)
     options.add_json(show)
@@ -131,21 +131,41 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.lists import run_record, show_run
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import measure, model_record, show_model
+    from tfm_blocks.runs.saved_run import SavedRun
 
     check_plan_options(arguments)
     folder = Path(arguments.model)
+    if arguments.weights:
+        _show_weights(arguments)
+        return
     spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
     if arguments.plan:
         show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
         return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
-        run = {"run": run_record(*_read_run(folder))} if folder.is_dir() else {}
+        run = {"run": run_record(SavedRun(folder))} if folder.is_dir() else {}
         print_json({**run, **model_record(size, arguments.model)})
         return
     if folder.is_dir():
-        show_run(*_read_run(folder))
+        show_run(SavedRun(folder))
     show_model(size, arguments.model)
+
+
+def _show_weights(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.screen import print_json
+    from tfm_blocks.report.weights import group_weights, show_weights, weight_records
+
+    if Path(arguments.model).is_dir():
+        composed, (spec, _) = None, read_model_or_run(arguments.model, arguments.overrides, arguments)
+    else:
+        composed = compose_requested_model(arguments.model, arguments.overrides, arguments)
+        spec, _ = _checked_model(composed)
+    groups = group_weights(spec, composed)
+    if arguments.json:
+        print_json({"model": arguments.model, "weights": weight_records(groups)})
+    else:
+        show_weights(groups, arguments.model)
 
 
 def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
@@ -189,14 +209,6 @@ def _checked_model(composed: Composed) -> tuple[Spec, Sources]:
     spec = check_model(composed.model, composed.sources)
     print_warnings(spec.warnings)
     return spec, composed.sources
-
-
-def _read_run(folder: Path) -> tuple[RunEntry, RunRecord]:
-    from tfm_blocks.runs.listing import read_entry
-    from tfm_blocks.runs.record import read_records
-
-    (run,) = read_records([folder])
-    return read_entry(folder), run
 
 
 def _models(arguments: argparse.Namespace) -> None:

@@ -57,9 +57,7 @@ def show_plan(arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, i
     from tfm_blocks.network.build import network_without_values
     from tfm_blocks.network.cost import axis_lengths
     from tfm_blocks.report.screen import print_json, print_table
-    from tfm_blocks.scaling.card import read_card
-    from tfm_blocks.scaling.plan_table import plan_table
-    from tfm_blocks.scaling.step_plan import StepSettings, plan_steps
+    from tfm_blocks.scaling.step_plan import StepSettings, plan_steps, plan_table, read_card
 
     values = DEFAULTS | {name: value for name in DEFAULTS if (value := vars(arguments)[name]) is not None}
     card = read_card(values["card"])

@@ -53,7 +53,7 @@ def _add_runs(commands: options.Commands) -> None:
 def _runs(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.lists import print_runs_json, show_runs
     from tfm_blocks.runs.listing import list_runs
-    from tfm_blocks.runs.status import UNFINISHED
+    from tfm_blocks.runs.saved_run import UNFINISHED
 
     if arguments.delete:
         _delete(arguments)
@@ -101,6 +101,6 @@ def _attention(arguments: argparse.Namespace) -> None:
 
 def _average(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.screen import print_line
-    from tfm_blocks.runs.average import average
+    from tfm_blocks.runs.checkpoints import average
 
     print_line(f"folder: {average(arguments.folder, arguments.last)}")

@@ -14,7 +14,7 @@ from tfm_blocks.errors import DataError, Place, Problem, RunError, TfmError, pri
 from tfm_blocks.translation.settings import Search
 
 if TYPE_CHECKING:
-    from tfm_blocks.runs.status import Score, ScoredSet
+    from tfm_blocks.runs.records import Score, ScoredSet
     from tfm_blocks.translation.translator import Translator
 
 Row = tuple[str, ...]  # the source texts, then the reference
@@ -25,12 +25,12 @@ def evaluate_and_save(arguments: argparse.Namespace) -> None:
 
     Raises RunError for the runs that cannot be scored, after the others.
     """
-    from tfm_blocks.runs.record import find_runs
+    from tfm_blocks.runs.listing import find_runs
 
     search = search_of(arguments)
     name = scores_name(arguments, search)
-    members = find_runs([arguments.folder])
-    done = [member.folder for member in members if member.state()[0] == "done"]
+    runs = find_runs([arguments.folder])
+    done = [run.folder for run in runs if run.state == "done"]
     if not done:
         rule = "contains no finished run, and only finished runs keep scores"
         raise RunError(Problem(str(arguments.folder), rule, help="tfm runs lists the states"))
@@ -41,7 +41,7 @@ def evaluate_and_save(arguments: argparse.Namespace) -> None:
         except TfmError as error:
             problems += [_of_run(problem, str(folder)) for problem in error.problems]
     if scored:
-        _show(arguments, name, scored, len(members) - len(done))
+        _show(arguments, name, scored, len(runs) - len(done))
     if problems:
         raise RunError(problems)
 
@@ -78,9 +78,8 @@ def scores_name(arguments: argparse.Namespace, search: Search) -> str:
 
 def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search: Search) -> tuple[list[Score], int]:
     """Translate and score the test set of a run, and write both into its folder. Return the scores and row count."""
-    from tfm_blocks.runs.row_results import TranslatedLine
-    from tfm_blocks.runs.saved_scores import SavedScores, write_saved_scores
-    from tfm_blocks.runs.status import Status
+    from tfm_blocks.runs.records import SavedScores, Status
+    from tfm_blocks.runs.row_results import TranslatedLine, write_saved_scores
     from tfm_blocks.scoring.corpus import metrics, score
 
     translator = translator_of(arguments, folder)
@@ -106,7 +105,7 @@ def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search
 
 def _expect_same_set(run: Path, name: str, test_set: ScoredSet) -> None:
     """Raise RunError if the scores with this name are of another test set, which would be overwritten."""
-    from tfm_blocks.runs.saved_scores import SavedScores, scores_folder
+    from tfm_blocks.runs.records import SavedScores, scores_folder
 
     folder = scores_folder(run, name)
     if SavedScores.read_or_empty(folder).test_set.sha256 not in ("", test_set.sha256):
@@ -129,8 +128,8 @@ def translate_rows(
 
 def _describe_rows(rows: Sequence[Row]) -> ScoredSet:
     """Return the number of rows and their hash, which is equal for runs that were scored on the same text."""
+    from tfm_blocks.runs.records import ScoredSet
     from tfm_blocks.runs.row_results import hash_rows
-    from tfm_blocks.runs.status import ScoredSet
 
     columns = [str(number) for number in range(len(rows[0]))]
     return ScoredSet(len(rows), hash_rows((dict(zip(columns, row, strict=True)) for row in rows), columns))

@@ -6,7 +6,7 @@ import argparse
 
 from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.serving.settings import Limits
+from tfm_blocks.serving import Limits
 
 
 def add_commands(commands: options.Commands) -> None:
@@ -36,8 +36,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.process_settings import keep_freed_memory
 
     try:
-        from tfm_blocks.serving.batcher import Batcher
-        from tfm_blocks.serving.metrics import Metrics
+        from tfm_blocks.serving.batcher import Batcher, Metrics
         from tfm_blocks.serving.server import listen, run_server, within_file_limit
     except ModuleNotFoundError as error:
         help = "pip install -c constraints.txt -e '.[serve]'"

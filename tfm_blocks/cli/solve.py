@@ -14,8 +14,7 @@ from tfm_blocks.errors import ConfigError, Problem, shown
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
     from tfm_blocks.compose.resolve import Composed
-    from tfm_blocks.network.budget import Budget
-    from tfm_blocks.network.solve import Solution
+    from tfm_blocks.sweep.solve import Budget, Solution
 
 OPTIONS = {
     "parameters": "number of parameters",
@@ -57,8 +56,7 @@ def _number(text: str) -> int:
 
 
 def _solve(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.network.budget import BUDGETS
-    from tfm_blocks.network.solve import solve
+    from tfm_blocks.sweep.solve import BUDGETS, solve
 
     name, number = next((name, vars(arguments)[name]) for name in OPTIONS if vars(arguments)[name] is not None)
     budget = BUDGETS[name]
@@ -89,7 +87,7 @@ def _cost_of_reference(arguments: argparse.Namespace, overrides: list[str], budg
     """Return the cost of the model of --like, which has the same data and experiment. Raises ConfigError."""
     from tfm_blocks.compose.command_line import keep_last
     from tfm_blocks.compose.model import sets_run
-    from tfm_blocks.network.solve import measure_cost
+    from tfm_blocks.sweep.solve import measure_cost
 
     if not arguments.like:
         rule = f"the budget needs a reference model or a number of {budget.unit}"

@@ -110,7 +110,7 @@ def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
 
     load_listed(read_value(config, "plugins"))
     saved = read_saved_run(folder)
-    run = check_resumed_run(compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.text))
+    run = check_resumed_run(compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.config_text))
     from tfm_blocks.launch.job import resume
 
     resume(run, saved, typed=typed)

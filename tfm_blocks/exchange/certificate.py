@@ -17,8 +17,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.files import write_json
-from tfm_blocks.runs.json_file import JsonFile
+from tfm_blocks.runs.files import JsonFile, write_json
 
 SENTENCES, LONGEST, SEED = 32, 24, 1
 MOST = 0.02  # the largest difference of log probabilities that counts as rounding of float32

@@ -25,11 +25,12 @@ from tfm_blocks.exchange.reload import certify
 from tfm_blocks.language.difference import find_changes
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.runs.config import read_config
 from tfm_blocks.runs.files import damaged
 from tfm_blocks.runs.folder import TOKENIZER, new_folder
-from tfm_blocks.runs.model import read_network, read_tensors, weights_of, write_tensors
+from tfm_blocks.runs.model import read_network, read_tensors, write_tensors
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
@@ -39,7 +40,7 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     folder exists. Raises ConfigError if no family has the graph and transformers cannot pass its inputs.
     """
     network, tokenizer = read_network(run), load_tokenizer(run / TOKENIZER)
-    published = find_published(network.spec, read_config(run)[1], vocabulary_of(tokenizer))
+    published = find_published(network.spec, SavedRun(run).config, vocabulary_of(tokenizer))
     if published is None:
         files = write_custom_code(network, tokenizer, str(run))
         record, tensors = PublishedFile(), {f"model.{name}": tensor for name, tensor in weights_of(network).items()}

@@ -36,9 +36,10 @@ from tfm_blocks.exchange.record import GENERATION, KEPT, LEFTOVERS, PublishedFil
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
+from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import new_folder
-from tfm_blocks.runs.model import fill, weights_of, write_tensors
+from tfm_blocks.runs.model import write_tensors
 from tfm_blocks.translation.save import write_run
 
 INCOMPLETE = "download the folder again, or save the model with transformers: model.save_pretrained(FOLDER)"

@@ -16,8 +16,8 @@ from tfm_blocks.exchange.weights import BRACES, matches_address, read_weight_tab
 from tfm_blocks.language.files import display_path
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.expression import names_in
-from tfm_blocks.runs.model import weights_of
 
 KINDS: dict[str, type] = {
     **dict.fromkeys(("config", "missing", "fixed", "output", "tied", "also", "weights"), dict),

@@ -14,7 +14,7 @@ from typing import Any
 from tfm_blocks.data.published_tokenizer import without_code
 from tfm_blocks.errors import cut, shown
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, INDEX, PLAIN_NAME, shards
-from tfm_blocks.runs.json_file import JsonFile
+from tfm_blocks.runs.files import JsonFile
 
 GENERATION = "generation_config.json"
 KEPT = (CONFIG, INDEX, GENERATION)

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tfm_blocks.figures import labels
-from tfm_blocks.figures.content import Content
-from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Frame, choose_sides, item_within
-from tfm_blocks.figures.layer_groups import LayerGroup, find_groups
-from tfm_blocks.figures.node_boxes import NodeBoxes, node_boxes
+from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Fold, Frame, choose_sides, item_within
 from tfm_blocks.figures.scopes import (
     Graph,
-    Leaf,
+    LayerGroup,
     Parallel,
     Part,
     Stack,
     entry_of,
     exit_of,
+    find_groups,
     first_of,
     graph_at,
     nodes_of,
 )
-from tfm_blocks.figures.text import wrap
+from tfm_blocks.figures.sizes import wrap
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Node, Spec, format_shape
-from tfm_blocks.registry.blocks import BlockInfo, Registry
+from tfm_blocks.registry.blocks import Registry
 
-Item = Box | Frame
-Strand = tuple[Box, list[Item]]  # items above each other, and the box that the lowest one reads
+Drawn = Box | Frame
+Strand = tuple[Box, list[Drawn]]  # items above each other, and the box that the lowest one reads
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a figure shows: how far it folds, an address that it is limited to, shapes, and the cost of nodes.
+
+    `costs` are the parameters and multiply-adds of nodes. `closed` are stacks and parallels that are drawn as one box,
+    with `*` in place of the numbers of layers.
+    """
+
+    fold: Fold = "layers"
+    of: str = ""
+    shapes: bool = False
+    costs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,7 @@ class _Drawer:
         self.varied: dict[str, set[str]] = {}
         self.arrows: list[Arrow] = []
         self.spine = {node.entry for node in spec.nodes} | {node.residual for node in spec.nodes} | {spec.sink.address}
-        self.words = labels.input_words(spec.inputs)
+        self.titles = labels.input_titles(spec.inputs)
         self.root = Frame((content.of,) if content.of else ())
 
     def draw(self) -> Drawing:
@@ -75,10 +88,8 @@ class _Drawer:
         return Drawing(self.root, _distinct(self.arrows))
 
     def _input(self, address: str) -> Box:
-        title = (address,) if self.content.of else self.words[address].title
-        shapes = {tensor.name: tensor.shape for tensor in self.spec.inputs}
-        shapes |= {node.address: node.shape for node in self.spec.nodes}
-        output = format_shape(shapes[address]) if self.content.shapes else ""
+        title = (address,) if self.content.of else self.titles[address]
+        output = format_shape(self.spec.shapes[address]) if self.content.shapes else ""
         return Box((address,), "text", title, glyph="text", output=output, about=address)
 
     def _add_output(self, sink: Node) -> None:
@@ -109,8 +120,9 @@ class _Drawer:
                 self.outlets |= dict.fromkeys(passed, self.outlets[entry_of(parts[0])])
                 continue
             for entry, items in self._part(parts):
-                side = parts[0] is not visible[-1] and not self._is_spine(items[-1])
-                self._place(items, entry, frame, {} if side else tails)
+                top = items[-1]  # a stack, or a node whose output is read at a first port or beside it
+                spine = isinstance(top, Frame) or not self.spine.isdisjoint(top.addresses)
+                self._place(items, entry, frame, tails if spine or parts[0] is visible[-1] else {})
 
     def _place_inputs(self, part: Part, tails: dict[Box, Chain]) -> None:
         for address in (address for node in nodes_of((part,)) for address in (*node.read, node.residual)):
@@ -118,7 +130,7 @@ class _Drawer:
             if box and box.kind == "text" and box.frame is None:
                 self._place([box], box, self.root, tails)
 
-    def _place(self, items: Sequence[Item], entry: Box, frame: Frame, tails: dict[Box, Chain]) -> None:
+    def _place(self, items: Sequence[Drawn], entry: Box, frame: Frame, tails: dict[Box, Chain]) -> None:
         """Put items on top of the chain that ends in `entry`, or into a new chain."""
         chain = tails.pop(entry, None)
         if chain is None:
@@ -127,60 +139,47 @@ class _Drawer:
             beside = frame is not self.root and frame.plate and not below and entry is not frame.entry
             frame.chains.insert(0 if beside else len(frame.chains), chain)
         chain.items += items
-        tails[_tail(items[-1])] = chain
+        tails[items[-1].tail] = chain
         frame.main = chain
         frame.index_items()
-
-    def _is_spine(self, item: Item) -> bool:
-        """Return True for a stack, and for a node whose output is read at a first port rather than beside it."""
-        return isinstance(item, Frame) or not self.spine.isdisjoint(_tail(item).addresses)
 
     def _part(self, alike: Sequence[Part]) -> list[Strand]:
         """Return the strands of alike parts; a stack has further ones for the norms of its other layers."""
         part = alike[0]
         entry = self.outlets[entry_of(part)]
-        if isinstance(part, Leaf):
-            return [(entry, [*self._node([other.node for other in alike if isinstance(other, Leaf)])])]
+        if isinstance(part, Node):
+            return [(entry, [*self._node([other for other in alike if isinstance(other, Node)])])]
         if isinstance(part, Parallel):
             return [(entry, self._parallel([other for other in alike if isinstance(other, Parallel)]))]
         return self._stack([other for other in alike if isinstance(other, Stack)])
 
-    def _node(self, alike: Sequence[Node]) -> tuple[Box, ...]:
+    def _node(self, alike: Sequence[Node]) -> list[Box]:
         """Return the boxes of alike nodes, and add the arrows to them."""
         node, addresses = alike[0], tuple(node.address for node in alike)
         info = self.registry.blocks[node.block] if node.block else None
-        drawn = node_boxes(node, info, [*self._argument_notes(node, info), *self._notes(alike)], self.words)
-        for box in drawn.boxes:
+        shown = labels.argument_notes(node, self.registry, self.varied.get(node.address, ())) if info else ()
+        drawn, ports, adding = labels.node_boxes(node, info, [*shown, *self._notes(alike)], self.titles)
+        for box in drawn:
             box.addresses, box.about = addresses, _about(alike)
         for place, (port, reads) in enumerate(node.reads.items()):
-            for index in range(len(reads)):
-                sources = [other.reads[port][index] for other in alike]
-                self._read(sources, drawn, "" if not place else port, merge=len(reads) > 1)
-        self._connect(*drawn.boxes)
-        if drawn.adding:
-            self.arrows.append(Arrow(self.outlets[node.residual], drawn.adding, "side"))
+            target, heads = (ports, 1 + (port == "kv")) if place else (drawn[0], 1)
+            for index, source in enumerate(reads):
+                layers = self._layers_read([other.reads[port][index] for other in alike], node.address)
+                early = any(layer.inner for layer in layers if layer)
+                ends = self.outlets[source], target
+                self.arrows.append(Arrow(*ends, "port" if place else "main", len(reads) > 1, early, heads))
+        self._connect(*drawn)
+        if adding:
+            self.arrows.append(Arrow(self.outlets[node.residual], adding, "side"))
         if self.content.shapes:
-            drawn.boxes[-1].output = format_shape(node.shape)
-        self.outlets |= dict.fromkeys(addresses, drawn.boxes[-1])
-        return drawn.boxes
-
-    def _read(self, sources: Sequence[str], drawn: NodeBoxes, port: str, *, merge: bool) -> None:
-        """Add the arrow from the first of alike `sources` to a port of a node; "" is its first port."""
-        known = self._layers_read(sources, drawn.ports.addresses[0])
-        early = any(layer.inner for layer in known if layer)
-        source = self.outlets[sources[0]]
-        if port:
-            self.arrows.append(Arrow(source, drawn.ports, "port", merge, early, heads=2 if port == "kv" else 1))
-        else:
-            self.arrows.append(Arrow(source, drawn.boxes[0], "main", merge, early))
+            drawn[-1].output = format_shape(node.shape)
+        self.outlets |= dict.fromkeys(addresses, drawn[-1])
+        return drawn
 
     def _layers_read(self, sources: Sequence[str], reader: str) -> list[LayerExit | None]:
         """Return the layers whose outputs these sources are, unless the reader is in the same stack."""
         known = [self.exits.get(address) for address in sources]
         return [layer if layer and not reader.startswith(f"{layer.stack}.") else None for layer in known]
-
-    def _argument_notes(self, node: Node, info: BlockInfo | None) -> tuple[str, ...]:
-        return labels.argument_notes(node, self.registry, self.varied.get(node.address, ())) if info else ()
 
     def _notes(self, alike: Sequence[Node]) -> list[str]:
         """Return notes on the layers that a node reads, on weights of other nodes, and on its cost."""
@@ -194,14 +193,12 @@ class _Drawer:
                 indices = [[layer.index for layer in row if layer] for row in known]
                 note = labels.layer_note(layers[0].stack, layers[0].count, indices)
                 notes += wrap(note.split(), labels.NOTE_LETTERS)
-        if cost := self.content.costs.get(node.address):
-            notes += labels.cost_notes(cost.parameters, cost.multiply_adds)
-        return notes
+        return [*notes, *labels.cost_notes(*self.content.costs.get(node.address, (0, 0)))]
 
-    def _parallel(self, alike: Sequence[Parallel]) -> list[Item]:
+    def _parallel(self, alike: Sequence[Parallel]) -> list[Drawn]:
         """Return the norm before the branches, a frame with the branches, and their join."""
         part = alike[0]
-        before = self._node([other.pre for other in alike if other.pre]) if part.pre else ()
+        before = self._node([other.pre for other in alike if other.pre]) if part.pre else []
         entry = before[-1] if before else self.outlets[part.join.residual]
         if pattern(part.address) in self.content.closed:
             inner = [node for other in alike for branch in other.branches for node in nodes_of(branch)]
@@ -221,14 +218,17 @@ class _Drawer:
         """Return a plate for each group of alike layers, and the operations after the last one."""
         part = alike[0]
         entry = self.outlets[entry_of(part)]
-        groups = self._groups(part)
+        groups = [LayerGroup(index) for index in range(len(part.layers))]
+        if self.content.fold != "none":
+            layers = [list(nodes_of(layer)) for layer in part.layers]
+            groups = find_groups(part.address, layers, [exit_of(layer) for layer in part.layers], self.lasts)
         for other in alike:
             self._note_exits(other, groups)
             self._note_varied(other)
         if self.content.fold == "stacks" or pattern(part.address) in self.content.closed:
             stacks = [other.address for other in alike]
             return [(entry, [self._closed(stacks, [*nodes_of(alike)], entry, len(part.layers))])]
-        items: list[Item] = []
+        items: list[Drawn] = []
         copies: list[Strand] = []
         for group in groups:
             items.append(self._plate(alike, group, len(groups)))
@@ -240,12 +240,6 @@ class _Drawer:
         frame = Frame((*(other.address for other in alike),), entry=entry)
         self._place(items, entry, frame, {})
         return [(entry, [frame]), *copies]
-
-    def _groups(self, part: Stack) -> list[LayerGroup]:
-        if self.content.fold == "none":
-            return [LayerGroup(index) for index in range(len(part.layers))]
-        layers = [list(nodes_of(layer)) for layer in part.layers]
-        return find_groups(part.address, layers, [exit_of(layer) for layer in part.layers], self.lasts)
 
     def _plate(self, alike: Sequence[Stack], group: LayerGroup, groups: int) -> Frame:
         part = alike[0]
@@ -305,11 +299,7 @@ def _distinct(arrows: Sequence[Arrow]) -> tuple[Arrow, ...]:
 
 def _passes(part: Part) -> bool:
     """Return True for a node that only passes its input on, such as the positions of a model without them."""
-    return isinstance(part, Leaf) and part.node.block == "none" and not part.node.pre and not part.node.post
-
-
-def _tail(item: Item) -> Box:
-    return item.tail if isinstance(item, Frame) else item
+    return isinstance(part, Node) and part.block == "none" and not part.pre and not part.post
 
 
 def _are_copies(part: Parallel) -> bool:

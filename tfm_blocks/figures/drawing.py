@@ -12,8 +12,22 @@ Side = Literal["left", "right"]
 Fold = Literal["none", "layers", "stacks"]  # what is drawn once: nothing, alike layers, or stacks as one box
 
 
+@dataclass(eq=False, kw_only=True)
+class Item:
+    """A box or a frame, with its place in the frame around it."""
+
+    row: int = 0
+    column: int = 0
+    frame: Frame | None = field(default=None, repr=False)
+
+    @property
+    def side(self) -> Side:
+        """Return the side on which the residuals of the column pass. Labels and waves stand there."""
+        return self.frame.chains[self.column].side if self.frame else "left"
+
+
 @dataclass(eq=False)
-class Box:
+class Box(Item):
     """A box of a node. `addresses` are the nodes that it stands for; empty for labels, such as the output's.
 
     `glyph` is the form: a labelled box, a circled plus, a circled plus with a wave beside it, or text without a border.
@@ -29,9 +43,14 @@ class Box:
     output: str = ""
     forked: bool = False
     about: str = ""
-    row: int = 0
-    column: int = 0
-    frame: Frame | None = field(default=None, repr=False)
+
+    @property
+    def is_round(self) -> bool:
+        return self.glyph in ("plus", "wave")
+
+    @property
+    def tail(self) -> Box:
+        return self
 
 
 @dataclass(eq=False)
@@ -48,7 +67,7 @@ class Chain:
 
 
 @dataclass(eq=False)
-class Frame:
+class Frame(Item):
     """Chains next to each other: a whole model, a layer on its plate, or the branches of a parallel.
 
     `entry` is the box that the frame reads from below. `main` is the chain on which the arrow enters and leaves; None
@@ -58,25 +77,15 @@ class Frame:
     addresses: tuple[str, ...] = ()
     plate: bool = False
     label: tuple[str, ...] = ()
-    about: str = ""
     entry: Box | None = None
     chains: list[Chain] = field(default_factory=list)
     main: Chain | None = None
-    row: int = 0
-    column: int = 0
-    frame: Frame | None = field(default=None, repr=False)
 
     @property
     def tail(self) -> Box:
         """Return the box at the top of the main chain."""
         assert self.main is not None
-        item = self.main.items[-1]
-        return item.tail if isinstance(item, Frame) else item
-
-    @property
-    def side(self) -> Side:
-        """Return the side of the label: the one on which the residuals of the column pass."""
-        return self.frame.chains[self.column].side if self.frame else "left"
+        return self.main.items[-1].tail
 
     @property
     def rows(self) -> int:
@@ -99,8 +108,10 @@ class Frame:
 
     def items(self) -> Iterator[Box | Frame]:
         """Yield the items of this frame, chain by chain."""
-        for chain in self.chains:
-            yield from chain.items
+        return (item for chain in self.chains for item in chain.items)
+
+    def items_of_row(self, row: int) -> list[Box | Frame]:
+        return [item for item in self.items() if item.row == row]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,14 +138,9 @@ class Drawing:
     arrows: tuple[Arrow, ...]
 
 
-def frames_around(item: Box | Frame) -> list[Frame]:
+def frames_around(item: Item) -> list[Frame]:
     """Return the frames around an item, the outermost first."""
-    around: list[Frame] = []
-    frame = item.frame
-    while frame is not None:
-        around.insert(0, frame)
-        frame = frame.frame
-    return around
+    return [*frames_around(item.frame), item.frame] if item.frame else []
 
 
 def item_within(frame: Frame, box: Box) -> Box | Frame | None:
@@ -160,12 +166,10 @@ def choose_sides(root: Frame, arrows: Sequence[Arrow]) -> None:
         for arrow in arrows:
             source, target = item_within(root, arrow.source), item_within(root, arrow.target)
             if source and target and source.column < target.column == column:
-                _set_side(chain)
+                _pass_on_the_right(chain)
 
 
-def _set_side(chain: Chain) -> None:
+def _pass_on_the_right(chain: Chain) -> None:
     chain.side = "right"
-    for item in chain.items:
-        if isinstance(item, Frame):
-            for inner in item.chains:
-                _set_side(inner)
+    for inner in (inner for item in chain.items if isinstance(item, Frame) for inner in item.chains):
+        _pass_on_the_right(inner)

@@ -1,23 +1,39 @@
-"""Write figures: spec → drawing → picture → a file of the format that its suffix names."""
+r"""Picture → primitives with their colours → SVG, TikZ for \input in a paper with \usepackage{tikz}, PNG or PDF."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path as FilePath
+from typing import NamedTuple
 
 from tfm_blocks.errors import ConfigError, Problem, shown
-from tfm_blocks.figures.content import Content
-from tfm_blocks.figures.draw import draw_model
+from tfm_blocks.figures.draw import Content, draw_model
+from tfm_blocks.figures.drawing import Frame
 from tfm_blocks.figures.layout import lay_out
-from tfm_blocks.figures.picture import FigurePicture
-from tfm_blocks.figures.svg import to_svg
-from tfm_blocks.figures.themes import THEMES, Theme
-from tfm_blocks.figures.tikz import to_tikz
+from tfm_blocks.figures.picture import FigurePicture, Placed, PlacedArrow, Point, Text
+from tfm_blocks.figures.sizes import LEADING, WAVE
+from tfm_blocks.figures.themes import SIGNS, THEMES, Theme
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.registry.blocks import Registry
 from tfm_blocks.runs.files import write_bytes
 
 SUFFIXES = (".svg", ".pdf", ".png", ".tex")
+FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+HEAD = "M0,0 L6,3 L0,6 L1.5,3 z"
+SPECIAL = {  # letters of TikZ
+    **{letter: f"\\{letter}" for letter in "#$%&_{}"},
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "×": r"$\times$",
+    "−": "$-$",
+    "–": "--",
+    "…": r"\dots{}",
+}
+ANCHORS = {"start": "base west", "middle": "base", "end": "base east"}
+TIKZ_BEND = 8 / 11  # a control point of TikZ, which counts twice, stands this much nearer to the line
 
 
 @dataclass(frozen=True)
@@ -29,36 +45,232 @@ class Style:
     scale: float = 1.0
 
 
+class Pen(NamedTuple):
+    """The colour and width of a line, and the colour of the area that it surrounds."""
+
+    colour: str
+    fill: str
+    width: float
+    dashed: bool
+
+
+class Rect(NamedTuple):
+    """A rectangle with round corners; without a pen it only reacts to the pointer."""
+
+    placed: Placed
+    radius: int
+    pen: Pen | None
+
+
+class Circle(NamedTuple):
+    """A circle around a point."""
+
+    x: float
+    y: float
+    radius: float
+    pen: Pen
+
+
+class Path(NamedTuple):
+    """Strokes: two points of a line, or five of two quadratic curves: start, control, middle, control, end."""
+
+    strokes: Sequence[Sequence[Point]]
+    pen: Pen
+
+
+Primitive = Rect | Circle | Path | PlacedArrow | Text  # the last two have the colour of the ink, if they have no other
+
+
+def primitives_of(picture: FigurePicture, theme: Theme) -> Iterator[tuple[Placed | None, list[Primitive]]]:
+    """Yield the primitives of each plate, arrow (None) and box, from the back to the front."""
+    for plate in picture.plates:
+        yield plate, list(_primitives(plate, theme))
+    for arrow in picture.arrows:
+        yield None, [arrow]
+    for box in picture.boxes:
+        yield box, list(_primitives(box, theme))
+
+
+def _primitives(placed: Placed, theme: Theme) -> Iterator[Primitive]:
+    item, mark = placed.item, placed.mark
+    colour = theme.marks[mark] if mark else theme.ink
+    width, dashed = 2 if mark else 0.8, mark == "removed"
+    if isinstance(item, Frame):
+        yield Rect(placed, 8, Pen(colour, theme.plate, width, dashed) if item.plate else None)
+        yield from placed.texts
+        return
+    if item.glyph == "box":
+        yield Rect(placed, 3, Pen(colour, theme.fills.get(item.kind, theme.background), width, dashed))
+    elif item.glyph != "text":
+        yield from _plus(placed, Pen(colour, theme.background, width, dashed))
+    yield from (replace(text, colour=theme.faint) if text.size < 9 else text for text in placed.texts)
+    if mark and item.glyph == "box":
+        yield Text(SIGNS[mark], placed.x + placed.width - 3, placed.y + 10, 10, "end", colour)
+    elif mark:
+        yield Text(SIGNS[mark], placed.x + placed.width + 1, placed.y + 3, 10, "start", colour)
+
+
+def _plus(placed: Placed, pen: Pen) -> Iterator[Primitive]:
+    """Yield a circled plus, and the circled wave beside it."""
+    radius = placed.width / 2
+    x, y = placed.x + radius, placed.y + radius
+    yield Circle(x, y, radius, pen)
+    yield Path([[(x - 4, y), (x + 4, y)], [(x, y - 4), (x, y + 4)]], pen)
+    if placed.wave:
+        far, y = placed.wave
+        sign, half = -1 if far < x else 1, WAVE / 2
+        yield Path([[(far - sign * WAVE, y), (x + sign * radius, y)]], pen)
+        yield Circle(far, y, WAVE, pen)
+        bend = 11
+        yield Path([[(far - WAVE, y), (far - half, y - bend), (far, y), (far + half, y + bend), (far + WAVE, y)]], pen)
+
+
 def picture_of(spec: Spec, registry: Registry, content: Content) -> FigurePicture:
     """Return the picture of a model. Raises ConfigError if the model has nothing at the address `content.of`."""
     return lay_out(draw_model(spec, registry, content))
 
 
 def svg_of(picture: FigurePicture, style: Style) -> str:
-    """Return a picture as SVG."""
-    return to_svg(picture, style.theme, title=style.title, scale=style.scale)
+    """Return a picture as SVG. Each box is a group with the attribute `data-node`, the address of its node."""
+    theme, width, height = style.theme, picture.width, picture.height
+    size = f'width="{width * style.scale:g}" height="{height * style.scale:g}" viewBox="0 0 {width:g} {height:g}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}" fill="{theme.ink}">',
+        f"<title>{escape(style.title)}</title>",
+        f'<defs><marker id="head" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
+        f'<path d="{HEAD}" fill="{theme.ink}"/></marker></defs>',
+        f'<rect width="{width:g}" height="{height:g}" fill="{theme.background}"/>',
+    ]
+    for placed, primitives in primitives_of(picture, theme):
+        drawn = [_svg(primitive, theme) for primitive in primitives]
+        lines += [*_svg_group(placed), *drawn, "</g>"] if placed else drawn
+    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def expect_format(path: Path) -> None:
+def _svg_group(placed: Placed) -> Iterator[str]:
+    item, addresses = placed.item, list(map(escape, placed.item.addresses))
+    node = f' data-node="{addresses[0]}"' if addresses else ""
+    nodes = f' data-nodes="{" ".join(addresses)}"' if len(addresses) > 1 else ""
+    yield f'<g class="{"plate" if isinstance(item, Frame) else item.glyph}"{node}{nodes}>'
+    if isinstance(item, Frame):
+        yield f"<title>{' … '.join(dict.fromkeys((addresses[0], addresses[-1])))}</title>"
+    elif item.about:
+        yield f"<title>{escape(item.about)}</title>"
+
+
+def _svg(primitive: Primitive, theme: Theme) -> str:
+    match primitive:
+        case Rect(placed, radius, pen):
+            place = f'x="{placed.x:g}" y="{placed.y:g}" width="{placed.width:g}" height="{placed.height:g}"'
+            return f'<rect {place} rx="{radius}" {_svg_pen(pen)}/>'
+        case Circle(x, y, radius, pen):
+            return f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" {_svg_pen(pen)}/>'
+        case Path(strokes, pen):
+            return f'<path d="{_svg_strokes(strokes)}" {_svg_pen(pen)}/>'
+        case PlacedArrow(_, points, head):
+            corners = " ".join(f"{x:g},{y:g}" for x, y in points)
+            tip = ' marker-end="url(#head)"' if head else ""
+            return f'<polyline points="{corners}" fill="none" stroke="{theme.ink}" stroke-width="0.9"{tip}/>'
+        case Text(text, x, y, size, align, colour):
+            fill = f' fill="{colour}"' if colour else ""
+            place = f'x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{align}"'
+            return f"<text {place}{fill}>{escape(text)}</text>"
+
+
+def _svg_pen(pen: Pen | None) -> str:
+    if pen is None:
+        return 'fill="none"'
+    dash = ' stroke-dasharray="4 2"' if pen.dashed else ""
+    return f'fill="{pen.fill}" stroke="{pen.colour}" stroke-width="{pen.width}"{dash}'
+
+
+def _svg_strokes(strokes: Sequence[Sequence[Point]]) -> str:
+    (x, y), (next_x, next_y), *curve = strokes[0]
+    if curve:
+        width = curve[0][0] - x
+        return f"M{x:g},{y:g} q{next_x - x:g},{next_y - y:g} {width:g},0 t{width:g},0"
+    if len(strokes) == 1:
+        return f"M{x:g},{y:g} H{next_x:g}"
+    (x2, y2), (_, next_y2) = strokes[1]
+    return f"M{x:g},{y:g} h{next_x - x:g} M{x2:g},{y2:g} v{next_y2 - y2:g}"
+
+
+def tikz_of(picture: FigurePicture, style: Style) -> str:
+    """Return a picture as a tikzpicture; its unit is a PostScript point."""
+    theme, scale = style.theme, style.scale
+    colours = {theme.ink, theme.faint, theme.plate, theme.background, *theme.fills.values(), *theme.marks.values()}
+    lines = [
+        f"% {' '.join(style.title.split())}. Needs \\usepackage{{tikz}}.",
+        f"\\begin{{tikzpicture}}[x={scale:g}bp, y=-{scale:g}bp, inner sep=0, outer sep=0, >=stealth, line width=0.8bp]",
+        *(f"\\definecolor{{{_tikz_colour(colour)}}}{{HTML}}{{{colour[1:].upper()}}}" for colour in sorted(colours)),
+        f"\\fill[{_tikz_colour(theme.background)}] (0,0) rectangle ({picture.width:g},{picture.height:g});",
+    ]
+    for placed, primitives in primitives_of(picture, theme):
+        if placed and placed.item.addresses and not isinstance(placed.item, Frame):
+            lines.append(f"% {placed.item.addresses[0]}")
+        lines += [line for primitive in primitives if (line := _tikz(primitive, style))]
+    return "\n".join([*lines, "\\end{tikzpicture}%"]) + "\n"  # no space after the figure
+
+
+def _tikz(primitive: Primitive, style: Style) -> str:
+    match primitive:
+        case Rect(placed, radius, Pen() as pen):
+            corner = f"({placed.x + placed.width:g},{placed.y + placed.height:g})"
+            round_corners = f", rounded corners={radius}bp"
+            return f"\\path[{_tikz_pen(pen)}{round_corners}] ({placed.x:g},{placed.y:g}) rectangle {corner};"
+        case Circle(x, y, radius, pen):
+            return f"\\path[{_tikz_pen(pen)}] ({x:g},{y:g}) circle[radius={radius:g}];"
+        case Path(strokes, pen):
+            return f"\\path[{_tikz_pen(pen)}] {' '.join(map(_tikz_stroke, strokes))};"
+        case PlacedArrow(_, points, head):
+            corners = " -- ".join(f"({x:g},{y:g})" for x, y in points)
+            return f"\\draw[{_tikz_colour(style.theme.ink)}, line width=0.9bp{', ->' if head else ''}] {corners};"
+        case Text(text, x, y, size, align, colour):
+            font = f"\\fontsize{{{size * style.scale:g}}}{{{size * LEADING * style.scale:g}}}\\selectfont\\sffamily"
+            ink = _tikz_colour(colour or style.theme.ink)
+            written = "".join(SPECIAL.get(letter, letter) for letter in text)
+            return f"\\node[anchor={ANCHORS[align]}, text={ink}, font={font}] at ({x:g},{y:g}) {{{written}}};"
+    return ""
+
+
+def _tikz_colour(colour: str) -> str:
+    return f"tfm{colour[1:]}"
+
+
+def _tikz_pen(pen: Pen) -> str:
+    width = f", line width={pen.width}bp" if pen.width != 0.8 else ""
+    dashed = ", dashed" if pen.dashed else ""
+    return f"draw={_tikz_colour(pen.colour)}{width}{dashed}, fill={_tikz_colour(pen.fill)}"
+
+
+def _tikz_stroke(points: Sequence[Point]) -> str:
+    (x, y), *others = points
+    text = f"({x:g},{y:g})"
+    if len(others) == 1:
+        return f"{text} -- ({others[0][0]:g},{others[0][1]:g})"
+    for (x, bend), (end_x, end_y) in zip(others[::2], others[1::2], strict=True):
+        text += f" .. controls ({x:g},{y + (bend - y) * TIKZ_BEND:g}) .. ({end_x:g},{end_y:g})"
+    return text
+
+
+def expect_format(path: FilePath) -> None:
     """Raise ConfigError unless a figure can be written to this path."""
     if path.suffix not in SUFFIXES:
         rule = f"must be a file {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, but is {shown(path.name)}"
         raise ConfigError(Problem("-o", rule, help=f"write -o {path.stem or 'figure'}.svg"))
 
 
-def write_figure(path: Path, picture: FigurePicture, style: Style) -> None:
+def write_figure(path: FilePath, picture: FigurePicture, style: Style) -> None:
     """Write a picture. Raises ConfigError if the file cannot be written."""
     expect_format(path)
-    try:
-        if path.suffix == ".svg":
-            write_bytes(path, svg_of(picture, style).encode("utf-8"))
-        elif path.suffix == ".tex":
-            text = to_tikz(picture, style.theme, title=style.title, scale=style.scale)
-            write_bytes(path, text.encode("utf-8"))
-        else:
-            from tfm_blocks.figures.raster import write_raster
+    if path.suffix in (".svg", ".tex"):
+        content = (svg_of if path.suffix == ".svg" else tikz_of)(picture, style).encode("utf-8")
+    else:
+        from tfm_blocks.figures.raster import raster_of
 
-            write_raster(path, picture, style.theme, scale=style.scale)
+        content = raster_of(picture, style, path.suffix)
+    try:
+        write_bytes(path, content)
     except OSError as error:
         rule = f"cannot be written: {error.strerror}"
         raise ConfigError(Problem(str(path), rule, help="choose a file in a folder that you can write")) from None

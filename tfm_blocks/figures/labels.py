@@ -1,13 +1,12 @@
-"""What a box says: its title, its kind, and notes on arguments and weights."""
+"""The boxes of a node, and what they say: titles, kinds, and notes on arguments and weights."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tfm_blocks.figures.drawing import Kind
-from tfm_blocks.figures.text import wrap
+from tfm_blocks.figures.drawing import Box, Glyph, Kind
+from tfm_blocks.figures.sizes import wrap
 from tfm_blocks.language.spec import TARGET, Input, Node, Step
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 
@@ -43,41 +42,65 @@ SIGNALS = ("sinusoidal", "fairseq_sinusoidal", "learned_position", "timestep")  
 RECURRENT = ("rnn", "gru", "lstm")
 
 
-@dataclass(frozen=True)
-class InputWords:
-    """How a figure calls an input: the text below its arrow, and the first word of its embedding."""
+def node_boxes(
+    node: Node, info: BlockInfo | None, notes: Sequence[str], inputs: Mapping[str, tuple[str, ...]]
+) -> tuple[list[Box], Box, Box | None]:
+    """Return the boxes of a node from below to above, the box that other ports enter, and the box of the residual.
 
-    title: tuple[str, ...]
-    noun: str = "Input"
+    `notes` are the lines of small text in the box of the block, and `inputs` the titles of inputs.
+    """
+    before = [_operation(steps) for steps in _grouped(node.pre)]
+    groups = _grouped(node.post)
+    after = [_operation(steps) for steps in groups]
+    adding = next((box for box, steps in zip(after, groups, strict=True) if steps[0].kind == "add"), None)
+    middle = [_block(node, info, notes, inputs)] if info else []
+    one_sum = middle and middle[0].glyph == "plus" and after and after[0] is adding  # of branches and the residual
+    if one_sum or (node.block == "none" and (before or after)):
+        middle = []
+    drawn = [*before, *middle, *after] or [Box((), "other", ("Identity",))]
+    return drawn, drawn[len(before)], adding
 
 
-def input_words(inputs: Sequence[Input]) -> dict[str, InputWords]:
-    """Return the words for each input: as in Vaswani et al. 2017, or tokens for a decoder without an encoder."""
-    words = {model_input.name: InputWords((model_input.name,)) for model_input in inputs}
-    words |= {"src": InputWords(("Inputs",)), TARGET: InputWords(("Outputs", "(shifted right)"), "Output")}
-    if [model_input.name for model_input in inputs] == [TARGET]:
-        words[TARGET] = InputWords(("Tokens",), "Token")
-    return words
+def _grouped(steps: Sequence[Step]) -> list[list[Step]]:
+    """Return the operations by box: a norm that follows `add` shares its box, and dropout is not drawn."""
+    groups: list[list[Step]] = []
+    for step in steps:
+        if step.kind == "norm" and groups and groups[-1][-1].kind == "add":
+            groups[-1].append(step)
+        elif step.kind != "dropout":
+            groups.append([step])
+    return groups
 
 
-def title_of(node: Node, words: Mapping[str, InputWords]) -> tuple[str, ...]:
+def _block(node: Node, info: BlockInfo, notes: Sequence[str], inputs: Mapping[str, tuple[str, ...]]) -> Box:
+    if node.block == "sum" and not notes:
+        return Box((), "other", (), glyph="plus")
+    forked = "attention" in info.name and "kv" not in node.reads
+    glyph: Glyph = "wave" if node.block in SIGNALS else "box"
+    return Box((), _kind(info), _title(node, inputs), tuple(notes), glyph, forked=forked)
+
+
+def input_titles(inputs: Sequence[Input]) -> dict[str, tuple[str, ...]]:
+    """Return the text below each input: as in Vaswani et al. 2017, or tokens for a decoder without an encoder."""
+    titles = {model_input.name: (model_input.name,) for model_input in inputs}
+    target = ("Tokens",) if list(titles) == [TARGET] else ("Outputs", "(shifted right)")
+    return titles | {"src": ("Inputs",), TARGET: target}
+
+
+def _title(node: Node, inputs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return the lines of a block's title."""
-    block = node.block or ""
+    block, causal = node.block or "", node.arguments.get("mask") == "causal"
     name = NAMES.get(block) or " ".join(WORDS.get(word, word.capitalize()) for word in block.split("_"))
     if block == "embedding":
-        name = f"{words[node.entry].noun if node.entry in words else 'Input'} {name}"
-    return wrap(f"{_direction(node)} {name}".split(), LETTERS)
-
-
-def _direction(node: Node) -> str:
-    """Return the word for the positions that a block sees, if the field has one."""
-    causal, block = node.arguments.get("mask") == "causal", node.block or ""
+        name = f"{inputs[TARGET][0].removesuffix('s') if node.entry == TARGET else 'Input'} {name}"
     if block in RECURRENT:
-        return "" if causal else "Bidirectional"
-    return ("Masked" if "attention" in block else "Causal") if causal else ""
+        name = name if causal else f"Bidirectional {name}"
+    elif causal:
+        name = f"{'Masked' if 'attention' in block else 'Causal'} {name}"
+    return wrap(name.split(), LETTERS)
 
 
-def box_kind(info: BlockInfo) -> Kind:
+def _kind(info: BlockInfo) -> Kind:
     """Return the kind of a block, which sets its colour."""
     if info.category == "norm":
         return "norm"
@@ -90,8 +113,8 @@ def box_kind(info: BlockInfo) -> Kind:
     return "other"
 
 
-def step_label(steps: Sequence[Step]) -> tuple[str, str]:
-    """Return the title of consecutive operations of add & norm, and a note on the unusual ones."""
+def _operation(steps: Sequence[Step]) -> Box:
+    """Draw consecutive operations of add & norm, with a note on the unusual ones."""
     words, notes = [], []
     for step in steps:
         if step.kind == "norm":
@@ -107,7 +130,9 @@ def step_label(steps: Sequence[Step]) -> tuple[str, str]:
             notes.append("learned per channel" if step.per_channel else "learned")
         else:
             words.append("DropPath")
-    return " & ".join(words), ", ".join(notes)
+    if words == ["Add"] and not notes:
+        return Box((), "other", (), glyph="plus")
+    return Box((), "norm", (" & ".join(words),), (", ".join(notes),) if notes else ())
 
 
 def argument_notes(node: Node, registry: Registry, varied: Collection[str]) -> tuple[str, ...]:
@@ -115,17 +140,13 @@ def argument_notes(node: Node, registry: Registry, varied: Collection[str]) -> t
 
     Other arguments that most blocks have are left out.
     """
-    notes = list(_arguments(node, registry, COMMON.difference(varied)))
-    lines = wrap(notes, NOTE_LETTERS, ", ")
-    return (*lines[:3], "…") if len(lines) > 4 else lines
-
-
-def _arguments(node: Node, registry: Registry, hidden: Collection[str]) -> Iterator[str]:
+    notes, hidden = [], COMMON.difference(varied)
     for name, argument in registry.blocks[node.block or ""].arguments.items():
         value = node.arguments.get(name)
-        if name in hidden or value == registry.complete(argument.default) or value is None:
-            continue
-        yield f"{name} {_text(value)}" if argument.kind.category == "" else _text(value)
+        if name not in hidden and value != registry.complete(argument.default) and value is not None:
+            notes.append(f"{name} {_text(value)}" if argument.kind.category == "" else _text(value))
+    lines = wrap(notes, NOTE_LETTERS, ", ")
+    return (*lines[:3], "…") if len(lines) > 4 else lines
 
 
 def _text(value: Any) -> str:
@@ -153,13 +174,10 @@ def layer_note(stack: str, count: int, layers: Sequence[Sequence[int]]) -> str:
     return f"reads {stack} layer {'i' if first[0] < layers[-1][0] else 'n−1−i'}"
 
 
-def cost_notes(parameters: int, multiply_adds: int) -> tuple[str, ...]:
+def cost_notes(parameters: int, multiply_adds: int) -> list[str]:
     """Return lines with the cost of one call of a node."""
-    return tuple(
-        f"{_rounded(number)} {noun}"
-        for number, noun in ((parameters, "parameters"), (multiply_adds, "multiply-adds"))
-        if number
-    )
+    costs = {"parameters": parameters, "multiply-adds": multiply_adds}
+    return [f"{_rounded(number)} {noun}" for noun, number in costs.items() if number]
 
 
 def _rounded(number: int) -> str:

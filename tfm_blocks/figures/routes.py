@@ -6,9 +6,11 @@ In a channel, lines of different sources have different tracks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import count
+from typing import Literal, NamedTuple
 
 from tfm_blocks.figures.drawing import Arrow, Box, Drawing, Frame, Side, frames_around, item_within
 
@@ -16,79 +18,59 @@ ChannelKind = Literal["gap", "gutter", "roof"]
 Net = tuple[Hashable, ...]  # lines of one net may lie upon each other: all lines from a box, or all that merge
 
 
-@dataclass(frozen=True)
-class Channel:
-    """A gap below row `index`, the gutter left of column `index`, or the room above one item of a row, its roof."""
+Channel = tuple[Frame, ChannelKind, int]
+Span = tuple[int, int]
+
+
+class Track(NamedTuple):
+    """A line of a net in a channel.
+
+    The channel is a gap below row `place`, the gutter left of column `place`, or the room above an item, its roof.
+    """
 
     frame: Frame
     kind: ChannelKind
-    index: int
-
-
-@dataclass(frozen=True)
-class Track:
-    """A line of a net in a channel."""
-
-    channel: Channel
+    place: int
     net: Net
 
 
-@dataclass(frozen=True)
-class Spine:
-    """The vertical line through the middle of an item."""
-
-    item: Box | Frame
-
-
-@dataclass(frozen=True)
-class BoxPort:
+class BoxPort(NamedTuple):
     """The vertical line into a box next to its middle."""
 
     box: Box
     net: Net
 
 
-@dataclass(frozen=True)
-class SideOf:
+class SideOf(NamedTuple):
     """The horizontal line into the side of a box."""
 
     box: Box
     side: Side
 
 
-Line = Track | Spine | BoxPort | SideOf
-Span = tuple[int, int]
+Line = Track | BoxPort | SideOf | Box | Frame  # the last two for the vertical line through the middle of an item
 
 
-@dataclass(frozen=True)
-class Gap:
-    """An end of a leg in a gap, at a place across: 2c for gutter c, 2c + 1 for column c.
+class Gap(NamedTuple):
+    """An end of a leg in the gap below a row, at a place across: 2c for gutter c, 2c + 1 for column c.
 
     `spine` is True in the middle of an item. `roof` is an item from which a line can leave below the gap.
     """
 
-    index: int
+    row: int
     across: int
     spine: bool = True
     roof: Box | Frame | None = None
 
 
-@dataclass(frozen=True)
-class Gutter:
-    """An end of a leg beside an item of a row."""
+class Gutter(NamedTuple):
+    """An end of a leg beside an item of a row, in the gutter left of a column."""
 
-    index: int
+    column: int
     row: int
 
 
-@dataclass(frozen=True)
-class Edge:
-    """An end of a leg on the left or the right edge of its frame, at any height."""
-
-    side: Side
-
-
-End = Gap | Gutter | Edge
+End = Gap | Gutter | Side  # a side for the edge of the frame, at any height
 
 
 @dataclass
@@ -100,16 +82,10 @@ class Routes:
     ports: dict[Box, dict[Side, list[Net]]] = field(default_factory=dict)
     tracks: dict[Track, int] = field(default_factory=dict)
 
-    def end(self, item: Box | Frame) -> int:
-        """Return the column that the lines above an item reach to its right."""
-        assert item.frame is not None
-        spans = self.spans.get(Channel(item.frame, "roof", roof(item)), {})
-        return max((high // 2 for _, high in spans.values()), default=0)
-
     def count(self, frame: Frame, kind: ChannelKind, index: int) -> int:
         """Return the number of tracks of a channel."""
-        channel = Channel(frame, kind, index)
-        return max((self.tracks[Track(channel, net)] + 1 for net in self.spans.get(channel, ())), default=0)
+        nets = self.spans.get((frame, kind, index), ())
+        return max((self.tracks[Track(frame, kind, index, net)] + 1 for net in nets), default=0)
 
 
 def find_routes(drawing: Drawing) -> Routes:
@@ -118,7 +94,11 @@ def find_routes(drawing: Drawing) -> Routes:
     for arrow in drawing.arrows:
         routes.lines[arrow] = _Route(arrow, routes).find()
     for channel, spans in routes.spans.items():
-        _assign_tracks(channel, spans, routes.tracks)
+        occupied: dict[int, list[Span]] = defaultdict(list)  # a net gets the first track without another on its span
+        for net, (low, high) in sorted(spans.items(), key=lambda item: item[1]):
+            track = next(n for n in count() if all(high < first or last < low for first, last in occupied[n]))
+            occupied[track].append((low, high))
+            routes.tracks[Track(*channel, net)] = track
     return routes
 
 
@@ -128,27 +108,13 @@ def roof(item: Box | Frame) -> int:
     return item.row * len(item.frame.chains) + item.column
 
 
-def _assign_tracks(channel: Channel, spans: dict[Net, Span], tracks: dict[Track, int]) -> None:
-    """Give each net the first track without another net on its span."""
-    occupied: list[list[Span]] = []
-    for net, (low, high) in sorted(spans.items(), key=lambda item: item[1]):
-        fitting = (
-            number for number, row in enumerate(occupied) if all(high < first or last < low for first, last in row)
-        )
-        number = next(fitting, len(occupied))
-        if number == len(occupied):
-            occupied.append([])
-        occupied[number].append((low, high))
-        tracks[Track(channel, net)] = number
-
-
 class _Route:
     """Find the route of one arrow: up to the frame that contains both ends, through it, and down to the target."""
 
     def __init__(self, arrow: Arrow, routes: Routes) -> None:
         self.arrow = arrow
         self.routes = routes
-        self.lines: list[Line] = [Spine(arrow.source)]
+        self.lines: list[Line] = [arrow.source]
         around, others = frames_around(arrow.source), frames_around(arrow.target)
         self.common = [frame for frame, other in zip(around, others, strict=False) if frame is other][-1]
         self.below = others[others.index(self.common) + 1 :]
@@ -166,12 +132,12 @@ class _Route:
         for frame, inner in zip(frames, self.below, strict=False):
             if inner.entry is self.arrow.source:
                 self._leg(frame, start, Gap(inner.row, 2 * inner.column + 1))
-                self.lines.append(Spine(inner))
+                self.lines.append(inner)
                 start = Gap(0, inner.entry_place)
             else:
                 side = self._side(start, frame, inner)
                 self._leg(frame, start, Gutter(inner.column + (side == "right"), inner.row))
-                start = Edge(side)
+                start = side
         self._arrive(frames[-1], start)
         return self.lines
 
@@ -183,22 +149,20 @@ class _Route:
             frame = item.frame
             assert frame is not None
             start: End = Gutter(item.column + (self.leave == "right"), item.row) if sideways else _above(item, spine)
-            if not sideways and self._leaves_by_top(item, frame):
+            chain = frame.chains[item.column]
+            is_top = chain.items[-1] is item and (frame.main is None or chain is frame.main)
+            if not sideways and is_top and frame is not self.layer:
                 spine = spine and frame.entry_place == 2 * item.column + 1
             else:
-                self._leg(frame, start, Edge(self.leave))
+                self._leg(frame, start, self.leave)
                 sideways = True
             item = frame
         return Gutter(item.column + (self.leave == "right"), item.row) if sideways else _above(item, spine)
 
-    def _leaves_by_top(self, item: Box | Frame, frame: Frame) -> bool:
-        chain = frame.chains[item.column]
-        return chain.items[-1] is item and (frame.main is None or chain is frame.main) and frame is not self.layer
-
     def _side(self, start: End, frame: Frame, item: Box | Frame) -> Side:
         """Return the side at which the arrow enters an item."""
-        if isinstance(start, Edge):
-            return start.side
+        if isinstance(start, str):
+            return start
         return self.enter if frame is self.common else frame.chains[item.column].side
 
     def _arrive(self, frame: Frame, start: End) -> None:
@@ -211,7 +175,7 @@ class _Route:
         net: Net = (target, "merge") if arrow.merge else (arrow.source,)
         self._leg(frame, start, Gap(target.row, 2 * target.column + 1, arrow.end == "main"), net)
         if arrow.end == "main":
-            self.lines.append(Spine(target))
+            self.lines.append(target)
             return
         ports = self.routes.ports.setdefault(target, {"left": [], "right": []})
         if not any(net in nets for nets in ports.values()):
@@ -221,66 +185,60 @@ class _Route:
     def _leg(self, frame: Frame, start: End, end: End, net: Net | None = None) -> None:
         """Add the lines of the route in one frame; the last gap has the tracks of `net`."""
         match start, end:
-            case Gap(), Gap() if start.index == end.index:
+            case Gap(), Gap() if start.row == end.row:
                 if start.across != end.across or not (start.spine and end.spine):
-                    self._gap(frame, start.index, start.across, end.across, net)
+                    self._gap(frame, start.row, start.across, end.across, net)
             case Gap(), Gap():
-                gutter = self._gutter_between(frame, start, end)
-                self._climb(frame, start, gutter, 2 * end.index)
-                self._gap(frame, end.index, 2 * gutter, end.across, net)
+                gutter = column = end.across // 2  # or the next one, on the side of the start
+                is_right = frame.chains[column].side == "right"
+                gutter += is_right if start.across == end.across else start.across > end.across
+                self._climb(frame, start, gutter, 2 * end.row)
+                self._gap(frame, end.row, 2 * gutter, end.across, net)
             case Gap(), Gutter():
-                self._climb(frame, start, end.index, 2 * end.row + 1)
+                self._climb(frame, start, end.column, 2 * end.row + 1)
             case Gutter(), Gap():
-                self._gutter(frame, start.index, 2 * start.row + 1, 2 * end.index)
-                self._gap(frame, end.index, 2 * start.index, end.across, net)
-            case Gutter(), Gutter() if start.index == end.index:
-                self._gutter(frame, start.index, 2 * start.row + 1, 2 * end.row + 1)
+                self._gutter(frame, start.column, 2 * start.row + 1, 2 * end.row)
+                self._gap(frame, end.row, 2 * start.column, end.across, net)
+            case Gutter(), Gutter() if start.column == end.column:
+                self._gutter(frame, start.column, 2 * start.row + 1, 2 * end.row + 1)
             case Gutter(), Gutter():
-                self._leg(frame, start, Gap(start.row + 1, 2 * end.index))
-                self._gutter(frame, end.index, 2 * start.row + 2, 2 * end.row + 1)
-            case Edge(side), Gap():
-                self._gap(frame, end.index, _edge(frame, side), end.across, net)
-            case (Edge(side), Gutter(index)) | (Gutter(index), Edge(side)) if self._passes(frame, side, index):
+                self._leg(frame, start, Gap(start.row + 1, 2 * end.column))
+                self._gutter(frame, end.column, 2 * start.row + 2, 2 * end.row + 1)
+            case str(), Gap():
+                self._gap(frame, end.row, _edge(frame, start), end.across, net)
+            case (str(side), Gutter(index)) | (Gutter(index), str(side)) if self._passes(frame, side, index):
                 return
-            case Edge(side), Gutter():
-                self._gap(frame, end.row, _edge(frame, side), 2 * end.index)
-                self._gutter(frame, end.index, 2 * end.row, 2 * end.row + 1)
-            case Gap(), Edge(side):
-                self._gap(frame, start.index, start.across, _edge(frame, side))
-            case Gutter(), Edge(side):
-                self._leg(frame, start, Gap(start.row + 1, _edge(frame, side)))
+            case str(), Gutter():
+                self._gap(frame, end.row, _edge(frame, start), 2 * end.column)
+                self._gutter(frame, end.column, 2 * end.row, 2 * end.row + 1)
+            case Gap(), str():
+                self._gap(frame, start.row, start.across, _edge(frame, end))
+            case Gutter(), str():
+                self._leg(frame, start, Gap(start.row + 1, _edge(frame, end)))
 
     def _climb(self, frame: Frame, start: Gap, gutter: int, last: int) -> None:
         """Add the lines from above an item to a gutter, and along it; lines to the left pass frames above their row."""
-        passed = range(gutter, start.across // 2)
-        if start.roof and not any(
-            isinstance(item, Frame) for item in _row(frame, start.roof.row) if item.column in passed
-        ):
-            self._add(Track(Channel(frame, "roof", roof(start.roof)), (self.arrow.source,)), start.across, 2 * gutter)
+        beside = frame.items_of_row(start.roof.row) if start.roof else []
+        passed = [item for item in beside if item.column in range(gutter, start.across // 2)]
+        if start.roof and not any(isinstance(item, Frame) for item in passed):
+            self._add(Track(frame, "roof", roof(start.roof), (self.arrow.source,)), start.across, 2 * gutter)
             self._gutter(frame, gutter, 2 * start.roof.row + 1, last)
         else:
-            self._gap(frame, start.index, start.across, 2 * gutter)
-            self._gutter(frame, gutter, 2 * start.index, last)
+            self._gap(frame, start.row, start.across, 2 * gutter)
+            self._gutter(frame, gutter, 2 * start.row, last)
 
     def _passes(self, frame: Frame, side: Side, gutter: int) -> bool:
         """Return True if a line reaches an item next to the edge without a turn, and without crossing the label."""
         return gutter == (0 if side == "left" else len(frame.chains)) and not (frame.label and frame.side == side)
 
-    def _gutter_between(self, frame: Frame, start: Gap, end: Gap) -> int:
-        """Return the gutter next to the column of the end, on the side of the start."""
-        column = end.across // 2
-        if start.across == end.across:
-            return column + (frame.chains[column].side == "right")
-        return column + (start.across > end.across)
-
     def _gap(self, frame: Frame, index: int, first: int, last: int, net: Net | None = None) -> None:
-        self._add(Track(Channel(frame, "gap", index), net or (self.arrow.source,)), first, last)
+        self._add(Track(frame, "gap", index, net or (self.arrow.source,)), first, last)
 
     def _gutter(self, frame: Frame, index: int, first: int, last: int) -> None:
-        self._add(Track(Channel(frame, "gutter", index), (self.arrow.source,)), first, last)
+        self._add(Track(frame, "gutter", index, (self.arrow.source,)), first, last)
 
     def _add(self, track: Track, first: int, last: int) -> None:
-        spans = self.routes.spans.setdefault(track.channel, {})
+        spans = self.routes.spans.setdefault(track[:3], {})
         low, high = spans.get(track.net, (first, first))
         spans[track.net] = (min(low, first, last), max(high, first, last))
         self.lines.append(track)
@@ -290,12 +248,8 @@ def _above(item: Box | Frame, spine: bool) -> Gap:
     """Return the place above an item; at the end of a chain beside frames, lines can leave it below the gap."""
     assert item.frame is not None
     chain = item.frame.chains[item.column]
-    frames = any(isinstance(other, Frame) for other in _row(item.frame, item.row))
+    frames = any(isinstance(other, Frame) for other in item.frame.items_of_row(item.row))
     return Gap(item.row + 1, 2 * item.column + 1, spine, item if frames and chain.items[-1] is item else None)
-
-
-def _row(frame: Frame, row: int) -> list[Box | Frame]:
-    return [item for item in frame.items() if item.row == row]
 
 
 def _edge(frame: Frame, side: Side) -> int:

@@ -1,21 +1,15 @@
-"""The nodes of a spec as a tree of blocks, stacks and parallels, read from its outline."""
+"""The nodes of a spec as a tree of blocks, stacks and parallels, and groups of alike layers that are drawn once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.language.outline import Outline
-from tfm_blocks.language.spec import Node, Spec
+from tfm_blocks.language.spec import Node, Spec, Step, format_shape
 from tfm_blocks.registry.blocks import Registry
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One node."""
-
-    node: Node
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,7 @@ class Parallel:
     copies: bool
 
 
-Part = Leaf | Stack | Parallel
+Part = Node | Stack | Parallel
 Graph = tuple[Part, ...]
 
 
@@ -55,39 +49,29 @@ def read_parts(outline: Outline, address: str) -> Graph:
     """Return the part at an address, after the inline nodes that it reads."""
     nodes = outline.graphs.get(address, {})
     inline = [part for node in nodes if outline.is_inline(node) for part in read_parts(outline, node)]
-    if address not in outline.calls:
-        return (*inline, _stack(outline, address))
-    join = outline.calls[address]
-    return (*inline, _parallel(outline, address, join) if outline.joins_branches(address) else Leaf(join))
-
-
-def _stack(outline: Outline, address: str) -> Stack:
-    layers = outline.layer_graphs(address)
-    copies = {
-        index: outline.calls[f"{layer}.last"]
-        for index, layer in enumerate(layers)
-        if outline.is_helper(f"{layer}.last")
-    }
-    last = outline.calls.get(f"{address}.last")
-    return Stack(address, tuple(read_graph(outline, layer) for layer in layers), last, copies)
-
-
-def _parallel(outline: Outline, address: str, join: Node) -> Parallel:
+    join = outline.calls.get(address)
+    if join and not outline.joins_branches(address):
+        return (*inline, join)
+    layers = outline.layer_graphs(address) if address in outline.layers or not join else []
+    graphs = [read_graph(outline, layer) for layer in layers]
+    if not join:
+        copies = {
+            index: outline.calls[f"{layer}.last"]
+            for index, layer in enumerate(layers)
+            if outline.is_helper(f"{layer}.last")
+        }
+        return (*inline, Stack(address, tuple(graphs), outline.calls.get(f"{address}.last"), copies))
     before = outline.calls[f"{address}.pre"] if outline.is_helper(f"{address}.pre") else None
-    if address in outline.layers:
-        branches = [read_graph(outline, layer) for layer in outline.layer_graphs(address)]
-    else:
-        nodes = outline.graphs[address]
-        branches = [read_parts(outline, node) for node in nodes if not outline.is_inline(node)]
-    return Parallel(address, tuple(branches), before, join, address in outline.layers)
+    branches = graphs or [read_parts(outline, node) for node in nodes if not outline.is_inline(node)]
+    return (*inline, Parallel(address, tuple(branches), before, join, address in outline.layers))
 
 
 def nodes_of(graph: Iterable[Part]) -> Iterator[Node]:
     """Yield all nodes of parts."""
     for part in graph:
         match part:
-            case Leaf():
-                yield part.node
+            case Node():
+                yield part
             case Stack():
                 for layer in part.layers:
                     yield from nodes_of(layer)
@@ -108,23 +92,15 @@ def graph_at(spec: Spec, registry: Registry, address: str) -> Graph:
     if address in outline.nodes:
         return read_parts(outline, address)
     if address in outline.calls:
-        return (Leaf(outline.calls[address]),)
-    known = {part for node in spec.nodes for part in _prefixes(node.address)}
+        return (outline.calls[address],)
+    known = {prefix for node in spec.nodes for prefix in accumulate(node.address.split("."), "{}.{}".format)}
     raise ConfigError(Problem("--of", f"nothing is called {shown(address)}", help=suggest(address, known)))
-
-
-def _prefixes(address: str) -> Iterator[str]:
-    while address:
-        yield address
-        address = address.rpartition(".")[0]
 
 
 def exit_of(graph: Graph) -> str:
     """Return the address of a graph's output."""
     match graph[-1]:
-        case Leaf(node):
-            return node.address
-        case Parallel(address=address):
+        case Node(address=address) | Parallel(address=address):
             return address
         case Stack(last=last, layers=layers):
             return last.address if last else exit_of(layers[-1])
@@ -133,8 +109,8 @@ def exit_of(graph: Graph) -> str:
 def entry_of(part: Part) -> str:
     """Return the address that the first node of a part reads."""
     match part:
-        case Leaf(node):
-            return node.entry
+        case Node(entry=entry):
+            return entry
         case Parallel(join=join):
             return join.residual
         case Stack(layers=layers):
@@ -143,8 +119,102 @@ def entry_of(part: Part) -> str:
 
 def first_of(graph: Graph) -> Part:
     """Return the first part of a graph, without the inline nodes that it reads."""
-    return min(graph, key=lambda part: _address(part).count("."))
+    return min(graph, key=lambda part: part.address.count("."))
 
 
-def _address(part: Part) -> str:
-    return part.node.address if isinstance(part, Leaf) else part.address
+Form = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """`period` consecutive layers from layer `first`, repeated `times` times."""
+
+    first: int
+    period: int = 1
+    times: int = 1
+
+    def alike(self, offset: int) -> range:
+        """Return the layers that are alike to the layer at this offset."""
+        return range(self.first + offset, self.first + self.period * self.times, self.period)
+
+    @property
+    def end(self) -> int:
+        """Return the index after the last layer."""
+        return self.first + self.period * self.times
+
+
+def find_groups(
+    stack: str, layers: Sequence[Sequence[Node]], exits: Sequence[str], lasts: Mapping[str, str]
+) -> list[LayerGroup]:
+    """Return the groups of a stack: all layers, a repeated series of layers, or runs of alike neighbours.
+
+    `exits` are the outputs of the layers. `lasts` maps the output of another stack to the address that it would have as
+    the output of any layer.
+    """
+    entries, count = [_first_entry(layers, exits[0]), *exits], len(layers)
+    facts = [
+        [_facts(node, f"{stack}.{index}", entries[index], lasts) for node in nodes]
+        for index, nodes in enumerate(layers)
+    ]
+    for period in (size for size in range(1, count // 2 + 1) if count % size == 0):
+        if all(_alike(facts[offset::period]) for offset in range(period)):
+            return [LayerGroup(0, period, count // period)]
+    groups: list[LayerGroup] = []
+    for index in range(count):
+        if groups and _alike(facts[groups[-1].first : index + 1]):
+            groups[-1] = LayerGroup(groups[-1].first, times=groups[-1].times + 1)
+        else:
+            groups.append(LayerGroup(index))
+    return groups
+
+
+def _first_entry(layers: Sequence[Sequence[Node]], output: str) -> str:
+    """Return what the first layer reads at the place where the second one reads its output."""
+    entry = layers[0][0].entry
+    for node, later in zip(layers[0], layers[1] if len(layers) > 1 else (), strict=False):
+        for address, other in zip((*node.read, node.residual), (*later.read, later.residual), strict=False):
+            entry = address if other == output else entry
+    return entry
+
+
+def _facts(node: Node, layer: str, entry: str, lasts: Mapping[str, str]) -> list[set[Form]]:
+    """Return the facts of a node as sets of forms; layers are alike if they share a form of every fact."""
+    name = node.address[len(layer) :]
+    own = (
+        name,
+        node.block,
+        repr(sorted((name, repr(value)) for name, value in node.arguments.items())),
+        tuple(map(_step, node.pre)),
+        tuple(map(_step, node.post)),
+        format_shape(node.shape),
+        tuple((port, len(addresses)) for port, addresses in node.reads.items()),
+        node.tie,
+    )
+    shared_in_stack = f"{layer.rpartition('.')[0]}.0{name}"
+    owns = node.owner in (node.address, shared_in_stack)
+    owner: set[Form] = {("own",)} if owns else _forms(node.owner, layer, entry, lasts)
+    return [{own}, owner, *(_forms(address, layer, entry, lasts) for address in (*node.read, node.residual))]
+
+
+def _step(step: Step) -> Form:
+    value = step.value if step.kind in ("scale", "gain", "add") else None
+    return step.kind, value, step.block, repr(step.arguments)
+
+
+def _forms(address: str, layer: str, entry: str, lasts: Mapping[str, str]) -> set[Form]:
+    """Return the ways in which a layer can refer to an address, such as its input or layer i of another stack."""
+    if address.startswith(f"{layer}."):
+        return {("inside", address[len(layer) :])}
+    forms: set[Form] = {("outside", address), *([("entry",)] if address == entry else [])}
+    parts = lasts.get(address, address).split(".")
+    place = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    if place is not None:
+        rest, index, read = (*parts[:place], "", *parts[place + 1 :]), int(layer.rpartition(".")[2]), int(parts[place])
+        forms |= {("i", read - index, rest), ("n-1-i", read + index, rest)}
+    return forms
+
+
+def _alike(layers: Sequence[list[list[set[Form]]]]) -> bool:
+    if len({tuple(map(len, layer)) for layer in layers}) > 1:
+        return False
+    return all(set.intersection(*forms) for facts in zip(*layers, strict=True) for forms in zip(*facts, strict=True))

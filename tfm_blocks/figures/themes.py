@@ -22,10 +22,6 @@ class Theme:
     fills: Mapping[Kind, str]
     marks: Mapping[Mark, str]
 
-    def fill(self, kind: Kind) -> str:
-        """Return the colour of a box."""
-        return self.fills.get(kind, self.background)
-
 
 SIGNS: Mapping[Mark, str] = {"added": "+", "removed": "−", "changed": "~"}
 _MARKS: Mapping[Mark, str] = {"added": "#0072b2", "removed": "#d55e00", "changed": "#8a5a00"}  # of Okabe and Ito

@@ -150,6 +150,11 @@ class Spec:
             uses += [node, *node.pre, *node.post]
         return {name for use in uses if use.block for name in block_names(Part(use.block, use.arguments))}
 
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shape of each input by name, and of each node's output by address."""
+        return {tensor.name: tensor.shape for tensor in self.inputs} | {node.address: node.shape for node in self.nodes}
+
     def input(self, name: str) -> Input:
         return next(tensor for tensor in self.inputs if tensor.name == name)
 

@@ -196,7 +196,13 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     """Check the model, and that the data of the config can train it; return its spec. Raises ConfigError."""
     composed.expect_vocab()
     spec = make_spec(composed.model, composed.sources)
-    problems = [*_input_problems(spec, read_data(composed.mapping["data"])), *_output_problems(spec, composed)]
+    problems = list(_input_problems(spec, read_data(composed.mapping["data"])))
+    width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
+    if width != vocab:
+        rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
+        problems.append(
+            composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
+        )
     if problems:
         raise ConfigError(problems)
     return spec
@@ -255,14 +261,13 @@ def with_locations(composed: Composed) -> Iterator[None]:
     try:
         yield
     except TfmError as error:
-        raise type(error)([_with_location(problem, composed) for problem in error.problems]) from None
-
-
-def _output_problems(spec: Spec, composed: Composed) -> Iterator[Problem]:
-    width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
-    if width != vocab:
-        rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
-        yield composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
+        problems = [
+            problem
+            if problem.place or problem.origin
+            else composed.sources.problem(tuple(problem.address.split(".")), problem.rule, help=problem.help)
+            for problem in error.problems
+        ]
+        raise type(error)(problems) from None
 
 
 def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
@@ -278,9 +283,3 @@ def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None
                 setting = LENGTH_SETTINGS.get(run.settings.data.kind, "data.max_length")
                 help = f"raise its max_length, or lower {setting} or shorten the text"
                 raise ConfigError(run.composed.sources.problem(bound.node.path, rule, help=help))
-
-
-def _with_location(problem: Problem, composed: Composed) -> Problem:
-    if problem.place or problem.origin:
-        return problem
-    return composed.sources.problem(tuple(problem.address.split(".")), problem.rule, help=problem.help)

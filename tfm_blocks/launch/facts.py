@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,8 +18,8 @@ from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.record import NO_EXPERIMENT
-from tfm_blocks.runs.run_file import RunFile
+from tfm_blocks.runs.records import RunFile
+from tfm_blocks.runs.saved_run import NO_EXPERIMENT
 from tfm_blocks.training.settings import TrainerSettings
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
@@ -27,7 +28,11 @@ LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "token
 def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
     """Write the facts of this start of the run to run.json, and return them for the loggers."""
     start = RunFile.read(job.folder)
-    commands = start.commands or ("",)
+    commands, kind = start.commands or ("",), choose_device(trainer.accelerator)
+    versions = {"tfm-blocks": __version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     facts = {  # FACTS in tfm_blocks/metric_schema.py describes each
         "model": start.choices.get("model", ""),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -38,9 +43,15 @@ def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_
         "seed": job.config["seed"],
         "resumed": len(commands) - 1,
         "command": commands[-1],
-        "hardware": _hardware(trainer, rank_info),
+        "hardware": {
+            "device": kind,
+            "name": platform.machine() if kind == CPU else device_name(kind),
+            "devices": rank_info.world,
+            "nodes": rank_info.nodes,
+            "cores": available_cores(),
+        },
         "precision": job.precision,
-        "versions": _versions(),
+        "versions": versions,
     }
     start.with_facts(facts).write(job.folder)
     return facts
@@ -79,20 +90,3 @@ def git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def _hardware(trainer: TrainerSettings, rank_info: RankInfo) -> dict[str, Any]:
-    kind = choose_device(trainer.accelerator)
-    name = platform.machine() if kind == CPU else device_name(kind)
-    counts = {"devices": rank_info.world, "nodes": rank_info.nodes, "cores": available_cores()}
-    return {"device": kind, "name": name, **counts}
-
-
-def _versions() -> dict[str, str]:
-    versions = {"tfm-blocks": __version__, "python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions

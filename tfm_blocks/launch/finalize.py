@@ -13,14 +13,12 @@ from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
-from tfm_blocks.runs.average import mean_weights
-from tfm_blocks.runs.checkpoints import read_checkpoint
+from tfm_blocks.runs.checkpoints import NEVER, mean_weights, read_checkpoint
 from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_file
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
+from tfm_blocks.runs.records import Score, ScoredSet, Status
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
-from tfm_blocks.runs.status import Score, ScoredSet, Status
-from tfm_blocks.runs.validation_weights import NEVER
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news, validated_steps
@@ -61,6 +59,7 @@ def finish(
     """
     split, corpus = module.prepared.last_scored
     translations = _corpus_scores(module, corpus.text[TARGET])
+    exact = {group: f"{split}/exact_match/{group}" for group in corpus.groups}
     status = Status(
         "done",
         f"stopped early: {stopped}" if stopped else "",
@@ -68,11 +67,11 @@ def finish(
         seconds=round(module.seconds, 1),
         scores=module.latest,
         scored_on=split,
-        exact_match_by_group=_by_group(module.latest, split, corpus.groups),
+        exact_match_by_group={group: module.latest[name] for group, name in exact.items() if name in module.latest},
         translation=tuple(translations),
         test_set=ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))),
         **_size(module.network.spec),
-        **vars(summarise(read_rows(job.folder / METRICS))),
+        **summarise(read_rows(job.folder / METRICS)),
     )
     write_weights(job.folder, weights)
     if module.scorer.outputs:
@@ -103,16 +102,6 @@ def _size(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _by_group(latest: Mapping[str, float], split: str, groups: Sequence[str]) -> dict[str, float]:
-    names = {group: f"{split}/exact_match/{group}" for group in groups}
-    return {group: latest[name] for group, name in names.items() if name in latest}
-
-
-def _by_length(scores: Mapping[str, float], split: str) -> dict[str, float]:
-    prefix = f"{split}/accuracy@"
-    return {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
-
-
 def _summary(job: RunSpec, status: Status) -> Iterator[str]:
     yield f"done: {status.steps} steps in {status.seconds:.0f} s"
     if status.reason:
@@ -121,8 +110,10 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
     if status.exact_match_by_group:
         groups = status.exact_match_by_group.items()
         yield "exact: " + ", ".join(f"{group} {fraction:.1%}" for group, fraction in groups)
-    if by_length := _by_length(status.scores, status.scored_on):
-        yield "accuracy by length: " + ", ".join(f"{length} {one:.1%}" for length, one in by_length.items())
+    prefix = f"{status.scored_on}/accuracy@"
+    scores = status.scores.items()
+    if by_length := [f"{name.removeprefix(prefix)} {one:.1%}" for name, one in scores if name.startswith(prefix)]:
+        yield f"accuracy by length: {', '.join(by_length)}"
     for metric in status.translation:
         yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])

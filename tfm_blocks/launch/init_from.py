@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,28 +10,9 @@ import torch
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
 from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, expect_folder, kept_weights
-from tfm_blocks.runs.matching import match_weights
-from tfm_blocks.runs.model import read_tensors, weights_of
-
-
-@dataclass(frozen=True)
-class InitReport:
-    """The addresses of the weights that were `loaded`, are `new` in the network, or are `unused` from the other run.
-
-    The rows of `subwords` were loaded into the tables of the vocabulary.
-    """
-
-    loaded: list[str]
-    new: list[str]
-    unused: list[str]
-    subwords: int
-
-    def __str__(self) -> str:
-        lines = [f"init: {len(self.loaded)} weights loaded, with the rows of {self.subwords:,} subwords"]
-        for label, names in (("new", self.new), ("unused", self.unused)):
-            lines += [f"init: {label}: {', '.join(names)}"] if names else []
-        return "\n".join(lines)
+from tfm_blocks.runs.model import read_tensors
 
 
 def find_weights(run: Path) -> Path:
@@ -41,7 +22,7 @@ def find_weights(run: Path) -> Path:
 
 
 @torch.no_grad()
-def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> InitReport:
+def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> WeightMatch:
     """Copy every weight of the run whose address and shape match into `network`.
 
     Weights with a row for each subword take the rows of the subwords that both vocabularies have, even if the ids
@@ -60,4 +41,4 @@ def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> 
             weights[name][rows_N2[:, 0]] = saved[name][rows_N2[:, 1]].to(weights[name].dtype)
         else:
             weights[name].copy_(saved[name])
-    return InitReport(match.loaded, match.new, match.unused, len(common))
+    return replace(match, subwords=len(common))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -34,16 +34,23 @@ from tfm_blocks.launch.init_from import find_weights
 from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
-from tfm_blocks.launch.run_spec import RunSpec, SavedRun, expect_same_text, find_restarted_run
+from tfm_blocks.launch.run_spec import (
+    RunSpec,
+    expect_resumable,
+    expect_same_text,
+    expect_untrained,
+    find_restarted_run,
+    is_prolonged,
+    recorded_precision,
+)
 from tfm_blocks.network.build import count_parameters, network_without_values
-from tfm_blocks.runs.checkpoints import newest_intact
+from tfm_blocks.runs.checkpoints import NEVER, newest_intact, restore_weights
 from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder, step_of
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
-from tfm_blocks.runs.run_file import RunFile
-from tfm_blocks.runs.status import Status
-from tfm_blocks.runs.validation_weights import NEVER, restore_weights
+from tfm_blocks.runs.records import RunFile, Status
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED, DivergedError
@@ -69,16 +76,17 @@ def train(
     name, command = str(run.composed.mapping["name"]), shlex.join(typed)
 
     def find() -> Json:
-        saved = find_restarted_run(root, name, rendezvous.rank_info, command)
-        return saved.to_json() if saved else None
+        if not (saved := find_restarted_run(root, name, rendezvous.rank_info, command)):
+            return None
+        return [str(saved.folder), saved.start.to_json(), saved.config, saved.state, saved.reason]
 
-    fields = rendezvous.decide("restarted run", find)
-    if fields is None:
-        return _Start(rendezvous, typed, until, callbacks).begin(run, root)
-    saved = SavedRun.from_json(fields)
-    if saved.state == "done":
+    if (fields := rendezvous.decide("restarted run", find)) is None:
+        return _begin(rendezvous, run, root, typed, until, callbacks)
+    folder, start, config, state, reason = fields
+    saved = SavedRun(Path(folder), start=RunFile.from_json(start), config=config, state=state, reason=reason)
+    if state == "done":
         return saved.folder
-    return _Start(rendezvous, typed, None, callbacks).resume(run.with_config(saved.config), saved)
+    return _resume(rendezvous, run.with_config(config), saved, typed, None, callbacks)
 
 
 def resume(
@@ -92,7 +100,7 @@ def resume(
 
     Raises the errors of `train`, and RunError if the text changed since the run began.
     """
-    return _Start(_connect(run), typed, until, callbacks).resume(run, saved)
+    return _resume(_connect(run), run, saved, typed, until, callbacks)
 
 
 def _connect(run: CheckedRun) -> Rendezvous:
@@ -106,95 +114,106 @@ def _connect(run: CheckedRun) -> Rendezvous:
     return rendezvous
 
 
-@dataclass(frozen=True)
-class _Start:
-    """One start of a run: its processes, command line, the step to stop after, and the caller's callbacks."""
+def _begin(
+    rendezvous: Rendezvous,
+    requested: CheckedRun,
+    root: Path,
+    typed: Sequence[str],
+    until: int | None,
+    callbacks: Sequence[Callback],
+) -> Path:
+    """Train a new run in a new folder."""
+    settings, mapping, rank_info = requested.settings, requested.composed.mapping, rendezvous.rank_info
+    if rank_info.rank == 0:
+        warn_about_warmup(settings)
+        print_warnings(requested.spec.warnings)
+    with with_locations(requested.composed):
+        prepared = rendezvous.prepare(settings.data, mapping["vocab"])
+        if settings.init_from:
+            find_weights(Path(settings.init_from))  # raises before anything starts
+    run = requested.with_vocab(prepared.tokenizer.size)
+    config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
+    config = {key: value for key, value in config.items() if key not in ("resume", "match")}
+    network = network_without_values(run.spec)
+    planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+    check_lengths(network, prepared, run)
 
-    rendezvous: Rendezvous
-    typed: Sequence[str]
-    until: int | None
-    callbacks: Sequence[Callback]
+    def claim() -> RunSpec:
+        folder = claim_folder(root, config["name"])
+        fields = config, folder, mapping["vocab"], resume_command(typed, folder, settings), _wandb_id()
+        count = count_parameters(requested.spec)
+        return RunSpec(*fields, until=until, asked_parameters=count, precision=_precision_fact(settings.trainer))
 
-    @property
-    def leads(self) -> bool:
-        return self.rendezvous.rank_info.rank == 0
+    job = _decide(rendezvous, claim)
+    with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
+        if rank_info.rank == 0:
+            text = fingerprint(settings.seed, prepared, planned_corpus)
+            origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices)
+            match = mapping.get("match", {})
+            start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match))
+        _train(rendezvous, job, run, prepared, callbacks)
+    return job.folder
 
-    def begin(self, requested: CheckedRun, root: Path) -> Path:
-        """Train a new run in a new folder."""
-        settings, mapping = requested.settings, requested.composed.mapping
-        if self.leads:
-            warn_about_warmup(settings)
-            print_warnings(requested.spec.warnings)
-        with with_locations(requested.composed):
-            prepared = self.rendezvous.prepare(settings.data, mapping["vocab"])
-            if settings.init_from:
-                find_weights(Path(settings.init_from))  # raises before anything starts
-        run = requested.with_vocab(prepared.tokenizer.size)
-        config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
-        config = {key: value for key, value in config.items() if key not in ("resume", "match")}
-        network = network_without_values(run.spec)
-        planned_corpus = plan_corpus(network.spec, prepared, settings.data)
-        check_lengths(network, prepared, run)
 
-        def claim() -> Json:
-            folder = claim_folder(root, config["name"])
-            fields = config, folder, mapping["vocab"], resume_command(self.typed, folder, settings), _wandb_id()
-            count = count_parameters(requested.spec)
-            precision = _precision_fact(settings.trainer)
-            return RunSpec(*fields, until=self.until, asked_parameters=count, precision=precision).to_json()
+def _resume(
+    rendezvous: Rendezvous,
+    run: CheckedRun,
+    saved: SavedRun,
+    typed: Sequence[str],
+    until: int | None,
+    callbacks: Sequence[Callback],
+) -> Path:
+    """Resume a run from its newest intact checkpoint."""
+    settings, folder, start = run.settings, saved.folder, saved.start
+    with _lock(rendezvous, folder):
+        with with_locations(run.composed):
+            prepared = rendezvous.prepare(with_saved_tokenizer(settings.data, folder), start.vocab)
 
-        job = RunSpec.from_json(self.rendezvous.decide("job", claim))
-        with _lock(self.rendezvous, job.folder), _record_end(self.rendezvous, job):
-            if self.leads:
-                text = fingerprint(settings.seed, prepared, planned_corpus)
-                origin = (shlex.join(self.typed),), self.rendezvous.rank_info.launch, dict(run.composed.choices)
-                match = mapping.get("match", {})
-                start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match))
-            self.train(job, run, prepared)
-        return job.folder
+        def build_spec() -> RunSpec:
+            newest = newest_intact(folder / CHECKPOINTS)
+            step = newest.step if newest else 0
+            path = folder / CHECKPOINTS / newest.file if newest else None
+            expect_resumable(saved, settings, step)
+            if path:
+                expect_kept_weights(settings.trainer, path)
+            else:
+                expect_untrained(saved)
+            count = start.facts.get("parameters_asked")
+            fields = start.vocab, resume_command(typed, folder, settings), start.wandb_id, path, until
+            planned_corpus = plan_corpus(network_without_values(run.spec).spec, prepared, settings.data)
+            expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
+            print(printable(f"resume: {folder} after {step} steps"))
+            prolonged = is_prolonged(saved, settings, step)
+            precision = recorded_precision(saved) or _precision_fact(settings.trainer)
+            last = count if isinstance(count, int) else None, prolonged, precision
+            return RunSpec(run.composed.mapping, folder, *fields, *last)
 
-    def resume(self, run: CheckedRun, saved: SavedRun) -> Path:
-        """Resume a run from its newest intact checkpoint."""
-        settings = run.settings
-        with _lock(self.rendezvous, saved.folder):
-            with with_locations(run.composed):
-                data = with_saved_tokenizer(settings.data, saved.folder)
-                prepared = self.rendezvous.prepare(data, saved.start.vocab)
+        job = _decide(rendezvous, build_spec)
+        with _record_end(rendezvous, job):
+            if rendezvous.rank_info.rank == 0:
+                _update_folder(job, saved, typed)
+            _train(rendezvous, job, run, prepared, callbacks)
+    return folder
 
-            def build_spec() -> Json:
-                newest = newest_intact(saved.folder / CHECKPOINTS)
-                step = newest.step if newest else 0
-                path = saved.folder / CHECKPOINTS / newest.file if newest else None
-                saved.expect_resumable(settings, step)
-                if path:
-                    expect_kept_weights(settings.trainer, path)
-                else:
-                    saved.expect_untrained()
-                command = resume_command(self.typed, saved.folder, settings)
-                fields = saved.start.vocab, command, saved.start.wandb_id, path, self.until, saved.asked_parameters
-                network = network_without_values(run.spec)
-                planned_corpus = plan_corpus(network.spec, prepared, settings.data)
-                expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
-                print(printable(f"resume: {saved.folder} after {step} steps"))
-                last = saved.is_prolonged(settings, step), saved.precision or _precision_fact(settings.trainer)
-                return RunSpec(run.composed.mapping, saved.folder, *fields, *last).to_json()
 
-            job = RunSpec.from_json(self.rendezvous.decide("job", build_spec))
-            with _record_end(self.rendezvous, job):
-                if self.leads:
-                    _update_folder(job, saved, self.typed)
-                self.train(job, run, prepared)
-        return saved.folder
+def _decide(rendezvous: Rendezvous, make: Callable[[], RunSpec]) -> RunSpec:
+    """Make the spec on rank 0, and send it to the other processes of the launcher."""
+    if rendezvous.store is None:
+        return make()
+    return RunSpec.from_json(rendezvous.decide("job", lambda: make().to_json()))
 
-    def train(self, job: RunSpec, run: CheckedRun, prepared: Prepared) -> None:
-        rendezvous, trainer = self.rendezvous, run.settings.trainer
-        if not rendezvous.rank_info.is_external and trainer.devices > 1:
-            spawn_ranks(spawned_main, trainer.devices, job, self.callbacks)
-            return
-        rendezvous.join(choose_device(trainer.accelerator))
-        rendezvous.expect_shared_folder(job.folder)
-        train_rank(rendezvous.rank_info, job, run.settings, run.spec, prepared, self.callbacks)
-        rendezvous.leave()
+
+def _train(
+    rendezvous: Rendezvous, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]
+) -> None:
+    trainer = run.settings.trainer
+    if not rendezvous.rank_info.is_external and trainer.devices > 1:
+        spawn_ranks(spawned_main, trainer.devices, job, callbacks)
+        return
+    rendezvous.join(choose_device(trainer.accelerator))
+    rendezvous.expect_shared_folder(job.folder)
+    train_rank(rendezvous.rank_info, job, run.settings, run.spec, prepared, callbacks)
+    rendezvous.leave()
 
 
 def _precision_fact(trainer: TrainerSettings) -> dict[str, str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tfm_blocks.metric_schema import columns
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import Row, read_rows
 from tfm_blocks.tracking.lightning_loggers import CsvLogger, FaultTolerantLogger, LightningLogger, in_a_line
-from tfm_blocks.tracking.logger import LoggedRun, RunLogger
+from tfm_blocks.tracking.logger import LoggedRun
 from tfm_blocks.tracking.settings import LOGGERS
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.settings import RunSettings
@@ -77,16 +76,14 @@ def _configured(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -
     run = LoggedRun(job.folder, logged_config(job.config, str(facts["model"])), facts, job.wandb_id)
     for name, kind in reversed(LOGGERS.items()):  # W&B first, since its page shows why another logger failed
         logger_settings = getattr(settings.logger, name)
-        if logger_settings and kind.open:
-            yield _open(name, partial(kind.open, logger_settings, run))
-
-
-def _open(name: str, make: Callable[[], RunLogger]) -> LightningLogger:
-    try:
-        return FaultTolerantLogger(make())
-    except Exception as error:
-        help = "fix this, or choose other loggers: logger=csv writes metrics.csv only, also when a run resumes"
-        raise ConfigError(Problem(f"logger.{name}", f"cannot be opened: {in_a_line(error)}", help=help)) from None
+        if not (logger_settings and kind.open):
+            continue
+        try:
+            logger = FaultTolerantLogger(kind.open(logger_settings, run))
+        except Exception as error:
+            help = "fix this, or choose other loggers: logger=csv writes metrics.csv only, also when a run resumes"
+            raise ConfigError(Problem(f"logger.{name}", f"cannot be opened: {in_a_line(error)}", help=help)) from None
+        yield logger
 
 
 def logged_config(config: Mapping[str, Any], model: str) -> dict[str, Any]:

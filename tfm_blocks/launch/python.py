@@ -132,7 +132,7 @@ def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | No
     if resumed:
         load_listed(read_value(config, "plugins"))
         saved = read_saved_run(resumed)
-        composed = compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.text)
+        composed = compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.config_text)
     else:
         composed = compose_run(config)
     run = check_resumed_run(composed) if resumed else check_run(composed)

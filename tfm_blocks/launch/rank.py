@@ -41,10 +41,10 @@ from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
-from tfm_blocks.runs.model import weights_of
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import BestWeights, LogAttention, MovingAverage, ShowProgress
 from tfm_blocks.training.checkpoints import CheckpointFiles, Checkpoints, PreemptedError, preempted

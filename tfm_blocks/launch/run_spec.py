@@ -5,50 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.consistency import Fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.precision import PRECISIONS
-from tfm_blocks.runs.config import read_config
-from tfm_blocks.runs.files import damaged
+from tfm_blocks.runs.files import JsonFile, damaged
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, RUN, WEIGHTS, expect_folder, expect_utf8
 from tfm_blocks.runs.metrics import read_metric_names, read_rows
-from tfm_blocks.runs.model_file import SavedModel
-from tfm_blocks.runs.run_file import RunFile
-from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.records import RunFile, SavedModel, Status
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.schedules import PeakSettings
 from tfm_blocks.training.settings import RunSettings, read_run
 
-
-class JsonFields:
-    """A dataclass as JSON values; its fields of type Path become texts."""
-
-    def to_json(self) -> dict[str, Any]:
-        values = asdict(self)  # type: ignore[call-overload]
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        paths = {field.name for field in fields(cls) if "Path" in str(field.type)}  # type: ignore[arg-type]
-        return cls(**{name: Path(value) if value and name in paths else value for name, value in values.items()})
+CONFIG_KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict, "data": dict, "trainer": dict}
 
 
 @dataclass(frozen=True)
-class RunSpec(JsonFields):
+class RunSpec(JsonFile):
     """A run whose folder exists, as plain data that can be sent to any process.
 
     `checkpoint` is the file to resume from, or None. `command` resumes the run after a stop. After `until` steps the
     run stops as after a signal. `asked_vocab` and `asked_parameters` are the requested size of the vocabulary, and the
     parameters with it; `asked_parameters` is None if they are unknown. A `prolonged` run trains on after
-    a checkpoint at which a callback stopped it. `precision` holds the fields of
-    `Precision`, which rank 0 chose.
+    a checkpoint at which a callback stopped it. `precision` holds the fields of `Precision`, which rank 0 chose.
     """
 
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     folder: Path
     asked_vocab: int
     command: str
@@ -60,83 +46,58 @@ class RunSpec(JsonFields):
     precision: Mapping[str, Any] = field(default_factory=dict)
 
 
-KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict, "data": dict, "trainer": dict}
+def recorded_precision(saved: SavedRun) -> dict[str, str]:
+    """Return the precision of the last start; empty if the run recorded none."""
+    recorded = saved.start.newest_facts.get("precision")
+    if not isinstance(recorded, dict) or recorded.get("name") not in PRECISIONS:
+        return {}
+    return {name: str(recorded.get(name)) for name in ("name", "reason")}
 
 
-@dataclass(frozen=True)
-class SavedRun(JsonFields):
-    """The folder of an earlier run: its config, the text of config.yaml, run.json, and the status."""
+def _stopped_early(saved: SavedRun) -> bool:
+    """Return True if the run is done, but a callback ended it before its last step."""
+    return saved.state == "done" and bool(saved.reason)
 
-    folder: Path
-    config: dict[str, Any]
-    text: str
-    start: RunFile
-    state: str
-    reason: str
 
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"start": self.start.to_json()}
+def is_prolonged(saved: SavedRun, settings: RunSettings, step: int) -> bool:
+    """Return True if the run trains on after `step`, at which a callback may have stopped it.
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        return super().from_json({**values, "start": RunFile.from_json(values["start"])})
+    It does if it was scored, if its callbacks changed, or if an earlier resume began with it after this step.
+    """
+    changed = settings.callbacks != read_run(saved.config).callbacks
+    return _stopped_early(saved) or changed or saved.start.prolonged == step
 
-    @property
-    def asked_parameters(self) -> int | None:
-        """Return the number of parameters with the requested vocabulary; None if it is unknown."""
-        count = self.start.facts.get("parameters_asked")
-        return count if isinstance(count, int) else None
 
-    @property
-    def precision(self) -> dict[str, str]:
-        """Return the precision of the last start; empty if the run recorded none."""
-        recorded = self.start.newest_facts.get("precision")
-        if not isinstance(recorded, dict) or recorded.get("name") not in PRECISIONS:
-            return {}
-        return {name: str(recorded.get(name)) for name in ("name", "reason")}
+def expect_resumable(saved: SavedRun, settings: RunSettings, step: int) -> None:
+    """Raise ConfigError if there is nothing left to train after `step`, or if the run would fail again."""
+    steps, schedule = settings.trainer.steps, settings.schedule
+    if saved.state == "diverged":
+        rule = f"diverged ({saved.reason}), and would do so again: a resumed run repeats its steps"
+        raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
+    before = read_run(saved.config)
+    unchanged = (settings.callbacks, settings.trainer.steps) == (before.callbacks, before.trainer.steps)
+    if _stopped_early(saved) and settings.callbacks.early_stopping.patience and unchanged:
+        help = "write a higher callbacks.early_stopping.patience, or null"
+        raise ConfigError(Problem("resume", saved.reason, help=help))
+    if steps < step or (steps == step and saved.state == "done"):
+        rule = f"is {steps}, but the run already has {step} steps"
+        help = f"train longer: trainer.steps={2 * max(step, steps)}"
+        raise ConfigError(Problem("trainer.steps", rule, help=help))
+    if isinstance(schedule, PeakSettings) and not schedule.rate(steps):
+        rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
+        raise ConfigError(Problem("trainer.steps", rule, help="start a new run with a longer schedule"))
 
-    @property
-    def stopped_early(self) -> bool:
-        """Return True if the run is done, but a callback ended it before its last step."""
-        return self.state == "done" and bool(self.reason)
 
-    def is_prolonged(self, settings: RunSettings, step: int) -> bool:
-        """Return True if the run trains on after `step`, at which a callback may have stopped it.
+def expect_untrained(saved: SavedRun) -> None:
+    """Raise RunError if the run, which has no checkpoint, trained before: a restart would replace its results.
 
-        It does if it was scored, if its callbacks changed, or if an earlier resume began with it after this step.
-        """
-        changed = settings.callbacks != read_run(self.config).callbacks
-        return self.stopped_early or changed or self.start.prolonged == step
-
-    def expect_resumable(self, settings: RunSettings, step: int) -> None:
-        """Raise ConfigError if there is nothing left to train after `step`, or if the run would fail again."""
-        steps, schedule = settings.trainer.steps, settings.schedule
-        if self.state == "diverged":
-            rule = f"diverged ({self.reason}), and would do so again: a resumed run repeats its steps"
-            raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
-        before = read_run(self.config)
-        unchanged = (settings.callbacks, settings.trainer.steps) == (before.callbacks, before.trainer.steps)
-        if self.stopped_early and settings.callbacks.early_stopping.patience and unchanged:
-            help = "write a higher callbacks.early_stopping.patience, or null"
-            raise ConfigError(Problem("resume", self.reason, help=help))
-        if steps < step or (steps == step and self.state == "done"):
-            rule = f"is {steps}, but the run already has {step} steps"
-            help = f"train longer: trainer.steps={2 * max(step, steps)}"
-            raise ConfigError(Problem("trainer.steps", rule, help=help))
-        if isinstance(schedule, PeakSettings) and not schedule.rate(steps):
-            rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
-            raise ConfigError(Problem("trainer.steps", rule, help="start a new run with a longer schedule"))
-
-    def expect_untrained(self) -> None:
-        """Raise RunError if the run, which has no checkpoint, trained before: a restart would replace its results.
-
-        A run killed before its first checkpoint may restart. With `checkpoint_every`, that checkpoint is at step 0.
-        """
-        logged = self.config["trainer"].get("checkpoint_every") and read_rows(self.folder / METRICS)
-        if self.state == "done" or logged or (self.folder / WEIGHTS).is_file():
-            rule = "has no checkpoint, but results of an earlier training, which a restart from step 0 would replace"
-            help = f"restore {CHECKPOINTS}/, or start a new run with its weights: init_from={self.folder}"
-            raise RunError(Problem(str(self.folder), rule, help=help))
+    A run killed before its first checkpoint may restart. With `checkpoint_every`, that checkpoint is at step 0.
+    """
+    logged = saved.config["trainer"].get("checkpoint_every") and read_rows(saved.folder / METRICS)
+    if saved.state == "done" or logged or (saved.folder / WEIGHTS).is_file():
+        rule = "has no checkpoint, but results of an earlier training, which a restart from step 0 would replace"
+        help = f"restore {CHECKPOINTS}/, or start a new run with its weights: init_from={saved.folder}"
+        raise RunError(Problem(str(saved.folder), rule, help=help))
 
 
 def read_saved_run(run: Path) -> SavedRun:
@@ -146,13 +107,20 @@ def read_saved_run(run: Path) -> SavedRun:
     start, status, saved_model = RunFile.read(run), Status.read(run), SavedModel.read(run)
     if not (start.vocab and start.text and start.wandb_id):
         raise damaged(run / RUN, "it must have vocab, wandb_id and text")
-    text, config = _read_trained_config(run)
+    saved = SavedRun(run, start=start, status=status)
+    config = saved.config
+    if "${" in saved.config_text:
+        raise damaged(run / CONFIG, "it must be a mapping without ${…}")
+    for key, kind in CONFIG_KINDS.items():
+        if not isinstance(config.get(key), kind):
+            raise damaged(run / CONFIG, f"{key} must be a {kind.__name__}, but is {shown(config.get(key))}")
+    read_run(config)
     if _with_text_keys(config["model"]) != saved_model.model:
         rule = f"has another model than {MODEL}, which the weights belong to"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
         read_metric_names(run / METRICS)
-    return SavedRun(run, config, text, start, status.state, status.reason)
+    return saved
 
 
 def _with_text_keys(value: Any) -> Any:
@@ -177,17 +145,6 @@ def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str)
             if start.launch == rank_info.launch and start.commands[:1] == (command,):
                 return read_saved_run(folder)
     return None
-
-
-def _read_trained_config(run: Path) -> tuple[str, dict[str, Any]]:
-    text, config = read_config(run)
-    if "${" in text:
-        raise damaged(run / CONFIG, "it must be a mapping without ${…}")
-    for key, kind in KINDS.items():
-        if not isinstance(config.get(key), kind):
-            raise damaged(run / CONFIG, f"{key} must be a {kind.__name__}, but is {shown(config.get(key))}")
-    read_run(config)
-    return text, config
 
 
 def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:

@@ -23,8 +23,7 @@ class AttentionMap(NamedTuple):
 
 def attention_nodes(network: Network) -> dict[str, AttentionMap]:
     """Return the attention nodes by address, in graph order, whose queries and keys each come from one input."""
-    shapes = {input.name: input.shape for input in network.spec.inputs}
-    shapes |= {node.address: node.shape for node in network.spec.nodes}
+    shapes = network.spec.shapes
     pairs = {
         call.address: (_input(shapes[call.node.entry]), _input(shapes[_key_address(call)]))
         for call in network.calls

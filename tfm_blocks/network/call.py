@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from tfm_blocks.blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.blocks.layers.linear import Dropout
-from tfm_blocks.blocks.layers.recurrence import apply_order, reading_order
-from tfm_blocks.blocks.layers.state import Stepping
+from tfm_blocks.blocks.layers.state import Stepping, apply_order, reading_order
 from tfm_blocks.language.spec import Node, Shape, Spec, Step
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.class_parameters import KEEP, RIGHT_PADDED
@@ -22,7 +21,7 @@ Values = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Keeps:
+class PaddingMasks:
     """The keep mask keep_BN of each sequence axis by name: true if a position is not padding.
 
     `right_padded` names the axes whose padding comes last.
@@ -35,13 +34,13 @@ class Keeps:
 class Operand(NamedTuple):
     """A connected port: the parameter of `forward` that receives it, and the addresses that it reads.
 
-    `many` is true if the port takes several inputs; `moves` is true if the operand depends on the decoded prefix.
+    `many` is true if the port takes several inputs.
     """
 
     parameter: str
     addresses: tuple[str, ...]
     many: bool
-    moves: bool
+    depends_on_target: bool
 
     def read(self, values: Values) -> Any:
         """Return the tensor, or the list of tensors of a port that takes several."""
@@ -51,12 +50,16 @@ class Operand(NamedTuple):
 class Call:
     """A node together with the module that it calls; nodes that share weights share a module. It holds no state.
 
-    `moving` are the addresses of values that depend on the target. `shapes` are the shapes of the values that the node
+    `target_addresses` are those of values that depend on the target. `shapes` are those of the values that the node
     reads; without them, concatenated sequences have no padding.
     """
 
     def __init__(
-        self, node: Node, module: nn.Module, moving: Collection[str] = (), shapes: Mapping[str, Shape] | None = None
+        self,
+        node: Node,
+        module: nn.Module,
+        target_addresses: Collection[str] = (),
+        shapes: Mapping[str, Shape] | None = None,
     ) -> None:
         self.node = node
         self.address = node.address
@@ -64,12 +67,11 @@ class Call:
         info = REGISTRY.blocks[node.block] if node.block else None
         self.sees = info.sees if info else {}
         self.gives_loss = bool(info and info.signature.loss)
-        ports = [port for port in info.signature.ports if port.name in node.reads] if info else []
-        self.ports = []
-        for port in ports:
-            addresses = node.reads[port.name]
-            moves = any(address in moving for address in addresses)
-            self.ports.append(Operand(info.parameters[port.name] if info else "", addresses, port.many, moves))
+        self.ports: list[Operand] = []
+        for port in info.signature.ports if info else ():
+            if addresses := node.reads.get(port.name):
+                depends = any(address in target_addresses for address in addresses)
+                self.ports.append(Operand(info.parameters[port.name] if info else "", addresses, port.many, depends))
         self.mask_axes = {f"{KEEP}{letter}": str(node.axes.get(letter)) for letter in (info.keeps if info else ())}
         self.right_padded_axes = {
             f"{RIGHT_PADDED}{letter}": str(node.axes.get(letter)) for letter in (info.right_padded if info else ())
@@ -77,16 +79,14 @@ class Call:
         self.concatenated = _concatenated(info, node, shapes or {})
         single = len(node.read) == 1 and len(node.shape) == 3 and not any(port.many for port in self.ports)
         self.skips_padding = bool(info and info.branch and info.alone and single)
-        self.stepping = (
-            self.block if isinstance(self.block, Stepping) else None
-        )  # cached: isinstance is slow for a step
+        self.stepping = self.block if isinstance(self.block, Stepping) else None  # isinstance is slow for a step
 
     @property
     def block(self) -> nn.Module:
         """Return the registered block, without the add & norm operations around it."""
         return self.module.block if isinstance(self.module, Branch) else self.module
 
-    def __call__(self, values: Values, keeps: Keeps, losses: Values | None = None) -> Tensor:
+    def __call__(self, values: Values, keeps: PaddingMasks, losses: Values | None = None) -> Tensor:
         """Compute the node's output from the values and keep masks that it reads, and add its loss to `losses`."""
         if not isinstance(self.module, Branch):
             return self.module(values[self.node.entry], values[self.node.residual])  # type: ignore[no-any-return]
@@ -117,7 +117,7 @@ class Call:
         x = values[self.node.entry]
         return self.module.pre(x, x) if self.node.pre and isinstance(self.module, Branch) else x
 
-    def masks(self, keeps: Keeps) -> dict[str, Any]:
+    def masks(self, keeps: PaddingMasks) -> dict[str, Any]:
         """Return the keep masks, and the flags for right padding, that the block's `forward` takes."""
         masks: dict[str, Any] = {
             name: keeps.masks[axis] for name, axis in self.mask_axes.items() if axis in keeps.masks

@@ -25,9 +25,8 @@ def multiply_adds(network: Network, lengths: Mapping[str, int]) -> dict[str, int
     """
     values, keeps = network.begin(_inputs(network.spec.inputs, lengths))
     counts: dict[str, int] = {}
-    shapes = {input.name: input.shape for input in network.spec.inputs}
-    shapes |= {node.address: node.shape for node in network.spec.nodes}
-    ids = {input.name for input in network.spec.inputs if input.tokens}
+    shapes = network.spec.shapes
+    ids = {tensor.name for tensor in network.spec.inputs if tensor.tokens}
     alike: dict[str, str] = {}  # address of the first node of each kind; a tensor on the meta device is only a shape
     with torch.no_grad():
         for call in (*network.calls, *network.head_calls):
@@ -47,7 +46,7 @@ def decoding_state(network: Network, lengths: Mapping[str, int]) -> int:
     They are caches, memories, and the encoded sources that every step reads. `network` is on the meta device; a network
     without a target keeps none.
     """
-    if TARGET not in {input.name for input in network.spec.inputs}:
+    if TARGET not in {tensor.name for tensor in network.spec.inputs}:
         return 0
     length = lengths[str(network.spec.input(TARGET).shape[1])]
     with torch.no_grad():
@@ -60,12 +59,12 @@ def decoding_state(network: Network, lengths: Mapping[str, int]) -> int:
 def _inputs(inputs: Iterable[Input], lengths: Mapping[str, int]) -> dict[str, Tensor]:
     """Return one row of each input on the meta device; axes without a length have length 1."""
     return {
-        input.name: torch.ones(
-            [lengths.get(axis.name, 1) if isinstance(axis, Axis) else axis for axis in input.shape],
-            dtype=torch.int64 if input.tokens else torch.float32,
+        tensor.name: torch.ones(
+            [lengths.get(axis.name, 1) if isinstance(axis, Axis) else axis for axis in tensor.shape],
+            dtype=torch.int64 if tensor.tokens else torch.float32,
             device="meta",
         )
-        for input in inputs
+        for tensor in inputs
     }
 
 
@@ -75,14 +74,14 @@ def axis_lengths(network: Network, requested: Mapping[str, int]) -> dict[str, in
     The default is LENGTH, or the maximum of the model if it is less. Raises ConfigError for a length above the maximum.
     """
     lengths: dict[str, int] = {}
-    for input in network.spec.inputs:
-        for axis in input.sequences:
-            lengths[axis.name] = max(lengths.get(axis.name, 0), requested.get(input.name, 0))
+    for tensor in network.spec.inputs:
+        for axis in tensor.sequences:
+            lengths[axis.name] = max(lengths.get(axis.name, 0), requested.get(tensor.name, 0))
     return {axis: _length(network, axis, length) for axis, length in lengths.items()}
 
 
 def _length(network: Network, axis: str, requested: int) -> int:
-    inputs = [input.name for input in network.spec.inputs if axis in {each.name for each in input.sequences}]
+    inputs = [tensor.name for tensor in network.spec.inputs if axis in {each.name for each in tensor.sequences}]
     most = min((network.longest(name) for name in inputs), key=lambda bound: bound.tokens)
     if most.node and requested > most.tokens:
         rule = f"has {most.tokens} positions, but {inputs[0]} has {requested}"

@@ -1,23 +1,72 @@
-"""The module that executes a graph."""
+"""The module that executes a graph, layer by layer for activation recomputation (Chen et al. 2016) and for FSDP."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.blocks.layers.add_norm import Branch
 from tfm_blocks.blocks.layers.state import Bounded
-from tfm_blocks.language.spec import TARGET, Axis, Input, Node, Spec, names
-from tfm_blocks.network.call import Call, Keeps, Values, padded_last
-from tfm_blocks.network.recompute import Container, LayerCalls, calls_by_layer
+from tfm_blocks.language.spec import TARGET, Axis, Node, Spec, names
+from tfm_blocks.network.call import Call, PaddingMasks, Values, padded_last
 from tfm_blocks.registry.blocks import REGISTRY
+
+LAYER = re.compile(r".*?\.\d+(?=\.)")  # the outermost layer of an address: encoder.3 of encoder.3.attn
+
+
+class Container(nn.ModuleDict):
+    """The modules below an address. Hooks on the container of a layer run when the layer runs."""
+
+    def forward(self, compute: Callable[..., Any], *arguments: Any) -> Any:
+        return compute(*arguments)
+
+
+@dataclass(frozen=True)
+class LayerCalls:
+    """Calls in order. `reads` are the addresses read from outside; `outputs` are the addresses that others read.
+
+    `container` has the modules of a layer of a stack. It is None for calls outside of stacks, and for a layer whose
+    modules belong to several layers.
+    """
+
+    calls: tuple[Call, ...]
+    reads: tuple[str, ...]
+    outputs: tuple[str, ...]
+    is_layer: bool
+    container: Container | None
+
+    def run(self, values: Values, keeps: PaddingMasks, losses: Values, *, recomputes: bool) -> None:
+        """Add the layer's outputs to `values`, and the losses of its blocks to `losses`."""
+        if not self.is_layer:
+            for call in self.calls:
+                values[call.address] = call(values, keeps, losses)
+            return
+        compute: Callable[..., Any] = self._compute
+        if recomputes:
+            compute = partial(checkpoint, compute, use_reentrant=False)
+        if self.container is not None:
+            compute = partial(self.container, compute)
+        outputs, layer_losses = compute({address: values[address] for address in self.reads}, keeps)
+        values |= outputs
+        losses |= layer_losses
+
+    def _compute(self, values: Values, keeps: PaddingMasks) -> tuple[Values, Values]:
+        values = dict(values)
+        losses: Values = {}
+        for call in self.calls:
+            values[call.address] = call(values, keeps, losses)
+        return {address: values[address] for address in self.outputs}, losses
 
 
 @dataclass(frozen=True)
@@ -44,11 +93,9 @@ class Network(nn.ModuleDict):
             _place(self, address.split("."), modules[address])
         self.spec = spec
         self.recomputes = self.by_layer = False
-        moving = {TARGET, *(node.address for node in spec.nodes if node.sees != "nothing")}
-        shapes = {tensor.name: tensor.shape for tensor in spec.inputs} | {
-            node.address: node.shape for node in spec.nodes
-        }
-        calls = [Call(node, modules[node.owner], moving, shapes) for node in spec.nodes]
+        target_addresses = {TARGET, *(node.address for node in spec.nodes if node.sees != "nothing")}
+        shapes = spec.shapes
+        calls = [Call(node, modules[node.owner], target_addresses, shapes) for node in spec.nodes]
         self.calls = calls[: len(calls) - spec.head]
         self.head_calls = calls[len(calls) - spec.head :]
         self.bounded = [(call.node, call.block.max_length) for call in calls if isinstance(call.block, Bounded)]
@@ -86,7 +133,9 @@ class Network(nn.ModuleDict):
     def exit(self) -> str:
         return self.head_calls[0].node.entry if self.head_calls else self.calls[-1].address
 
-    def begin(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> tuple[Values, Keeps]:
+    def begin(
+        self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None
+    ) -> tuple[Values, PaddingMasks]:
         """Return the values and keep masks before the first call. Raises TypeError on wrong inputs."""
         self.expect(inputs, names(self.spec.inputs))
         return dict(inputs), self.keep_masks(inputs, keep)
@@ -109,25 +158,34 @@ class Network(nn.ModuleDict):
         by_id = {id(parameter): parameter for call in self.head_calls for parameter in call.module.parameters()}
         return list(by_id.values())
 
-    def keep_masks(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> Keeps:
+    def keep_masks(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> PaddingMasks:
         """Return keep_BN of every sequence axis of the inputs: from `keep`, else ids that are not 0, else all true.
 
         Raises TypeError on a wrong mask in `keep`.
         """
-        for name, mask in (keep or {}).items():
+        keep = keep or {}
+        for name, mask in keep.items():
             self._expect_mask(name, mask, inputs)
         masks: Values = {}
         explicit = set()
-        for input in self.spec.inputs:
-            for position, axis in enumerate(input.shape):
-                if position and isinstance(axis, Axis) and input.name in inputs and axis.inputs == (input.name,):
-                    masks[axis.name] = (keep or {}).get(input.name, _default_mask(input, inputs[input.name], position))
-                    explicit |= {axis.name} if input.name in (keep or {}) else set()
+        for tensor in (tensor for tensor in self.spec.inputs if tensor.name in inputs):
+            value = inputs[tensor.name]
+            for position, axis in enumerate(tensor.shape):
+                if not position or not isinstance(axis, Axis) or axis.inputs != (tensor.name,):
+                    continue
+                if tensor.name in keep:
+                    masks[axis.name] = keep[tensor.name]
+                    explicit.add(axis.name)
+                elif tensor.tokens:
+                    masks[axis.name] = value != 0
+                else:
+                    ones = torch.ones(value.shape[0], value.shape[position], dtype=torch.bool, device=value.device)
+                    masks[axis.name] = ones
         for axis in self.joined:
             parts = axis.name.split("+")
             if masks.keys() >= set(parts):
                 masks[axis.name] = padded_last(torch.cat([masks[part] for part in parts], 1))
-        return Keeps(masks, frozenset(masks) - explicit)
+        return PaddingMasks(masks, frozenset(masks) - explicit)
 
     def _expect_mask(self, name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> None:
         if name not in inputs:
@@ -168,12 +226,6 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         network.train(was_training)
 
 
-def _default_mask(input: Input, value: Tensor, position: int) -> Tensor:
-    if input.tokens:
-        return value != 0
-    return torch.ones(value.shape[0], value.shape[position], dtype=torch.bool, device=value.device)
-
-
 def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
     """Register the module at its address, below containers or below the branch that contains it."""
     for part in address[:-1]:
@@ -184,6 +236,35 @@ def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
         root = inner
     root._modules.pop(address[-1], None)
     root.add_module(address[-1], module)
+
+
+def calls_by_layer(calls: Sequence[Call], last: str, containers: Mapping[str, Container]) -> list[LayerCalls]:
+    """Group the calls by layers; `last` is read from outside. `containers` are the network's containers by address."""
+    groups = [(layer, tuple(group)) for layer, group in groupby(calls, lambda call: _layer(call.address))]
+    layers = []
+    for layer, group in groups:
+        inside = {call.address for call in group}
+        read_by_others = {last, *_read(call for call in calls if call.address not in inside)}
+        owners = {_layer(call.node.owner) for call in group}
+        layers.append(
+            LayerCalls(
+                group,
+                reads=tuple(address for address in _read(group) if address not in inside),
+                outputs=tuple(address for address in inside if address in read_by_others),
+                is_layer=bool(layer),
+                container=containers.get(owners.pop()) if len(owners) == 1 else None,
+            )
+        )
+    return layers
+
+
+def _read(calls: Iterable[Call]) -> Iterable[str]:
+    return dict.fromkeys(address for call in calls for address in (*call.node.read, call.node.residual))
+
+
+def _layer(address: str) -> str:
+    match = LAYER.match(address)
+    return match[0] if match else ""
 
 
 REGISTRY.reserve(dir(Network))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tfm_blocks.blocks.layers.state import CacheShape, Prefilling, State
 from tfm_blocks.language.spec import TARGET, names
-from tfm_blocks.network.call import Call, Keeps, Values
+from tfm_blocks.network.call import Call, PaddingMasks, Values
 from tfm_blocks.network.graph import Network
 
 
@@ -85,10 +85,10 @@ def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, D
     return values[network.exit][:, -1], decoding
 
 
-def _target(network: Network, ids_BN: Tensor, decoding: Decoding) -> tuple[Values, Keeps]:
+def _target(network: Network, ids_BN: Tensor, decoding: Decoding) -> tuple[Values, PaddingMasks]:
     """Return the values and keep masks of the next target tokens and the sources; no target token is padding."""
     target = network.keep_masks({TARGET: torch.ones_like(ids_BN)})
-    return {**decoding.values, TARGET: ids_BN}, Keeps({**target.masks, **decoding.keeps}, target.right_padded)
+    return {**decoding.values, TARGET: ids_BN}, PaddingMasks({**target.masks, **decoding.keeps}, target.right_padded)
 
 
 def select(decoding: Decoding, sentences: Tensor) -> Decoding:
@@ -162,18 +162,18 @@ def _cache_template(network: Network, values: Values) -> Tensor:
     return weight.to(torch.get_autocast_dtype(device)) if casts else weight
 
 
-def _start(call: Call, values: Values, keeps: Keeps, shape: CacheShape) -> State:
+def _start(call: Call, values: Values, keeps: PaddingMasks, shape: CacheShape) -> State:
     """Return the initial state of a call, computed from the ports that do not depend on the target."""
     block = call.stepping
     if block is None:
         return State()
-    fixed = {port.parameter: port.read(values) for port in call.ports[1:] if not port.moves}
+    fixed = {port.parameter: port.read(values) for port in call.ports[1:] if not port.depends_on_target}
     parameters = inspect.signature(block.start).parameters
     masks = {name: mask for name, mask in call.masks(keeps).items() if name in parameters}
     return block.start(**fixed, **masks, room=shape)
 
 
-def _step(call: Call, values: Values, keeps: Keeps, state: State) -> Tensor:
+def _step(call: Call, values: Values, keeps: PaddingMasks, state: State) -> Tensor:
     block = call.stepping
     if block is None:
         return call(values, keeps)
@@ -181,7 +181,7 @@ def _step(call: Call, values: Values, keeps: Keeps, state: State) -> Tensor:
     return call.after(y, values)
 
 
-def _prefill(call: Call, values: Values, keeps: Keeps, state: State) -> Tensor:
+def _prefill(call: Call, values: Values, keeps: PaddingMasks, state: State) -> Tensor:
     """Read several positions in one pass, or step by step if the block has no `prefill`."""
     block = call.stepping
     if block is None:
@@ -201,12 +201,12 @@ def _prefill(call: Call, values: Values, keeps: Keeps, state: State) -> Tensor:
 
 def _moving(call: Call, values: Values) -> dict[str, Tensor]:
     """Return the operands of the ports after the first that depend on the target."""
-    return {port.parameter: port.read(values) for port in call.ports[1:] if port.moves}
+    return {port.parameter: port.read(values) for port in call.ports[1:] if port.depends_on_target}
 
 
 def _read_by_steps(call: Call) -> list[str]:
     """Return the addresses that each step of the call reads. `start` read the others."""
     if call.stepping is None:
         return [*call.node.read, call.node.residual]
-    moving = [address for port in call.ports[1:] if port.moves for address in port.addresses]
+    moving = [address for port in call.ports[1:] if port.depends_on_target for address in port.addresses]
     return [call.node.entry, call.node.residual, *moving]

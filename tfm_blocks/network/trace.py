@@ -16,7 +16,7 @@ from tfm_blocks.blocks.layers.state import Bounded
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
-from tfm_blocks.network.call import Call, Keeps, module_of
+from tfm_blocks.network.call import Call, PaddingMasks, module_of
 from tfm_blocks.registry.blocks import REGISTRY
 
 LENGTHS = ((2, 5), (3, 7))  # batch size and length of the first sequence; each further sequence is longer by 2
@@ -28,8 +28,8 @@ def trace(spec: Spec, sources: Sources) -> list[Problem]:
 
     Identical nodes run once, also across models, such as the jobs of a sweep, unless they have a problem.
     """
-    shapes = {input.name: input.shape for input in spec.inputs} | {node.address: node.shape for node in spec.nodes}
-    ids = {input.name for input in spec.inputs if input.tokens}
+    shapes = spec.shapes
+    ids = {tensor.name for tensor in spec.inputs if tensor.tokens}
     axes = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis)}
     classes = frozenset((name, REGISTRY.blocks[name].cls) for name in spec.blocks)
     problems: list[Problem] = []
@@ -86,7 +86,7 @@ class _Trace:
         losses: dict[str, Tensor] = {}
         try:
             with torch.enable_grad():
-                out = call(values, Keeps(masks, frozenset(masks)), losses)
+                out = call(values, PaddingMasks(masks, frozenset(masks)), losses)
                 sums = [value.sum() for value in (out, *losses.values()) if value.requires_grad]
                 if sums:
                     torch.autograd.backward(sums)

@@ -24,8 +24,8 @@ from tfm_blocks.errors import ConfigError, DataError, Problem, TfmError
 from tfm_blocks.report.assets import asset
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.files import write_bytes
-from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import TranslatedLine
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.sentence_attention import SentenceAttention, attention_of
 from tfm_blocks.translation.translator import Translator
 
@@ -193,7 +193,7 @@ def pictures_of(
     return [_picture(run, source, target, plugins) for run in finished[:MOST_PICTURES]]
 
 
-def _picture(run: RunRecord, source: str, target: str | None, plugins: Sequence[str]) -> Picture:
+def _picture(run: SavedRun, source: str, target: str | None, plugins: Sequence[str]) -> Picture:
     try:
         translator = Translator.load(run.folder, plugins=plugins)
         several = len(translator.sources) > 1  # translations.jsonl joins their texts

@@ -20,8 +20,8 @@ from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
-from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import read_losses, read_translations
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.measures import MEASURES, Floats, Statistics, answer_statistics, line_statistics
 from tfm_blocks.scoring.paired_test import (
     System,
@@ -128,7 +128,7 @@ def _system(group: Group, notes: list[str]) -> list[Statistics]:
     return [run_statistics(run, known[1] if known else "13a", notes) for run in done]
 
 
-def run_statistics(run: RunRecord, tokenizer: str, notes: list[str]) -> dict[str, Floats]:
+def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str, Floats]:
     """Return the statistics by measure. A missing or damaged file adds a note and yields no statistics."""
     statistics: dict[str, Floats] = {}
     try:

@@ -21,8 +21,8 @@ from tfm_blocks.report.differences import (
     label_runs,
 )
 from tfm_blocks.report.rates import RateCurve, best_groups, curve_of, rate_curves, rate_notes
-from tfm_blocks.runs.record import RunRecord, read_records, with_saved_scores
-from tfm_blocks.runs.saved_scores import saved_names
+from tfm_blocks.runs.listing import find_runs
+from tfm_blocks.runs.saved_run import SavedRun
 
 if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import BaselineTest
@@ -43,7 +43,7 @@ class Comparison:
     metric was requested or there are several models and several tasks.
     """
 
-    runs: Sequence[RunRecord]
+    runs: Sequence[SavedRun]
     factors: Sequence[Factor]
     groups: Sequence[Group]
     curves: Sequence[RateCurve] = ()
@@ -79,7 +79,7 @@ def read_comparison(
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
     of the matrix. Raises RunError, and ConfigError if the baseline is not one of the runs, or no run has such scores.
     """
-    records = read_records(paths)
+    records = find_runs(paths)
     runs = [run for run in records if run.settings or run.state != PRUNED] or records
     runs = _with_saved(runs, scores) if scores else runs
     factors = find_factors(runs)
@@ -126,13 +126,13 @@ def _score(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matri
     return matrix if matrix.cells else None
 
 
-def _with_saved(runs: Sequence[RunRecord], name: str) -> list[RunRecord]:
+def _with_saved(runs: Sequence[SavedRun], name: str) -> list[SavedRun]:
     """Return the runs with the scores of this name. Raises ConfigError if no run has them."""
-    known = sorted({name for run in runs for name in saved_names(run.folder)})
+    known = sorted({name for run in runs for name in run.saved_names})
     if name not in known:
         help = suggest(name, known) if known else "tfm evaluate RUNS --beam 4 --test writes scores"
         raise ConfigError(Problem("--scores", f"no run has scores called {shown(name)}", help=help))
-    return [with_saved_scores(run, name) for run in runs]
+    return [run.with_saved_scores(name) for run in runs]
 
 
 def _find_group(groups: Sequence[Group], baseline: str) -> Group:
@@ -147,7 +147,7 @@ def _find_group(groups: Sequence[Group], baseline: str) -> Group:
     raise ConfigError(Problem("--baseline", rule, help=suggest(path.name, names)))
 
 
-def unlike(runs: Sequence[RunRecord]) -> Iterator[str]:
+def unlike(runs: Sequence[SavedRun]) -> Iterator[str]:
     """Yield sentences on what is not comparable between runs that should be."""
     yield from _unlike(runs, "test set", lambda run: run.test_set, "their scores cannot be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
@@ -158,7 +158,7 @@ def unlike(runs: Sequence[RunRecord]) -> Iterator[str]:
     yield from _unlike_tokens(runs)
 
 
-def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
+def find_notes(runs: Sequence[SavedRun]) -> Iterator[str]:
     """Yield sentences on what is missing, and on versions of torch and precisions."""
     yield from _pooled(runs, lambda run: run.torch, "trained by several versions of torch")
     yield from _pooled(runs, lambda run: run.precision, "trained in several precisions")
@@ -174,11 +174,11 @@ def find_notes(runs: Sequence[RunRecord]) -> Iterator[str]:
         yield f"written by an older version: {_names(old)}: {what}"
 
 
-def _data_settings(run: RunRecord) -> str:
+def _data_settings(run: SavedRun) -> str:
     return str([(key, value) for key, value in sorted(run.settings.items()) if key.startswith("data.")])
 
 
-def _signature_of(name: str) -> Callable[[RunRecord], str]:
+def _signature_of(name: str) -> Callable[[SavedRun], str]:
     return lambda run: run.scores[name].signature if name in run.scores else ""
 
 
@@ -190,19 +190,19 @@ def _repeats(groups: Sequence[Group]) -> Iterator[str]:
         yield f"not counted over seeds or against a baseline: {_names(left)}: {why}"
 
 
-def _end(run: RunRecord) -> str:
+def _end(run: SavedRun) -> str:
     state = run.state or "nothing says how it ended"
     return "" if state == "done" else f"{state} ({run.reason})" if run.reason else state
 
 
-def _by(runs: Sequence[RunRecord], of: Callable[[RunRecord], str]) -> dict[str, list[RunRecord]]:
-    kinds: dict[str, list[RunRecord]] = {}
+def _by(runs: Sequence[SavedRun], of: Callable[[SavedRun], str]) -> dict[str, list[SavedRun]]:
+    kinds: dict[str, list[SavedRun]] = {}
     for run in runs:
         kinds.setdefault(of(run), []).append(run)
     return kinds
 
 
-def _unlike(runs: Sequence[RunRecord], what: str, of: Callable[[RunRecord], str], so: str) -> Iterator[str]:
+def _unlike(runs: Sequence[SavedRun], what: str, of: Callable[[SavedRun], str], so: str) -> Iterator[str]:
     """Yield a sentence for each set of runs whose value differs from the most frequent one."""
     kinds = _by([run for run in runs if of(run)], of).values()
     most = max(kinds, key=len, default=[])
@@ -211,7 +211,7 @@ def _unlike(runs: Sequence[RunRecord], what: str, of: Callable[[RunRecord], str]
             yield f"not comparable: {_names(other)} used another {what} than {_names(most)}; {so}"
 
 
-def _unlike_tokens(runs: Sequence[RunRecord]) -> Iterator[str]:
+def _unlike_tokens(runs: Sequence[SavedRun]) -> Iterator[str]:
     done = [run for run in runs if run.state == "done" and "tokens_seen" in run.numbers]
     seen = [run.numbers["tokens_seen"] for run in done]
     least, most = min(seen, default=0), max(seen, default=0)
@@ -220,7 +220,7 @@ def _unlike_tokens(runs: Sequence[RunRecord]) -> Iterator[str]:
         yield f"not comparable: {few} trained on {least:,.0f} target tokens, and {many} on {most:,.0f}"
 
 
-def _pooled(runs: Sequence[RunRecord], of: Callable[[RunRecord], str], how: str) -> Iterator[str]:
+def _pooled(runs: Sequence[SavedRun], of: Callable[[SavedRun], str], how: str) -> Iterator[str]:
     """Yield a sentence if the runs differ in a fact of the machine on which they were trained."""
     kinds = _by([run for run in runs if of(run)], of)
     if len(kinds) > 1:
@@ -228,12 +228,12 @@ def _pooled(runs: Sequence[RunRecord], of: Callable[[RunRecord], str], how: str)
         yield f"{how}, in which the same seed may give other weights: {kinds_text}"
 
 
-def _size(run: RunRecord) -> str:
+def _size(run: SavedRun) -> str:
     """Return the size of a probe task with the settings that replace numbers of the size; empty for other tasks."""
     size = str(run.settings.get("data.size", ""))
     changed = [f"{key}={run.settings[key]}" for key in SIZE_KEYS if run.settings.get(key) is not None]
     return f"{size}, with {', '.join(changed)}" if size and changed else size
 
 
-def _names(runs: Sequence[RunRecord]) -> str:
+def _names(runs: Sequence[SavedRun]) -> str:
     return listed([run.name for run in runs], NAMED)

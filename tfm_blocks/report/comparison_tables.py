@@ -18,7 +18,8 @@ from tfm_blocks.report.matrix_table import matrix_rows, matrix_table, mean_rows
 from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.report.screen import clock, print_json, print_table, screen, split_for_page
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, csv_text, latex, markdown, markdown_text, texts
-from tfm_blocks.runs.record import Measured, RunRecord, describe
+from tfm_blocks.runs.records import Measured
+from tfm_blocks.runs.saved_run import SavedRun
 
 if TYPE_CHECKING:
     pass
@@ -96,7 +97,7 @@ def scores_table(comparison: Comparison) -> Table:
     return Table("scores and their 95 % intervals", [*texts("run", "scored on"), *numbers], rows)
 
 
-def _runs(comparison: Comparison) -> Iterator[RunRecord]:
+def _runs(comparison: Comparison) -> Iterator[SavedRun]:
     """Return the runs, with the runs of a group next to each other."""
     return (run for group in comparison.groups for run in group.runs)
 
@@ -187,7 +188,7 @@ def _time(seconds: float | None) -> Cell | None:
     return Cell(f"{seconds:.1f} s" if seconds < 60 else clock(seconds), seconds)
 
 
-def _best(run: RunRecord, name: str) -> Cell | None:
+def _best(run: SavedRun, name: str) -> Cell | None:
     best = run.best.get(name)
     return Cell(f"{best.value:.4g} @ {best.step:,}", best.value) if best else None
 
@@ -246,7 +247,7 @@ def print_matrix_csv(matrix: Matrix) -> None:
     print(csv_text(Table("", texts(*rows[0]), [list(row.values()) for row in rows])), end="")
 
 
-def _flat(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
+def _flat(run: SavedRun, comparison: Comparison) -> dict[str, Any]:
     row: dict[str, Any] = {"run": str(run.folder), "state": run.state, "reason": run.reason}
     row |= {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
     row |= {"seed": run.settings.get("seed", ""), **run.numbers}
@@ -289,6 +290,6 @@ def print_matrix_json(matrix: Matrix, notes: Sequence[str]) -> None:
     print_json({"matrix": list(matrix_rows(matrix)), "all_tasks": list(mean_rows(matrix)), "notes": notes})
 
 
-def _run_record(run: RunRecord, comparison: Comparison) -> dict[str, Any]:
+def _run_record(run: SavedRun, comparison: Comparison) -> dict[str, Any]:
     settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
-    return {**describe(run), "seed": run.settings.get("seed"), "settings": settings}
+    return {**run.describe(), "seed": run.settings.get("seed"), "settings": settings}

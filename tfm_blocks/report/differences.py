@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import chain
 
 from tfm_blocks.errors import printable
-from tfm_blocks.runs.record import NO_EXPERIMENT, RunRecord, Setting
+from tfm_blocks.runs.saved_run import NO_EXPERIMENT, SavedRun, Setting
 
 MODEL = "model"
 TASK = "data.task"  # the name of a probe task
@@ -40,12 +40,12 @@ class Group:
     """Runs that differ at most by their seed; `label` names what differs from the other groups."""
 
     label: str
-    runs: Sequence[RunRecord]
+    runs: Sequence[SavedRun]
 
     @cached_property
-    def counted(self) -> list[RunRecord]:
+    def counted(self) -> list[SavedRun]:
         """The newest finished run of each seed, else its newest run. A repeated run is not a second sample."""
-        newest: dict[Setting, RunRecord] = {}
+        newest: dict[Setting, SavedRun] = {}
         for run in sorted(self.runs, key=lambda one: (one.state == "done", one.changed)):
             newest[run.settings.get(SEED)] = run
         return [run for run in self.runs if newest[run.settings.get(SEED)] is run]
@@ -64,7 +64,7 @@ class Group:
         return show_setting(settings_of(self.runs[0]).get(factor.key, ABSENT)) if self.runs[0].settings else ""
 
 
-def find_factors(runs: Sequence[RunRecord]) -> list[Factor]:
+def find_factors(runs: Sequence[SavedRun]) -> list[Factor]:
     """Return the settings that differ between experiments, without the seed.
 
     Settings that separate the runs in the same way form one factor. So do the model's name and the settings it
@@ -98,12 +98,12 @@ def _determines(parts: tuple[int, ...], others: tuple[int, ...]) -> bool:
     return len(set(zip(parts, others, strict=True))) == len(set(parts))
 
 
-def settings_of(run: RunRecord) -> dict[str, Setting]:
+def settings_of(run: SavedRun) -> dict[str, Setting]:
     """Return the settings of config.yaml and the model's name."""
     return {MODEL: run.model or ABSENT, **run.settings}
 
 
-def without_seed(run: RunRecord) -> dict[str, Hashable]:
+def without_seed(run: SavedRun) -> dict[str, Hashable]:
     """Return the settings that make another experiment, as keys that distinguish 1 and true."""
     return {key: _hashable(value) for key, value in settings_of(run).items() if _makes_another(key)}
 
@@ -115,16 +115,16 @@ def show_setting(value: Setting) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-def group_seeds(runs: Iterable[RunRecord], factors: Sequence[Factor]) -> list[Group]:
+def group_seeds(runs: Iterable[SavedRun], factors: Sequence[Factor]) -> list[Group]:
     """Group runs that differ only by their seed, in the order of their first runs; keep runs without settings apart."""
-    groups: dict[Hashable, list[RunRecord]] = {}
+    groups: dict[Hashable, list[SavedRun]] = {}
     for run in runs:
         rest = frozenset(without_seed(run).items())
         groups.setdefault(rest if run.settings else run.folder, []).append(run)
     return [Group(label_runs(group, factors), group) for group in groups.values()]
 
 
-def label_runs(group: Sequence[RunRecord], factors: Sequence[Factor]) -> str:
+def label_runs(group: Sequence[SavedRun], factors: Sequence[Factor]) -> str:
     """Return a label such as `prenorm, heads 4`; the model if nothing differs, the run if nothing is known."""
     first = group[0]
     if not first.settings or not factors:
@@ -288,7 +288,7 @@ def _varies(key: str, rows: Sequence[Mapping[str, str]]) -> bool:
     return len({row.get(key, ABSENT) for row in rows}) > 1
 
 
-def _name(run: RunRecord) -> str:
+def _name(run: SavedRun) -> str:
     return printable(str(run.settings.get(TASK) or run.start.choices.get(DATA) or ABSENT))
 
 

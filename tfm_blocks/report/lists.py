@@ -15,9 +15,9 @@ from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval, runs_t
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
-from tfm_blocks.runs.listing import RunEntry, size_of
-from tfm_blocks.runs.record import RunRecord, describe
-from tfm_blocks.runs.status import Score
+from tfm_blocks.runs.listing import size_of
+from tfm_blocks.runs.records import Score
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.perplexity import Perplexity
 
 TESTS = (
@@ -31,27 +31,35 @@ TESTS = (
 SHOWN_ELSEWHERE = frozenset({"model", "seed", "command", "resumed", "parameters_by_node"})
 
 
-def show_runs(runs: Sequence[RunEntry]) -> None:
+def show_runs(runs: Sequence[SavedRun]) -> None:
     """Print a row for each run."""
     columns = [*texts("run", "state", "model", "data"), *(Column(name, COUNT) for name in ("step", "score", "changed"))]
     rows: list[list[Value]] = []
     for run in runs:
-        score = Cell(f"{run.score[0]} {run.score[1]:.4g}", run.score[1]) if run.score else None
+        score = Cell(f"{run.headline[0]} {run.headline[1]:.4g}", run.headline[1]) if run.headline else None
         changed = Cell(datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M"), run.changed)
         rows.append([str(run.folder), run.state, run.model, run.data, run.step, score, changed])
     print_table(Table("", columns, rows))
 
 
-def print_runs_json(runs: Sequence[RunEntry]) -> None:
+def print_runs_json(runs: Sequence[SavedRun]) -> None:
     """Print the fields of the table, unrounded, and the command lines."""
     print_json([entry_record(run) for run in runs])
 
 
-def entry_record(run: RunEntry) -> dict[str, Any]:
+def entry_record(run: SavedRun) -> dict[str, Any]:
     """Return the fields of a run for JSON."""
     changed = datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds")
-    score = dict([run.score]) if run.score else {}
-    return asdict(run) | {"folder": str(run.folder), "score": score, "changed": changed}
+    return {
+        "folder": str(run.folder),
+        "state": run.state,
+        "model": run.model,
+        "data": run.data,
+        "step": run.step,
+        "score": dict([run.headline]) if run.headline else {},
+        "changed": changed,
+        "commands": run.commands,
+    }
 
 
 def show_sizes(folders: Sequence[Path]) -> None:
@@ -85,22 +93,22 @@ def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> N
     print_table(Table(f"{len(jobs)} jobs", columns, rows))
 
 
-def show_run(entry: RunEntry, run: RunRecord) -> None:
+def show_run(run: SavedRun) -> None:
     """Print the run in lines."""
-    for line in _lines(entry, run):
+    for line in _lines(run):
         screen().print(line, soft_wrap=True)
 
 
-def run_record(entry: RunEntry, run: RunRecord) -> dict[str, Any]:
+def run_record(run: SavedRun) -> dict[str, Any]:
     """Return everything known about the run, for JSON."""
-    return {**entry_record(entry), **describe(run)}
+    return {**entry_record(run), **run.describe()}
 
 
-def _lines(entry: RunEntry, run: RunRecord) -> Iterator[str]:
-    score = f", {entry.score[0]} {entry.score[1]:.4g}" if entry.score else ""
+def _lines(run: SavedRun) -> Iterator[str]:
+    score = f", {run.headline[0]} {run.headline[1]:.4g}" if run.headline else ""
     reason = f" ({run.reason})" if run.reason else ""
-    yield f"{entry.folder}: {entry.state or 'of no known state'}{reason}, {entry.step:,} steps{score}"
-    yield from entry.commands
+    yield f"{run.folder}: {run.state or 'of no known state'}{reason}, {run.step:,} steps{score}"
+    yield from run.commands
     groups = [Group(run.name, [run])]
     alone = Comparison([run], [], groups)
     yield from _numbers("measured", runs_table(alone))

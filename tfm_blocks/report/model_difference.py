@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from tfm_blocks.errors import listed
-from tfm_blocks.figures.content import Content
+from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import picture_of
-from tfm_blocks.figures.marks import mark_nodes
-from tfm_blocks.figures.pair import place_side_by_side
-from tfm_blocks.figures.picture import FigurePicture
+from tfm_blocks.figures.picture import FigurePicture, mark_nodes, place_side_by_side
 from tfm_blocks.figures.themes import Mark
 from tfm_blocks.language.difference import AlikeNodes, Change, find_changes
 from tfm_blocks.language.notation import write_nodes
@@ -21,11 +19,10 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_line, print_table
 from tfm_blocks.report.table import Table, texts
-from tfm_blocks.runs.matching import WeightMatch, match_weights
-from tfm_blocks.runs.model import weights_of
 
 MOST_NAMES = 8  # of weights in a line
 

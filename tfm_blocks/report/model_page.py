@@ -10,9 +10,9 @@ from itertools import combinations
 from markupsafe import Markup
 
 from tfm_blocks.errors import Problem
-from tfm_blocks.figures.content import Content
+from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
-from tfm_blocks.figures.marks import mark_nodes
+from tfm_blocks.figures.picture import mark_nodes
 from tfm_blocks.figures.themes import THEMES, Mark, Theme
 from tfm_blocks.language.notation import write_add_norm, write_references, write_steps, write_value
 from tfm_blocks.language.outline import Outline

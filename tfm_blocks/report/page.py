@@ -29,7 +29,7 @@ from tfm_blocks.report.show import nodes_table
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CONFIG
 from tfm_blocks.runs.model import read_spec
-from tfm_blocks.runs.record import RunRecord
+from tfm_blocks.runs.saved_run import SavedRun
 
 MOST_ROWS = 40  # of an open table
 FEWEST_SAMPLES = 3  # lines of each of many tasks
@@ -141,7 +141,7 @@ def _samples(grid: ModelGrid, sentence: str | None, plugins: Sequence[str]) -> d
     }
 
 
-def _config(run: RunRecord) -> str:
+def _config(run: SavedRun) -> str:
     try:
         return read_bytes(run.folder / CONFIG).decode("utf-8", "replace")[:LONGEST_CONFIG]
     except RunError:

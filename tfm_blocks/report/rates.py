@@ -10,7 +10,7 @@ from statistics import fmean
 from tfm_blocks.errors import listed
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import RATES, SEED, Factor, Group, settings_of, show_setting, without_seed
-from tfm_blocks.runs.record import RunRecord, Setting
+from tfm_blocks.runs.saved_run import SavedRun, Setting
 
 NAMED = 3  # models that a note names; the others are counted
 
@@ -89,7 +89,7 @@ def _shared_seeds(family: Sequence[Group]) -> set[Setting]:
     return (set.intersection(*seeds) or set.union(*seeds)) if seeds else set()
 
 
-def _finished(group: Group) -> list[RunRecord]:
+def _finished(group: Group) -> list[SavedRun]:
     return [run for run in group.counted if run.state == "done" and OBJECTIVE in run.best]
 
 

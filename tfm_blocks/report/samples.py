@@ -12,8 +12,8 @@ from typing import Any
 from tfm_blocks.errors import RunError
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import Group, TaskGroups
-from tfm_blocks.runs.record import RunRecord
 from tfm_blocks.runs.row_results import TranslatedLine, read_translations
+from tfm_blocks.runs.saved_run import SavedRun
 
 MOST_SAMPLES = 20
 LONGEST = 1000  # characters of a text; the time of a comparison grows with their square
@@ -76,13 +76,13 @@ def _by_model(groups: Sequence[Group]) -> list[int]:
     return sorted(order, key=lambda place: rank[place])
 
 
-def _best_to_worst(runs: Sequence[RunRecord], count: int) -> list[RunRecord]:
+def _best_to_worst(runs: Sequence[SavedRun], count: int) -> list[SavedRun]:
     by_loss = sorted(runs, key=_loss)
     chosen = [by_loss[round(number * (len(runs) - 1) / max(1, count - 1))] for number in range(count)]
     return [run for run in runs if any(run is other for other in chosen)]
 
 
-def _loss(run: RunRecord) -> float:
+def _loss(run: SavedRun) -> float:
     return run.best[OBJECTIVE].value if OBJECTIVE in run.best else float("inf")
 
 
@@ -104,7 +104,7 @@ def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES)
     return {"task": task, **counts, "lines": chosen}
 
 
-def common_test_set(runs: Sequence[RunRecord]) -> dict[str, Sequence[TranslatedLine]]:
+def common_test_set(runs: Sequence[SavedRun]) -> dict[str, Sequence[TranslatedLine]]:
     """Return the translations by run name, of the runs with the same test set as the first run."""
     found: dict[str, Sequence[TranslatedLine]] = {}
     for run in runs:

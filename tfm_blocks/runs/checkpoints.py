@@ -1,23 +1,42 @@
-"""Write checkpoints atomically, and find the newest intact checkpoint to resume from."""
+"""Checkpoints to resume from, and the weights of validations: the best ones, the last ones, and their average.
+
+A resume continues from a checkpoint, which is older than the newest validations. Weights that the final weights of the
+resumed run need are therefore kept, even if a later validation replaced them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError, printable, shown
-from tfm_blocks.runs.files import damaged, settle
-from tfm_blocks.runs.json_file import JsonFile
+from tfm_blocks.runs.files import JsonFile, damaged, read_bytes, settle
+from tfm_blocks.runs.folder import (
+    BEST,
+    CHECKPOINTS,
+    MODEL,
+    TOKENIZER,
+    expect_folder,
+    new_folder,
+    numbered_names,
+    step_file,
+    step_files,
+    step_of,
+)
+from tfm_blocks.runs.model import read_tensors, write_tensors, write_weights
+from tfm_blocks.runs.records import Status
 
 LATEST = "latest.json"
 PART = ".part"
+NEVER = -1  # the step of the newest or the best validation, before the first one
 
 
 @dataclass(frozen=True)
@@ -150,3 +169,97 @@ class _HashedFile:
 
     def flush(self) -> None:
         """Do nothing: the whole file is flushed after torch.save."""
+
+
+def replace_best(checkpoints: Path, tensors: Mapping[str, Tensor], step: int, previous: int) -> None:
+    """Write the best weights, of the validation after `step`, to `best.safetensors`.
+
+    The best weights so far, of step `previous`, become `best-N.safetensors` if a resume needs them. If the process dies
+    at any moment, `restore_weights` finds the best weights of each checkpoint.
+    """
+    best, replaced = checkpoints / BEST, step_file(checkpoints, previous, "best")
+    files = {step_of(path): path for path in step_files(checkpoints, "best")} | {previous: best}
+    needed = _last_before(files, 1, [checkpoint.step for checkpoint in list_checkpoints(checkpoints)])
+    for old in files.keys() - needed - {previous}:
+        files[old].unlink()
+    new = step_file(checkpoints, step, "best")
+    write_tensors(new, tensors)
+    if previous in needed and best.is_file():
+        best.replace(replaced)
+    new.replace(best)
+
+
+def delete_old_weights(checkpoints: Path, keep_last: int, average: int) -> None:
+    """Delete weights of validations, except the last `keep_last`, and the last `average` before each checkpoint."""
+    files = {step_of(path): path for path in step_files(checkpoints)}
+    kept = _last_before(files, keep_last, [max(files)])
+    kept |= _last_before(files, average, [checkpoint.step for checkpoint in list_checkpoints(checkpoints)])
+    for step in files.keys() - kept:
+        files[step].unlink()
+
+
+def restore_weights(checkpoints: Path, validated: int, best: int) -> None:
+    """Restore the files of a checkpoint whose newest validation was after step `validated`, and its best after `best`.
+
+    Later files are deleted, because a run with other settings may not validate at these steps.
+    """
+    later = [path for path in step_files(checkpoints) if step_of(path) > validated]
+    later += [path for path in step_files(checkpoints, "best") if step_of(path) > best]
+    for path in later:
+        path.unlink()
+    if best == NEVER:
+        (checkpoints / BEST).unlink(missing_ok=True)
+    elif (replaced := step_file(checkpoints, best, "best")).is_file():
+        replaced.replace(checkpoints / BEST)
+
+
+def _last_before(steps: Iterable[int], count: int, ends: Iterable[int]) -> set[int]:
+    """Return the last `count` of the steps up to each of `ends`."""
+    ordered = sorted(steps, reverse=True)
+    return {step for end in ends for step in [step for step in ordered if step <= end][:count]}
+
+
+def average(run: Path, last: int) -> Path:
+    """Create the run folder `RUN-averageN` with the mean of the last N kept weights (Vaswani et al. 2017, section 6.1).
+
+    Raises RunError if fewer weights exist, or if they belong to different models.
+    """
+    expect_folder(run)
+    kept = step_files(run / CHECKPOINTS)
+    if not 1 <= last <= len(kept):
+        rule = f"has the weights of {len(kept)} validations, so the last {last} cannot be averaged"
+        help = "average fewer, or train with a larger trainer.keep_last or a smaller trainer.validate_every"
+        raise RunError(Problem(str(run), rule, help=help))
+    weights = mean_weights(kept[-last:])
+    files = {name: read_bytes(run / name) for name in (MODEL, TOKENIZER)}
+    names = numbered_names(f"{run.name}-average{last}")
+    folder = next(path for path in map(run.parent.joinpath, names) if not path.exists())
+    with new_folder(folder) as part:
+        for name, content in files.items():
+            (part / name).write_bytes(content)
+        write_weights(part, weights)
+        Status("averaged", of=tuple(f"{run.name}/{path.name}" for path in kept[-last:])).write(part)
+    return folder
+
+
+def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Return the float32 mean of each tensor over files of one model. Integer tensors come from the newest file.
+
+    Raises RunError for files of different models.
+    """
+    *others, newest = files
+    sums = {
+        name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in read_tensors(newest).items()
+    }
+    shapes = {name: tensor.shape for name, tensor in sums.items()}
+    for path in others:
+        tensors = read_tensors(path)
+        if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+            raise RunError(Problem(str(path), f"has other weights than {newest.name}", help="restore it"))
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                sums[name] += tensor
+    return {
+        name: (total / len(files)).to(torch.float32) if total.is_floating_point() else total
+        for name, total in sums.items()
+    }

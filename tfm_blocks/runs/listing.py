@@ -1,128 +1,83 @@
-"""List the runs below a folder with their state, step and score, and delete runs."""
+"""Find the runs below folders, and delete runs."""
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfm_blocks.errors import Problem, RunError, print_warnings
-from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS
-from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, MODEL, STATUS, SWEEP
-from tfm_blocks.runs.lock import LOCK, expect_free, hold, holder_of
-from tfm_blocks.runs.metrics import numbers_of
-from tfm_blocks.runs.run_file import RunFile
-from tfm_blocks.runs.status import Status, state_of
-from tfm_blocks.runs.sweep import WAITING, JobEntry, SweepFile, is_sweep
+from tfm_blocks.runs.folder import SWEEP, expect_folder
+from tfm_blocks.runs.lock import LOCK, expect_free, hold
+from tfm_blocks.runs.records import SweepFile
+from tfm_blocks.runs.saved_run import SavedRun, is_run
 
-LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
-DEEPEST = 4  # levels of folders that are searched for runs
-TAIL = 65_536  # bytes that are read from the end of metrics.csv
-HEADLINES = [
-    key.name
-    for keys in (TEST_KEYS, VAL_KEYS)
-    for key in sorted(keys, key=lambda key: key.headline or 0)
-    if key.headline
-]
+LEVELS = 4  # levels of folders that are searched for runs
 
 
-@dataclass(frozen=True)
-class RunEntry:
-    """One run folder. `score` is a name and value of the last test, or else of the last validation.
+def find_runs(paths: Sequence[Path]) -> list[SavedRun]:
+    """Return the runs at or below `paths`, each once. Raises RunError if a path has no runs.
 
-    `changed` is the time of the last change in seconds since 1970. `commands` are the command lines that began and
-    resumed the run.
+    Runs are named by their folders, or by their paths if two names are equal.
     """
+    runs: dict[Path, SavedRun] = {}
+    for path in paths:
+        expect_folder(path)
+        below = [SavedRun(path)] if is_run(path) else list(runs_below(path))
+        if not below:
+            rule = "is not a run folder, and contains none"
+            raise RunError(Problem(str(path), rule, help="tfm runs lists all runs"))
+        for run in below:
+            runs.setdefault(run.folder.resolve(), run)
+    counts = Counter(run.name for run in runs.values())
+    for run in runs.values():
+        run.name = str(run.folder) if counts[run.name] > 1 else run.name
+    return list(runs.values())
 
-    folder: Path
-    state: str
-    model: str
-    data: str
-    step: int
-    score: tuple[str, float] | None
-    changed: float
-    commands: tuple[str, ...]
 
-    def has(self, words: Sequence[str]) -> bool:
-        """Return True if each word occurs in the path, model, data or command lines."""
-        text = " ".join((str(self.folder), self.model, self.data, *self.commands)).lower()
-        return all(word.lower() in text for word in words)
-
-
-def list_runs(root: Path) -> list[RunEntry]:
+def list_runs(root: Path) -> list[SavedRun]:
     """Return all runs below `root`, also in sweeps and for jobs without a folder, the newest change first.
 
     Raises RunError.
     """
     if not root.is_dir():
         raise RunError(Problem(str(root), "the folder does not exist", help="write the folder that contains the runs"))
-    return sorted(map(_entry, find_members(root)), key=lambda entry: entry.changed, reverse=True)
+    return sorted(runs_below(root), key=lambda run: run.changed, reverse=True)
 
 
-@dataclass(frozen=True)
-class Member:
-    """One run below a folder. `job` is its entry in a sweep, or None. `begun` is True if its folder exists."""
-
-    folder: Path
-    job: JobEntry | None
-    begun: bool
-
-    def state(self) -> tuple[str, str]:
-        """Return the state and its reason. For an unfinished job, the state in its sweep takes precedence.
-
-        A job that is "running" is "interrupted" if no live process holds its sweep or its folder.
-        """
-        state, reason = state_of(self.folder) if self.begun else ("", "")
-        if self.job is None or state in ("done", "running") or (state and self.job.state in (WAITING, "running")):
-            return state, reason
-        if self.job.state == "running" and not any(map(holder_of, (self.folder.parent, self.folder))):
-            return "interrupted", reason
-        return self.job.state, self.job.reason or reason
-
-
-def find_members(root: Path, depth: int = DEEPEST) -> Iterator[Member]:
+def runs_below(root: Path, levels: int = LEVELS) -> Iterator[SavedRun]:
     """Yield the runs below `root` by name. The jobs of a sweep come first, in their order.
 
     Print a warning for each folder that cannot be read.
     """
     jobs = {root / name: job for name, job in SweepFile.read_or_empty(root).by_name.items()}
-    yield from (Member(folder, job, is_run(folder)) for folder, job in jobs.items())
-    for entry in _entries_of(root):
+    yield from (SavedRun(folder, job) for folder, job in jobs.items())
+    try:
+        entries = sorted(os.scandir(root), key=lambda entry: entry.name)
+    except OSError as error:
+        rule = f"is skipped, because it cannot be read: {error.strerror}"
+        print_warnings([Problem(str(root), rule, severity="warning")])
+        return
+    for entry in entries:
         folder = Path(entry.path)
         if folder in jobs or not entry.is_dir(follow_symlinks=False):
             continue
         if is_run(folder):
-            yield Member(folder, None, True)
-        elif depth > 1:
-            yield from find_members(folder, depth - 1)
-
-
-def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        return sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        rule = f"is skipped, because it cannot be read: {error.strerror}"
-        print_warnings([Problem(str(folder), rule, severity="warning")])
-        return []
-
-
-def read_entry(folder: Path) -> RunEntry:
-    """Read the entry of a run folder."""
-    return _entry(Member(folder, None, True))
+            yield SavedRun(folder)
+        elif levels > 1:
+            yield from runs_below(folder, levels - 1)
 
 
 def expect_deletable(folder: Path) -> None:
     """Raise RunError if the folder is not of a run or a sweep, cannot be read, or is held by a live process."""
-    if folder.is_symlink() or not (is_run(folder) or is_sweep(folder)):
+    if folder.is_symlink() or not (is_run(folder) or (folder / SWEEP).is_file()):
         rule = "is not a run folder, so it is not deleted"
         raise RunError(Problem(str(folder), rule, help="tfm runs lists all runs"))
     for _ in os.walk(folder, onerror=_refuse_unreadable):
         pass
-    inner = [] if is_run(folder) else [member.folder for member in find_members(folder) if member.begun]
+    inner = [] if is_run(folder) else [run.folder for run in runs_below(folder) if run.begun]
     for path in (folder, *inner):
         expect_free(path)
 
@@ -158,70 +113,3 @@ def delete_run(folder: Path) -> None:
 def size_of(folder: Path) -> int:
     """Return the size of all files below the folder, in bytes."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def is_run(folder: Path) -> bool:
-    """Return True if the folder has a status or a model."""
-    with suppress(PermissionError):
-        return (folder / STATUS).is_file() or (folder / MODEL).is_file()
-    return False
-
-
-def _entry(member: Member) -> RunEntry:
-    if not member.begun:
-        return _waiting(member)
-    folder, state = member.folder, member.state()[0]
-    start, status, row = RunFile.read_or_empty(folder), Status.read_or_empty(folder), _last_measured(folder / METRICS)
-    model, data = (start.choices.get(group, "") for group in ("model", "data"))
-    step, score = status.steps or int(row.get("step", 0)), _score(status.scores, row)
-    return RunEntry(folder, state, model, data, step, score, changed_at(folder), start.commands)
-
-
-def _waiting(member: Member) -> RunEntry:
-    overrides = member.job.overrides if member.job else ()
-    values = dict(text.partition("=")[::2] for text in overrides)
-    changed = _modified(member.folder.parent / SWEEP)
-    model, data = values.get("model", ""), values.get("data", "")
-    return RunEntry(member.folder, member.state()[0], model, data, 0, None, changed, (" ".join(overrides),))
-
-
-def changed_at(folder: Path) -> float:
-    """Return the time of a run's last change, in seconds since 1970."""
-    return max(_modified(folder / name) for name in (STATUS, METRICS, MODEL, CHECKPOINTS)) or _modified(folder)
-
-
-def _modified(path: Path) -> float:
-    """Return the modification time within the range of datetime, or 0 if the file does not exist."""
-    try:
-        return min(max(path.stat().st_mtime, 0.0), LATEST)
-    except OSError:
-        return 0.0
-
-
-def _last_measured(path: Path) -> dict[str, float]:
-    """Return the last number of each column in the last rows of metrics.csv; empty if they are damaged."""
-    try:
-        header, tail = _ends_of(path)
-        names, *rows = csv.reader([header, *tail.splitlines()])
-    except (OSError, csv.Error, ValueError):
-        return {}
-    newest: dict[str, float] = {}
-    for row in rows:
-        newest |= numbers_of(names, row)
-    return newest
-
-
-def _ends_of(path: Path) -> tuple[str, str]:
-    """Return the first line of a regular file, and the complete lines in its last TAIL bytes. Raises OSError."""
-    if not path.is_file():
-        return "", ""
-    with path.open("rb") as file:
-        header = file.readline(TAIL)
-        file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
-        file.readline()  # the rest of a partial row
-        return header.decode("utf-8", "replace"), file.read().decode("utf-8", "replace")
-
-
-def _score(scores: Mapping[str, float], row: dict[str, float]) -> tuple[str, float] | None:
-    measured = {**row, **scores}
-    return next(((name, measured[name]) for name in HEADLINES if name in measured), None)

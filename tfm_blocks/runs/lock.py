@@ -21,8 +21,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tfm_blocks.errors import Problem, RunError, cut, printable
-from tfm_blocks.runs.files import json_bytes
-from tfm_blocks.runs.json_file import JsonFile
+from tfm_blocks.runs.files import JsonFile, json_bytes
 
 LOCK = "lock.json"
 BEAT = 15.0  # seconds between two touches of the file

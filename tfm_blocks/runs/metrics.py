@@ -6,11 +6,13 @@ import csv
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfm_blocks.errors import RunError, shown
-from tfm_blocks.metric_schema import IMPROVABLE, SPEED, TOKENS, Key
+from tfm_blocks.metric_schema import IMPROVABLE, SPEED, TOKENS
 from tfm_blocks.runs.files import damaged, read_bytes, read_text
 
 LAST_STEP = 2**31 - 1
@@ -24,15 +26,6 @@ class Best:
 
     value: float
     step: int
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A summary of all rows: `tokens_per_second` is their median, `best` the best validation of each metric."""
-
-    tokens_seen: float | None
-    tokens_per_second: float | None
-    best: Mapping[str, Best]
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -57,34 +50,27 @@ def read_metric_names(path: Path) -> list[str]:
 
 def numbers_of(names: Sequence[str], row: Sequence[str]) -> Row:
     """Return the finite numbers of a row by column; empty if the row has no valid step."""
-    pairs = zip(names, row, strict=False)
-    numbers = {name: number for name, text in pairs if text and _finite(number := _number(text))}
+    numbers = {}
+    for name, text in zip(names, row, strict=False):
+        with suppress(ValueError):
+            if math.isfinite(number := float(text)):
+                numbers[name] = number
     step = numbers.get("step", -1)
     return numbers if 0 <= step <= LAST_STEP and step.is_integer() else {}
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _finite(number: float) -> bool:
-    return math.isfinite(number)
-
-
-def summarise(rows: Sequence[Row]) -> Summary:
-    """Return the summary of all rows of a run."""
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the tokens seen, the median of tokens per second, and the best validation of each metric."""
     speeds = [row[SPEED] for row in rows if SPEED in row]
     tokens = [row[TOKENS] for row in rows if TOKENS in row]
-    best = {name: value for name, key in IMPROVABLE.items() if (value := _best(rows, key))}
-    return Summary(tokens[-1] if tokens else None, statistics.median(speeds) if speeds else None, best)
-
-
-def _best(rows: Sequence[Row], key: Key) -> Best | None:
-    measured = [(row[key.name], int(row["step"])) for row in rows if key.name in row]
-    if not measured:
-        return None
-    sign = 1 if key.summary == "min" else -1
-    return Best(*min(measured, key=lambda pair: (sign * pair[0], pair[1])))
+    best = {}
+    for name, key in IMPROVABLE.items():
+        sign = 1 if key.summary == "min" else -1
+        if measured := [(sign * row[key.name], int(row["step"])) for row in rows if key.name in row]:
+            value, step = min(measured)
+            best[name] = Best(sign * value, step)
+    return {
+        "tokens_seen": tokens[-1] if tokens else None,
+        "tokens_per_second": statistics.median(speeds) if speeds else None,
+        "best": best,
+    }

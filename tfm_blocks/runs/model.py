@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tfm_blocks.errors import ConfigError, Place, Problem, RunError, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, RunError
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.matching import expect_weights, fill
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import written_beside
 from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_utf8, kept_weights
-from tfm_blocks.runs.model_file import FORMAT, SavedModel, read_saved_model
-from tfm_blocks.runs.status import expect_finished
+from tfm_blocks.runs.records import FORMAT, SavedModel, read_saved_model
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
@@ -46,29 +46,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         part.chmod(mode)
 
 
-def weights_of(network: Network) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by address. Tied or shared tensors appear once, at their source."""
-    persistent = network.state_dict().keys()
-    buffers = {name: buffer for name, buffer in network.named_buffers() if name in persistent}
-    return {name: tensor.detach() for name, tensor in (*network.named_parameters(), *buffers.items())}
-
-
-def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raise RunError unless names, shapes and dtypes match the network, and all values are finite."""
-    weights = weights_of(network)
-    missing, extra = weights.keys() - tensors.keys(), tensors.keys() - weights.keys()
-    for name in sorted(missing):
-        raise RunError(Problem(where, f"has no weights for {name}", help=suggest(name, extra)))
-    for name in sorted(extra):
-        raise RunError(Problem(where, f"has weights for {name}, which the model lacks"))
-    for name, tensor in weights.items():
-        if tensor.shape != tensors[name].shape:
-            shapes = f"{list(tensors[name].shape)}, but the model has {list(tensor.shape)}"
-            raise RunError(Problem(where, f"{name} has the shape {shapes}"))
-        if tensor.is_floating_point() != tensors[name].is_floating_point() or not tensors[name].isfinite().all():
-            raise RunError(Problem(where, f"{name} is damaged: it does not hold finite numbers"))
-
-
 def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | int | None = None) -> Network:
     """Return the trained network of a run folder, in evaluation mode, on the CPU. Raises RunError.
 
@@ -76,7 +53,7 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
     """
     spec = read_spec(folder, plugins)
     if checkpoint is None:
-        expect_finished(folder)
+        SavedRun(folder).expect_finished()
     path = folder / WEIGHTS if checkpoint is None else kept_weights(folder, str(checkpoint))
     tensors = read_tensors(path)
     expect_weights(network_without_values(spec), tensors, str(path))  # before anything is allocated
@@ -96,13 +73,6 @@ def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
             Problem(str(folder / MODEL), f"{item.address}: {item.rule}", help=item.help) for item in error.problems
         ]
         raise RunError(problems) from None
-
-
-@torch.no_grad()
-def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the tensors into the parameters and persistent buffers of the same names."""
-    for name, tensor in weights_of(network).items():
-        tensor.copy_(tensors[name])
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

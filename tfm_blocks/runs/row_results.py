@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tfm_blocks.errors import Place, Problem, RunError
 from tfm_blocks.runs.files import damaged, read_bytes, read_text, write_bytes
 from tfm_blocks.runs.folder import LOSSES, TRANSLATIONS
+from tfm_blocks.runs.records import SavedScores, scores_folder
 
 LOSS_COLUMNS = ("loss", "nll", "tokens")
 Losses = npt.NDArray[np.float64]
@@ -96,3 +97,11 @@ def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:
         texts = [row[name] for name in columns]
         digest.update((json.dumps(texts) if len(texts) > 1 else texts[0]).encode())
     return digest.hexdigest()
+
+
+def write_saved_scores(run: Path, name: str, saved: SavedScores, lines: Sequence[TranslatedLine]) -> None:
+    """Write the translations and then the scores; earlier ones with this name are replaced. Raises OSError."""
+    folder = scores_folder(run, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_translations(folder, lines)
+    saved.write(folder)

@@ -2,19 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
 
-from tfm_blocks.errors import ConfigError, Problem
+import yaml
+
+from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.language.files import expect_unambiguous, nested_events
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.scaling.card import Card
+from tfm_blocks.report.table import Cell, Column, Table, Value
+from tfm_blocks.scaling.kernels import KERNELS
 from tfm_blocks.scaling.step_trace import Batching, StepTrace, trace_step
 from tfm_blocks.training.fsdp2 import units_of
 
+FOLDER = files("tfm_blocks.scaling") / "cards"
+SUFFIX = ".yaml"
 FLOAT32 = 4  # bytes of a weight, of its gradient and of each moment; autocast changes none of them
 MOMENTS = 2  # of Adam and AdamW
 TRANSFERS = 7  # floats of Adam per weight: reads weight, gradient and moments; writes weight and moments
+EXCHANGED = ("exchange", "sent", "communication_seconds")  # empty for a single device, which exchanges nothing
+
+
+class Card(Settings):
+    """A device with its connections; a plan leaves out the times that an unknown figure would need.
+
+    device: whose kernels the plan counts. memory: GB. bandwidth: of the memory, GB/s. bf16, fp32: TFLOP/s of products.
+    utilisation: the fraction of them that training reaches. link: GB/s that a card sends within a node. network: GB/s
+    that a card sends to other nodes. cards_per_node: cards that `link` connects.
+    """
+
+    name: str
+    device: Literal[*KERNELS]  # type: ignore[valid-type]
+    memory: Above0 | None = None
+    bandwidth: Above0 | None = None
+    bf16: Above0 | None = None
+    fp32: Above0 | None = None
+    utilisation: Above0 = 1.0
+    link: Above0 | None = None
+    network: Above0 | None = None
+    cards_per_node: Count = 1
+
+
+def card_names() -> list[str]:
+    """Return the names of the shipped cards."""
+    return sorted(file.name.removesuffix(SUFFIX) for file in FOLDER.iterdir() if file.name.endswith(SUFFIX))
+
+
+def read_card(name: str) -> Card:
+    """Read a shipped card by its name, or the file of another card by its path. Raises ConfigError."""
+    is_path = name.endswith(SUFFIX)
+    if not is_path and name not in card_names():
+        help = f"{suggest(name, card_names())}; or the path of a {SUFFIX} file with the keys of h100{SUFFIX}"
+        raise ConfigError(Problem("--card", f"must be a known card, but is {shown(name)}", help=help))
+    try:
+        text = (Path(name) if is_path else FOLDER / f"{name}{SUFFIX}").read_text("utf-8")
+        for event, _ in nested_events(text):
+            expect_unambiguous(event, "--card", name)
+        values: Any = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        rule = f"must be a YAML file, but {shown(name)} cannot be read: {type(error).__name__}"
+        raise ConfigError(Problem("--card", rule, help="check the path and the text of the file")) from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(Problem(name, "must be a mapping of figures", help="write lines such as memory: 80"))
+    return read_settings(Card, values)
 
 
 @dataclass(frozen=True)
@@ -24,15 +79,6 @@ class StepSettings:
     precision: Literal["bf16", "fp32"]
     strategy: Literal["ddp", "fsdp2"]
     activation_checkpointing: bool
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The bytes of all weights, of the weights outside of the layers of stacks, and of the largest layer."""
-
-    all: int
-    outside: int
-    layer: int
 
 
 @dataclass(frozen=True)
@@ -73,24 +119,29 @@ def plan_steps(
             raise ConfigError(Problem("--devices", rule, help=f"write --devices {full}"))
     bf16, recomputes = settings.precision == "bf16", settings.activation_checkpointing
     trace = trace_step(spec, batching, device=card.device, bf16=bf16, recomputes=recomputes)
-    weights = _weights(spec)
-    return [_plan(trace, weights, batching.rows, settings, card, count) for count in devices]
-
-
-def _weights(spec: Spec) -> Weights:
     network = network_without_values(spec)
+    weights = sum(parameter.numel() for parameter in network.parameters()) * FLOAT32
     layers = [sum(parameter.numel() for parameter in layer.parameters()) * FLOAT32 for layer in units_of(network)]
-    every = sum(parameter.numel() for parameter in network.parameters()) * FLOAT32
-    return Weights(every, every - sum(layers), max(layers, default=0))
+    return [_plan(trace, weights, layers, batching.rows, settings, card, count) for count in devices]
 
 
-def _plan(trace: StepTrace, weights: Weights, rows: int, settings: StepSettings, card: Card, devices: int) -> StepPlan:
-    sharded = settings.strategy == "fsdp2" and devices > 1
-    held = weights.all // devices if sharded else weights.all
-    exchange = _exchange(weights, sharded) if devices > 1 else 0
-    peak = 2 * held + trace.peak_besides if sharded else trace.peak
+def _plan(
+    trace: StepTrace, weights: int, layers: list[int], rows: int, settings: StepSettings, card: Card, devices: int
+) -> StepPlan:
+    """Plan a step on this number of devices; `weights` and `layers` are the bytes of all weights and of each layer.
+
+    DDP copies all gradients into buckets. FSDP2 gathers the weights outside of stacks and two layers, one of them in
+    advance, and has the gradients of a layer twice: as they are computed, and in the buffer that is exchanged. With the
+    ring algorithms of NCCL, DDP reduces all gradients to all devices. FSDP2 gathers the layers for each of the two
+    passes and the other weights once, and scatters the sums of the gradients.
+    """
+    held, exchange, sent, peak = weights, weights, 2 * weights, trace.peak
+    if settings.strategy == "fsdp2" and devices > 1:
+        outside = weights - sum(layers)
+        held, exchange = weights // devices, outside + 4 * max(layers, default=0)
+        sent, peak = 2 * sum(layers) + outside + weights, 2 * held + trace.peak_besides
+    exchange, sent = exchange if devices > 1 else 0, sent * (devices - 1) // devices
     traffic = trace.traffic + TRANSFERS * held
-    sent = _sent(weights, sharded, devices)
     rate = card.bf16 if settings.precision == "bf16" else card.fp32
     times = (
         2 * trace.multiply_adds / (rate * 1e12 * card.utilisation) if rate else None,
@@ -104,26 +155,6 @@ def _plan(trace: StepTrace, weights: Weights, rows: int, settings: StepSettings,
     )  # fmt: skip
 
 
-def _exchange(weights: Weights, sharded: bool) -> int:
-    """Return the bytes of buffers and gathered weights.
-
-    DDP copies all gradients into buckets. FSDP2 gathers the weights outside of stacks and two layers, one of them in
-    advance, and has the gradients of a layer twice: as they are computed, and in the buffer that is exchanged.
-    """
-    return weights.outside + 2 * weights.layer + 2 * weights.layer if sharded else weights.all
-
-
-def _sent(weights: Weights, sharded: bool, devices: int) -> int:
-    """Return the bytes that a device sends in a step, with the ring algorithms of NCCL.
-
-    DDP reduces all gradients to all devices. FSDP2 gathers the layers for each of the two passes and the other weights
-    once, and scatters the sums of the gradients.
-    """
-    gathered = 2 * (weights.all - weights.outside) + weights.outside
-    total = gathered + weights.all if sharded else 2 * weights.all
-    return total * (devices - 1) // devices
-
-
 def _communication_seconds(sent: int, card: Card, devices: int) -> float | None:
     """Return the time at the slower of a card's link and the network of its node, which all its cards share."""
     if devices == 1:
@@ -133,3 +164,43 @@ def _communication_seconds(sent: int, card: Card, devices: int) -> float | None:
         speeds.append(card.network and card.network * card.cards_per_node)
     known = [speed for speed in speeds if speed]
     return sent / (min(known) * 1e9) if len(known) == len(speeds) else None
+
+
+def plan_table(model: str, plans: Sequence[StepPlan], batching: Batching, settings: StepSettings, card: Card) -> Table:
+    """Return a row for each quantity and a column for each number of devices."""
+    rate = card.bf16 if settings.precision == "bf16" else card.fp32
+    labels = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "optimizer": "moments of Adam",
+        "exchange": "exchange of weights and gradients",
+        "activations": "activations",
+        "peak": f"peak memory{f', of {card.memory:,.0f} GB' if card.memory else ''}",
+        "multiply_adds": "multiply-adds",
+        "traffic": "memory traffic",
+        "sent": "sent",
+        "arithmetic_seconds": f"arithmetic{f', at {rate * card.utilisation:,.0f} TFLOP/s' if rate else ''}",
+        "traffic_seconds": f"memory traffic{f', at {card.bandwidth:,.0f} GB/s' if card.bandwidth else ''}",
+        "communication_seconds": "communication",
+        "step_seconds": "step: the longest of these times",
+    }
+    rows = [[label, *(_cell(plan, name) for plan in plans)] for name, label in labels.items()]
+    tokens = batching.rows * batching.row_tokens
+    speeds = [plan.devices * tokens / plan.step_seconds if plan.step_seconds else None for plan in plans]
+    rows.append(["tokens/s of all devices", *(speed and Cell(f"{speed:,.0f}", speed) for speed in speeds)])
+    columns = [Column("per device"), *(Column(f"{plan.devices} × {card.name}", "{}") for plan in plans)]
+    shown = [row for row in rows if any(value is not None for value in row[1:])]
+    lengths = ", ".join(f"{axis} = {length}" for axis, length in batching.lengths.items())
+    note = f"{batching.rows} rows with {lengths} for each device; {settings.precision}, {settings.strategy}"
+    note += ", activation checkpointing" if settings.activation_checkpointing else ""
+    return Table(f"a training step of {model}", columns, shown, note=note)
+
+
+def _cell(plan: StepPlan, name: str) -> Value:
+    value = getattr(plan, name)
+    if value is None or (plan.devices == 1 and name in EXCHANGED):
+        return None
+    if name.endswith("_seconds"):
+        return Cell(f"{1e3 * value:,.2f} ms", 1e3 * value)
+    form = "{:,.0f} G" if name == "multiply_adds" else "{:,.2f} GB"
+    return Cell(form.format(value / 1e9), value / 1e9)

@@ -69,32 +69,20 @@ def trace_step(spec: Spec, batching: Batching, *, device: str, bf16: bool, recom
         network = network_without_values(spec, place).train()
         network.recomputes = recomputes
         counter.follow_gradients(network)
-        before = counter.live
+        before, kept = counter.live, list[int]()
+
+        def trunk(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Values]:
+            output = network.trunk_with_losses(inputs)
+            kept.append(counter.live)
+            return output
+
         batch = _batch(network, batching, place)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            kept, loss = _forward(network, batch, counter)
-            _backward(loss)
-    return StepTrace(counter.flops // 2, counter.traffic, kept - before, counter.peak, counter.peak_besides)
-
-
-def _forward(network: Network, batch: Batch, counter: _Counter) -> tuple[int, Tensor]:
-    """Return the live bytes after the trunk, and the loss. The head computes its gradients with the loss."""
-    kept = []
-
-    def trunk(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Values]:
-        output = network.trunk_with_losses(inputs)
-        kept.append(counter.live)
-        return output
-
-    loss, _ = Objective(network, SMOOTHING, trunk).loss(batch)
-    return kept[0], loss
-
-
-def _backward(loss: Tensor) -> None:
-    """Run `loss.backward()`, which itself would disable the kernels' mode for the layers that it recomputes."""
-    _engine_run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+            loss = Objective(network, SMOOTHING, trunk).loss(batch)[0]  # the head computes its gradients with the loss
+            # loss.backward() itself would disable the kernels' mode for the layers that it recomputes
+            ones, options = (torch.ones_like(loss),), {"allow_unreachable": True, "accumulate_grad": True}
+            _engine_run_backward((loss,), ones, False, False, (), **options)
+    return StepTrace(counter.flops // 2, counter.traffic, kept[0] - before, counter.peak, counter.peak_besides)
 
 
 def _batch(network: Network, batching: Batching, device: str) -> Batch:

@@ -10,7 +10,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from tfm_blocks.runs.status import Score
+from tfm_blocks.runs.records import Score
 
 RESAMPLES = 1000
 TOKENISED = "BLEU, tokenised lower-cased"

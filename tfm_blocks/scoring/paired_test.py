@@ -17,7 +17,7 @@ import numpy as np
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
-from tfm_blocks.runs.status import Score
+from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.corpus import RESAMPLES
 from tfm_blocks.scoring.measures import MEASURES, Floats, Statistics
 from tfm_blocks.scoring.significance import quantile

@@ -10,9 +10,10 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
 from tfm_blocks.network.packed import packed
-from tfm_blocks.serving.metrics import Metrics
-from tfm_blocks.serving.settings import Limits
+from tfm_blocks.serving import Limits
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Task
 from tfm_blocks.translation.translator import BLANK, Translation, Translator
@@ -26,8 +27,22 @@ Outputs = list[list[Translation]]
 Progress = Callable[[Sequence[int]], None]
 
 
-def ignore(ids: Sequence[int]) -> None:
-    """Do nothing with the ids of an unfinished output."""
+class Metrics:
+    """The metrics of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "tfm_requests", "Responses by path and status", ["path", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "tfm_request_seconds", "Seconds from the request to the end of its response", registry=self.registry
+        )
+        self.running = Gauge("tfm_requests_running", "Requests that wait or run", registry=self.registry)
+        self.cancelled = Counter("tfm_requests_cancelled", "Requests whose client disconnected", registry=self.registry)
+        sizes = [2**power for power in range(10)]
+        self.batch_texts = Histogram("tfm_batch_texts", "Texts per batch", buckets=sizes, registry=self.registry)
+        self.tokens = Counter("tfm_output_tokens", "Tokens of the best outputs", registry=self.registry)
 
 
 class Job:
@@ -40,7 +55,7 @@ class Job:
 
     def __init__(self, tasks: Sequence[Task], texts: int, search: Search) -> None:
         self.tasks, self.search = tasks, search
-        self.progress: Progress = ignore
+        self.progress: Progress = lambda ids: None
         self.warning = ""
         self.outputs: Future[Outputs] = Future()
         self.tokens = sum(task.tokens for task in tasks) * search.beam
@@ -110,15 +125,13 @@ class Batcher:
 
     def _work(self) -> None:
         with self.precision(), packed(self.translator.network):
-            while self._has_jobs():
+            while True:
+                with self.changed:
+                    self.changed.wait_for(lambda: self.waiting or self.closed)
+                    if not self.waiting:
+                        return
                 time.sleep(self.limits.wait)
                 self._run(self._select_batch())
-
-    def _has_jobs(self) -> bool:
-        """Wait for a job; return False if there is none after `close`."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.waiting or self.closed)
-            return bool(self.waiting)
 
     def _select_batch(self, longest: float = math.inf) -> list[Job]:
         """Start the oldest job with a cost of at most `longest`, and those after it that fit into its batch."""
@@ -149,12 +162,6 @@ class Batcher:
         with self.changed:
             self.running = [job for job in self.running if not job.outputs.done()]
 
-    def _run_shorter(self, longest: float) -> float:
-        """Run a batch of the waiting jobs that are much shorter than `longest`, and return its seconds."""
-        start = time.monotonic()
-        self._run(self._select_batch(longest / SHORT))
-        return time.monotonic() - start
-
     def _run_batch(self, jobs: Sequence[Job]) -> None:
         """Run the tasks of all jobs as one list; `owners` has the job and the original place of each."""
         if not jobs:
@@ -166,8 +173,9 @@ class Batcher:
 
         def watch(task: Task, ids: Sequence[int]) -> bool:
             nonlocal pause
-            if self.waiting and time.monotonic() > pause:
-                pause = max(SLICE, self._run_shorter(longest)) + time.monotonic()
+            if self.waiting and (start := time.monotonic()) > pause:
+                self._run(self._select_batch(longest / SHORT))
+                pause = max(SLICE, time.monotonic() - start) + time.monotonic()
             job, _ = owners[task.place]
             try:
                 job.progress(ids)

@@ -1,26 +1,32 @@
-"""Request bodies, and the jobs that they become."""
+"""Request bodies, the jobs that they become, and the responses, complete or streamed."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
+from fastapi import HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from tfm_blocks.data.tokenizer import unknown_warning
 from tfm_blocks.errors import DataError, Problem, TfmError
-from tfm_blocks.serving.batcher import Batcher, Job, Progress, ignore
-from tfm_blocks.serving.errors import RequestRefusedError
-from tfm_blocks.serving.settings import Limits
+from tfm_blocks.serving import CLIENT_CLOSED, Limits
+from tfm_blocks.serving.batcher import Batcher, Job, Metrics, Outputs, Progress
+from tfm_blocks.serving.connections import error_of
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 from tfm_blocks.translation.stream import fitting, fitting_prompts
 from tfm_blocks.translation.tasks import plain_texts, texts_of
-from tfm_blocks.translation.translator import Translator, continuing
+from tfm_blocks.translation.translator import Translator, continuing, not_finite
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
-Texts = Annotated[list[str], Field(min_length=1)]
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -76,7 +82,7 @@ class TranslateBody(SearchBody):
 class GenerateBody(SearchBody):
     """Prompts to continue by at most `tokens` tokens; `stream` sends pieces of the output of a single prompt."""
 
-    prompts: Texts
+    prompts: Annotated[list[str], Field(min_length=1)]
     tokens: Count = 64
     stream: bool = False
 
@@ -99,20 +105,112 @@ def expect_at_most(name: str, value: int, limit: int) -> None:
         raise DataError(Problem(name, rule, help="lower it, or split the request"))
 
 
-def submit(body: TranslateBody | GenerateBody, batcher: Batcher, progress: Progress = ignore) -> Job:
-    """Submit the job of a request. Raises RequestRefusedError with status 413, 422 or 429."""
+def submit(body: TranslateBody | GenerateBody, batcher: Batcher, progress: Progress | None = None) -> Job:
+    """Submit the job of a request. Raises HTTPException with status 413, 422 or 429."""
     if batcher.unfinished() >= batcher.limits.requests:
         rule = f"{batcher.limits.requests} requests wait or run, the limit of this server"
-        raise RequestRefusedError(429, Problem("", rule, help="try again"))
+        raise HTTPException(429, Problem("", rule, help="try again"))
     try:
         job = body.job(batcher.translator, batcher.limits)
     except TfmError as error:
-        raise RequestRefusedError(413 if isinstance(error, DataError) else 422, error.problems[0]) from None
+        raise HTTPException(413 if isinstance(error, DataError) else 422, error.problems[0]) from None
     except (ValueError, TypeError) as error:
-        raise RequestRefusedError(422, Problem("", str(error), help="docs/serving.md describes the settings")) from None
-    job.progress = progress
+        raise HTTPException(422, Problem("", str(error), help="docs/serving.md describes the settings")) from None
+    job.progress = progress or job.progress
     rows = [ids for task in job.tasks for ids in (*task.sources, task.before, task.prefix)]
     texts = [[id for id in ids if id not in (BOS, EOS)] for ids in rows]
     job.warning = unknown_warning("the texts", **batcher.translator.tokenizer.count_unknown(texts))
     batcher.submit(job)
     return job
+
+
+async def respond(job: Job, request: Request, metrics: Metrics) -> Response:
+    """Return the response with the outputs of a job."""
+    async with cancel_on_disconnect(job, request, metrics):
+        try:
+            await asyncio.wrap_future(job.outputs)
+        except asyncio.CancelledError:
+            return Response(status_code=CLIENT_CLOSED)
+        except TfmError:
+            pass  # the outcome has the error
+    status, body = outcome(job)
+    return JSONResponse(body, status)
+
+
+def stream_response(body: GenerateBody, request: Request, batcher: Batcher) -> Response:
+    """Stream lines of JSON: each piece of the output as soon as it is final, then the complete outputs.
+
+    An incomplete character is sent once it is complete.
+    """
+    loop, steps = asyncio.get_running_loop(), asyncio.Queue[Sequence[int] | None]()
+
+    def put(ids: Sequence[int] | None) -> None:
+        loop.call_soon_threadsafe(steps.put_nowait, ids)
+
+    job = submit(body, batcher, progress=lambda ids: put(tuple(ids)))
+    job.outputs.add_done_callback(lambda outputs: put(None))
+    prompt, sent = [id for task in job.tasks for id in task.prompt], ""
+
+    def line(content: dict[str, Any]) -> str:
+        return json.dumps(content, ensure_ascii=False) + "\n"
+
+    def rest(text: str) -> str:
+        """Return the part of the text after the text that was already sent, and mark it as sent."""
+        nonlocal sent
+        piece = text[len(sent) :] if text.startswith(sent) else ""
+        sent += piece
+        return piece
+
+    async def lines() -> AsyncIterator[str]:
+        async with cancel_on_disconnect(job, request, batcher.metrics):
+            while (ids := await steps.get()) is not None:
+                if piece := rest(batcher.translator.tokenizer.decode(ids, prompt).rstrip("\ufffd")):
+                    yield line({"piece": piece})
+            if not job.outputs.cancelled():
+                status, content = outcome(job)
+                if status == 200:
+                    yield line({"piece": rest(content["outputs"][0][0]["text"])})
+                yield line(content)
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def outcome(job: Job) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of the response to a finished job: the outputs of each text, best first.
+
+    The body has the errors of texts without outputs, and a warning unless it is empty.
+    """
+    try:
+        outputs = job.outputs.result()
+    except TfmError as error:
+        return 500, {"error": error_of(error.problems[0])}
+    if not any(outputs):
+        return 500, {"error": error_of(not_finite("sentence 1"))}
+    body: dict[str, Any] = {
+        "outputs": [[{"text": output.text, "score": output.score} for output in nbest] for nbest in outputs]
+    }
+    if failed := [number for number, nbest in enumerate(outputs, 1) if not nbest]:
+        body["errors"] = [error_of(not_finite(f"sentence {number}")) for number in failed]
+    return 200, body | ({"warning": job.warning} if job.warning else {})
+
+
+@asynccontextmanager
+async def cancel_on_disconnect(job: Job, request: Request, metrics: Metrics) -> AsyncIterator[None]:
+    """Cancel a job if its client disconnects, or if the context ends before the job."""
+
+    def count(outputs: Future[Outputs]) -> None:
+        if outputs.cancelled():
+            metrics.cancelled.inc()
+
+    async def cancel_after_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        job.outputs.cancel()
+
+    job.outputs.add_done_callback(count)
+    watcher = asyncio.create_task(cancel_after_disconnect())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        job.outputs.cancel()

@@ -14,12 +14,11 @@ from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, Problem, cut, printable
 from tfm_blocks.launch.check import CheckedModel, CheckedRun, with_vocab_of_data
-from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.build import count_parameters
-from tfm_blocks.network.solve import Solution, measure_cost, solve
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.sweep.job import WRONG, SweepJob
 from tfm_blocks.sweep.settings import MatchSettings
+from tfm_blocks.sweep.solve import BUDGETS, Solution, measure_cost, solve
 
 
 def check_jobs(

@@ -28,7 +28,7 @@ from tfm_blocks.report.comparison_tables import show_tables, tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.folder import numbered_names
 from tfm_blocks.runs.lock import hold
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.checks import Matcher, check_jobs, find_ignored, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tfm_blocks.distributed.signals import defer_signals, pending_signal
 from tfm_blocks.errors import RunError
 from tfm_blocks.runs.lock import Holder, holder_of
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.folder import SweepFolder
 from tfm_blocks.sweep.job import (
     DONE,

@@ -15,10 +15,9 @@ from uuid import uuid4
 from tfm_blocks.compose.job_config import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.runs.files import write_json
-from tfm_blocks.runs.folder import CONFIG, METRICS, RUN, numbered_names
-from tfm_blocks.runs.record import flat_settings, read_recorded_settings
-from tfm_blocks.runs.status import Status
-from tfm_blocks.runs.sweep import FORMAT, JobEntry, SweepFile
+from tfm_blocks.runs.folder import METRICS, RUN, numbered_names
+from tfm_blocks.runs.records import FORMAT, JobEntry, Status, SweepFile
+from tfm_blocks.runs.saved_run import SavedRun, flat_settings
 from tfm_blocks.sweep.job import UNHASHED_KEYS, SweepJob
 
 JOBS = ".jobs"  # folder of the job files, each with a checked config
@@ -99,7 +98,7 @@ class SweepFolder:
         """Raise ConfigError if the config of a job changed although its overrides are the same."""
         problems = []
         for job in [job for job in jobs if job.config != self.known.get(job.name, job.entry).config]:
-            before = read_recorded_settings(self.run(job) / CONFIG)
+            before = SavedRun(self.run(job)).settings
             vocab = before.get("vocab")
             now = flat_settings(job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping)
             changes = [

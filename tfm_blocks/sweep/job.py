@@ -21,8 +21,7 @@ from tfm_blocks.errors import Problem
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED
 from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.runs.metrics import numbers_of
-from tfm_blocks.runs.status import Status
-from tfm_blocks.runs.sweep import WAITING, JobEntry
+from tfm_blocks.runs.records import WAITING, JobEntry, Status
 from tfm_blocks.sweep.launcher import Result, Worker
 from tfm_blocks.training.settings import RunSettings
 

@@ -13,7 +13,7 @@ from tfm_blocks.compose.sweep import Choices, OpenKey
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import find_key
 from tfm_blocks.runs.files import damaged, read_bytes
-from tfm_blocks.runs.sweep import WAITING, JobEntry
+from tfm_blocks.runs.records import WAITING, JobEntry
 from tfm_blocks.sweep.folder import JOURNAL, SweepFolder
 from tfm_blocks.sweep.job import DONE, ERROR, FAILED, NOT_STARTED, PRUNED, RUNNING, STOPPED, Progress, SweepJob
 from tfm_blocks.sweep.settings import OptunaSettings

@@ -9,7 +9,7 @@ from random import Random
 from tfm_blocks.compose.sweep import Choices, Interval, OpenKey, Part, Together, list_values
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.job import DONE, FAILED, NOT_STARTED, PRUNED, SweepJob
 
 DRAWS = 100  # per requested job; if too few combinations exist, there are fewer jobs

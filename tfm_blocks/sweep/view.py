@@ -14,7 +14,7 @@ from rich.live import Live
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED, find_key
 from tfm_blocks.report.screen import FittedTable, clock, print_line, print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.job import DONE, RUNNING, SweepJob
 
 MINUTE = 60.0  # seconds between two heartbeat lines

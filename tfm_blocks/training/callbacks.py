@@ -19,10 +19,11 @@ from tfm_blocks.errors import printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SKIPPED
 from tfm_blocks.network.attention_maps import attention_nodes
+from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.report.attention import png
+from tfm_blocks.runs.checkpoints import NEVER, delete_old_weights, replace_best, restore_weights
 from tfm_blocks.runs.folder import step_file
-from tfm_blocks.runs.model import fill, weights_of, write_tensors
-from tfm_blocks.runs.validation_weights import NEVER, delete_old_weights, replace_best, restore_weights
+from tfm_blocks.runs.model import write_tensors
 from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.fsdp2 import full_tensors
 from tfm_blocks.training.heartbeat import Heartbeat

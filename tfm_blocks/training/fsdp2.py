@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.model import fill, weights_of
+from tfm_blocks.network.matching import fill, weights_of
 
 
 def replicate_scalars(network: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:

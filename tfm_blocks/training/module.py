@@ -27,6 +27,7 @@ from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import list_weights
 from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
@@ -41,15 +42,19 @@ from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
 
-def build_optimizer(settings: OptimizerSettings, network: nn.Module) -> Adam:
+def build_optimizer(settings: OptimizerSettings, network: Network) -> Adam:
     """Return the optimizer with a learning rate of 1, which the schedule sets in each step.
 
-    Weight decay applies to matrices, and not to biases and gains, which have one axis.
+    Weight decay applies to the weights whose role decays; `tfm show --weights` prints the roles.
     """
-    matrices = [parameter for parameter in network.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in network.parameters() if parameter.ndim <= 1]
-    pairs = ((matrices, settings.weight_decay), (vectors, 0.0))
-    groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in pairs if parameters]
+    parameters: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for weight in list_weights(network):
+        parameters[weight.decays].append(network.get_parameter(weight.name))
+    groups = [
+        {"params": own, "weight_decay": settings.weight_decay if decays else 0.0}
+        for decays, own in parameters.items()
+        if own
+    ]
     beta1, beta2 = settings.betas
     kind = AdamW if isinstance(settings, AdamWSettings) else Adam
     return kind(groups, 1.0, (beta1, beta2), settings.eps, fused=True)

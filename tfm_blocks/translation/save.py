@@ -15,11 +15,12 @@ from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.matching import expect_weights, weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import GROUP
 from tfm_blocks.runs.folder import CONFIG, TOKENIZER, new_folder
-from tfm_blocks.runs.model import expect_weights, weights_of, write_model, write_weights
-from tfm_blocks.runs.status import Status
+from tfm_blocks.runs.model import write_model, write_weights
+from tfm_blocks.runs.records import Status
 
 
 def save_network(

@@ -24,7 +24,7 @@ from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network
-from tfm_blocks.runs.model_file import SavedModel
+from tfm_blocks.runs.records import SavedModel
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, last_cross_attention, plain, with_coverage
 from tfm_blocks.translation.search import (
     BOS,

@@ -50,11 +50,6 @@ def test_the_random_state_of_the_caller_does_not_change(wrong_blocks):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
-
-
 def test_a_norm_may_see_no_other_position_whatever_it_declares(registry):
     """Add & norm ignores `sees`, so causality could not be proved."""
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.sweep import test_engine as local
 from tests.sweep.jobs import LIMIT, job_of, sweep_of
-from tfm_blocks.runs.sweep import WAITING
+from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import claim_sweep
 from tfm_blocks.sweep.job import DONE, ERROR, KILLED, PRUNED, RUNNING

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.attention_position import distance
-from tfm_blocks.blocks.layers.dot_product import AttentionMask, ScoreNormalizer, weighed_attention
+from tfm_blocks.blocks.layers.dot_product import AttentionMask, ScoreNormalizer, distance, weighed_attention
 
 SMALLEST_BLOCK = 32  # matrix products of fewer queries cost more in calls than they save in window
 

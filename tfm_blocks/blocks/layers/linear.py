@@ -9,7 +9,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.packed_product import Product
+Product = Callable[[Tensor], Tensor]
+"""x_NI -> x W^T + b: y_NO, where N stands for any leading axes. A product for decoding on the CPU has no gradients."""
 
 
 class Linear(nn.Linear):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.layers.attention_position import BiasesScores, RotatesHeads, Span, bias_between, distance
 from tfm_blocks.blocks.layers.dot_product import (
     AttentionMask,
+    BiasesScores,
+    RotatesHeads,
     ScoreNormalizer,
+    Span,
     Widths,
+    bias_between,
+    distance,
     few_queries,
     merge_heads,
     one_hot_values,
@@ -90,6 +94,8 @@ class MultiHead(DotProduct):
     last `window` positions, `dilation` apart; `window` None means all. Subclasses override `attend` or
     `attention_weights`, and pass their keyword-only arguments to this constructor.
     """
+
+    weight_roles: ClassVar = {"q_gain": "gain", "k_gain": "gain"}
 
     window: int | None = None
     dilation = 1
@@ -173,28 +179,21 @@ class MultiHead(DotProduct):
         return self.finish(self.attend(*self.prepare(x_BTD, kv_BSE, score_bias_HTS, **masks)), x_BTD)
 
     def prepare(
-        self,
-        x_BTD: Tensor,
-        kv_BSE: Tensor | None = None,
-        score_bias_HTS: Tensor | None = None,
-        *,
-        keep_BT: Tensor,
-        keep_BS: Tensor | None = None,
-        right_padded_T: bool = True,
+        self, x_BTD: Tensor, kv_BSE: Tensor | None = None, score_bias_HTS: Tensor | None = None, **masks: Any
     ) -> Heads:
         span_T = Span(0, x_BTD.shape[1])
         if kv_BSE is None:
             q_BHTK, k_BGSK, v_BGSK = self.self_heads(x_BTD, span_T)
         else:
             q_BHTK, (k_BGSK, v_BGSK) = self._queries(x_BTD, span_T), self._keys_and_values(kv_BSE)
-        keep = keep_BT if kv_BSE is None or keep_BS is None else keep_BS
-        masks = sequence_mask(keep, causal=self.causal, right_padded=right_padded_T)
-        masks = self._with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, masks)
-        return q_BHTK, k_BGSK, v_BGSK, masks
+        keep = masks["keep_BT"] if kv_BSE is None or masks.get("keep_BS") is None else masks["keep_BS"]
+        mask = sequence_mask(keep, causal=self.causal, right_padded=masks.get("right_padded_T", True))
+        mask = self._with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, mask)
+        return q_BHTK, k_BGSK, v_BGSK, mask
 
-    def project(self, map: Linear, x_BND: Tensor) -> Tensor:
+    def project(self, linear: Linear, x_BND: Tensor) -> Tensor:
         """Project to queries, keys or values, and clamp them to `clip_qkv`."""
-        y_BND: Tensor = map(x_BND)
+        y_BND: Tensor = linear(x_BND)
         return y_BND if self.clip_qkv is None else y_BND.clamp(-self.clip_qkv, self.clip_qkv)
 
     def queries(self, q_BHTK: Tensor, span_T: Span) -> Tensor:

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import inspect
 import sysconfig
 import textwrap
 import types
 from abc import abstractmethod
+from collections import ChainMap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from tfm_blocks.exchange.eject.arithmetic import terms_of
-from tfm_blocks.exchange.eject.expressions import Expressions, Namespace, Statements
-from tfm_blocks.exchange.eject.plain import PLAIN, is_leaf
+from tfm_blocks.blocks.embedding import Unembed
+from tfm_blocks.blocks.layers.banded import windows
+from tfm_blocks.blocks.layers.expert_linear import grouped_product
+from tfm_blocks.blocks.layers.linear import Dropout, Linear
+from tfm_blocks.blocks.norm import LayerNorm, RMSNorm
+from tfm_blocks.exchange.eject.expressions import Expressions, Frame, Statements
 from tfm_blocks.exchange.eject.values import (
     TORCH_NAMES,
     CannotEjectError,
     Code,
-    CodeMethod,
-    Method,
     Ref,
+    Super,
+    code,
     concrete,
     is_static,
     name,
-    parse,
+    terms_of,
     to_expr,
     trial,
 )
@@ -41,9 +49,40 @@ SAME_SHAPE = (
     "reshape",
     "repeat_interleave",
     "contiguous",
-)  # dropped if the shape stays equal
+)  # dropped if the shape is equal
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-FOLDED = {torch.compiler.is_compiling: False, torch.compiler.is_exporting: False, torch.is_autocast_enabled: False}
+FALSE = {id(f) for f in (torch.compiler.is_compiling, torch.compiler.is_exporting, torch.is_autocast_enabled)}
+FORWARDS = (Linear.forward, LayerNorm.forward, RMSNorm.forward)  # compute the same as torch's
+
+
+def _dropout(layer: Dropout, x: Tensor) -> Tensor:
+    return x if layer.rate == 0 else F.dropout(x, layer.rate, layer.training)
+
+
+def _grouped_product(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    rows_E = ends_E.diff(prepend=ends_E.new_zeros(1)).tolist()
+    return torch.cat([x @ weight_OI.T for x, weight_OI in zip(torch.split(x_RI, rows_E), weight_EOI, strict=True)])
+
+
+def _windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
+    before, after = reach
+    missing = -x_BHTK.shape[2] % block
+    x_BHLK = F.pad(x_BHTK, (0, 0, before, missing + after))
+    return x_BHLK.unfold(2, before + block + after, block).permute(0, 2, 1, 4, 3).flatten(0, 1)
+
+
+# readable equivalents of functions that are optimised for speed, by the identity of the function
+PLAIN: dict[int, Callable[..., Tensor]] = {
+    id(Dropout.forward): _dropout,
+    id(grouped_product): _grouped_product,
+    id(windows): _windows,
+}
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Return True if the module computes the same as a layer of torch."""
+    plain = isinstance(module, Unembed) and type(module).forward is Unembed.forward and not module.first_id
+    return plain or type(module).forward in FORWARDS or type(module).__module__.startswith("torch.nn.modules")
 
 
 class Calls(Expressions):
@@ -52,79 +91,73 @@ class Calls(Expressions):
     depth = 0
 
     @abstractmethod
-    def run(self, statements: Statements, frame: Namespace) -> Any:
+    def run(self, statements: Statements, frame: Frame) -> Any:
         """Execute the body of an inlined function, and return its value."""
 
     def call(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
         match function:
-            case Method():
-                return self._method(function, arguments, named)
-            case CodeMethod():
-                return self._code_method(function, arguments, named)
+            case Code():
+                return self._method_of_code(function, arguments, named)
+            case Ref() if is_leaf(function.module):
+                return residual(function.expr, arguments, named, trial(function.module, *arguments, **named))
             case Ref():
-                return self._module(function, arguments, named)
+                return self.call(self.get(function, "forward"), arguments, named)
             case functools.partial():
                 return self.call(function.func, [*function.args, *arguments], {**function.keywords, **named})
-            case Code():
-                raise CannotEjectError(f"{ast.unparse(function.expr)} is called, but its value is unknown")
+            case types.MethodType(__func__=types.FunctionType() as method, __self__=owner):
+                in_torch = isinstance(owner, Ref) and method.__module__.startswith("torch.nn")
+                plain = PLAIN.get(id(method), method)
+                if in_torch or _has_own_source(plain):
+                    return self.inline(plain, [owner, *arguments], named)
+                return function(*arguments, **named)
         function = PLAIN.get(id(function), function)
         if isinstance(function, types.FunctionType) and _has_own_source(function):
             return self.inline(function, arguments, named)
-        return self._other(function, arguments, named)
-
-    def _method(self, method: Method, arguments: list[Any], named: dict[str, Any]) -> Any:
-        function = PLAIN.get(id(method.function), method.function)
-        in_torch = isinstance(method.owner, Ref) and method.cls.__module__.startswith("torch.nn")
-        if _has_own_source(function) or in_torch:
-            return self.inline(function, [method.owner, *arguments], named, method.cls)
-        return getattr(method.owner, method.function.__name__)(*arguments, **named)
-
-    def _code_method(self, method: CodeMethod, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Return the call of a tensor's method, or the tensor if the method does not change it."""
-        runs = trial(lambda x, a, n: getattr(x, method.name)(*a, **n), method.owner, arguments, named)
-        before = method.owner.runs
-        if method.name in SAME_SHAPE and runs and before and _shapes(runs) == _shapes(before):
-            return method.owner
-        texts = [ast.unparse(to_expr(argument)) for argument in arguments] if method.name == "to" else []
-        if texts == [f"{ast.unparse(method.owner.expr)}.dtype"]:
-            return method.owner
-        return self.residual(to_expr(method), arguments, named, runs)
-
-    def residual(self, function: ast.expr, arguments: list[Any], named: dict[str, Any], runs: Any) -> Code:
-        """Return a call in the ejected file."""
-        keywords = [ast.keyword(key, _argument(value)) for key, value in named.items()]
-        return Code(ast.Call(function, [_argument(value) for value in arguments], keywords), runs)
-
-    def _module(self, ref: Ref, arguments: list[Any], named: dict[str, Any]) -> Any:
-        if is_leaf(ref.module):
-            return self.residual(ref.expr, arguments, named, trial(ref.module, *arguments, **named))
-        return self.call(self.get(ref, "forward"), arguments, named)
-
-    def _other(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Call a class, a built-in function or a function of torch."""
         special = getattr(self, f"_call_{getattr(function, '__name__', '')}", None)
         if special is not None and getattr(function, "__module__", "") == "builtins":
             return special(*arguments, **named)
-        if any(function is folded for folded in FOLDED):
-            return FOLDED[function]
+        return self._other(function, arguments, named)
+
+    def _method_of_code(self, method: Code, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Return the call of a tensor's method, or the tensor if the method does not change it."""
+        owner = method.owner
+        if owner is None:
+            raise CannotEjectError(f"{ast.unparse(method.expr)} is called, but its value is unknown")
+        assert isinstance(method.expr, ast.Attribute)
+        runs = trial(lambda f, a, n: f(*a, **n), method, arguments, named)
+        if method.expr.attr in SAME_SHAPE and runs and _shapes(runs) == _shapes(owner.runs):
+            return owner
+        if method.expr.attr == "to":
+            texts = [ast.unparse(to_expr(argument)) for argument in arguments]
+            if texts == [f"{ast.unparse(owner.expr)}.dtype"]:
+                return owner
+        return residual(method.expr, arguments, named, runs)
+
+    def _other(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Call a class, a built-in function or a function of torch."""
+        if id(function) in FALSE:
+            return False
         if function is torch.split and isinstance(arguments[1], list) and arguments[1][1:] == [0]:
-            rest = self.residual(to_expr(function), arguments, named, trial(function, *arguments))
+            rest = residual(to_expr(function), arguments, named, trial(function, *arguments))
             return (arguments[0], self.item(rest, 1))
         if function is torch.arange and arguments[0] == 0 and len(arguments) > 1 and arguments[2:] in ([], [1]):
             arguments = arguments[1:2]
-        if function is torch.nn.functional.scaled_dot_product_attention:
-            arguments, named = arguments[:3], _attention_options(arguments, named)
+        if function is F.scaled_dot_product_attention:  # only with the options that differ from the defaults, by name
+            options = {**dict(zip(SDPA[3:], arguments[3:], strict=False)), **named}
+            named = {key: value for key, value in options.items() if isinstance(value, Code) or value}
+            arguments = arguments[:3]
         if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in TORCH_NAMES:
             tried = {key: value for key, value in named.items() if key != "generator"}  # the meta device has none
-            return self.residual(to_expr(function), arguments, named, trial(function, *arguments, **tried))
+            return residual(to_expr(function), arguments, named, trial(function, *arguments, **tried))
         if isinstance(function, type) and issubclass(function, Exception):
-            return self.residual(name(function.__name__), arguments, named, None)
+            return residual(name(function.__name__), arguments, named, None)
         record = isinstance(function, type) and _has_own_source(function)
-        if record or is_static((arguments, named)) or _is_method_of_container(function):
+        of_container = isinstance(getattr(function, "__self__", None), list | dict | tuple | str | set)
+        if record or of_container or is_static((arguments, named)):
             return function(*arguments, **named)
-        return self.residual(name(function.__name__), arguments, named, trial(function, *arguments, **named))
+        return residual(name(function.__name__), arguments, named, trial(function, *arguments, **named))
 
-    def inline(self, function: Any, arguments: list[Any], named: dict[str, Any], cls: type = object) -> Any:
+    def inline(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
         """Evaluate the body of a function with these arguments."""
         if self.depth > DEEPEST:
             raise CannotEjectError(f"{function.__name__} calls itself")
@@ -133,9 +166,13 @@ class Calls(Expressions):
         tree = source_of(function)
         used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
         env = {key: self.bind(key, value, temporary=True) for key, value in bound.arguments.items() if key in used}
-        owner = next(iter(bound.arguments.values()), None)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        outer = {key: cell.cell_contents for key, cell in cells}
+        if "__class__" in outer:
+            owner = next(iter(bound.arguments.values()))
+            outer["super"] = functools.partial(Super, owner, outer["__class__"])
         self.depth += 1
-        value = self.run(tree.body, Namespace(env, _scope(function), owner, cls))
+        value = self.run(tree.body, ChainMap(env, outer, function.__globals__, vars(builtins)))
         self.depth -= 1
         return value
 
@@ -143,55 +180,53 @@ class Calls(Expressions):
         if not isinstance(value, Code):
             return len(value)
         runs = trial(len, value)
-        if runs and isinstance((value.runs or (0,))[0], torch.Tensor):
+        if runs and isinstance((value.runs or (0,))[0], Tensor):
             return self.get(value, "shape")[0]
         if runs is not None and len(set(runs)) == 1:
             return runs[0]
-        return Code(parse(f"len({ast.unparse(value.expr)})"), runs)
+        return code(f"len({ast.unparse(value.expr)})", runs)
 
     def _call_isinstance(self, value: Any, kind: Any) -> bool:
         if isinstance(value, Code) and value.runs is None:
-            return kind is torch.Tensor
+            return kind is Tensor
         return isinstance(concrete(value, 0) if isinstance(value, Code | Ref) else value, kind)
 
     def _call_type(self, value: Any) -> Any:
         return type(value.module) if isinstance(value, Ref) else type(value)
 
-    def _call_slice(self, *parts: Any) -> slice:
-        return slice(*parts)
+    _call_slice = staticmethod(slice)
 
     def _call_zip(self, *values: Any, strict: bool = False) -> Any:
         if any(not isinstance(value, Code) for value in values):
             return list(zip(*(self.iterate(value) for value in values), strict=strict))
-        return self.residual(name("zip"), list(values), {}, trial(lambda *v: list(zip(*v, strict=False)), *values))
+        return residual(name("zip"), list(values), {}, trial(lambda *v: list(zip(*v, strict=False)), *values))
 
     def _call_enumerate(self, value: Any, start: int = 0) -> Any:
         if not isinstance(value, Code):
             return list(enumerate(value, start))
         runs = trial(lambda v: list(enumerate(v, start)), value)
-        return self.residual(name("enumerate"), [value, *[start] * bool(start)], {}, runs)
+        return residual(name("enumerate"), [value, *[start] * bool(start)], {}, runs)
 
-    def _call_min(self, *values: Any) -> Any:
-        return self._extreme(min, values)
-
-    def _call_max(self, *values: Any) -> Any:
-        return self._extreme(max, values)
-
-    def _extreme(self, function: Any, values: tuple[Any, ...]) -> Any:
+    def _extreme(self, *values: Any, function: Callable[[Any], Any]) -> Any:
         values = tuple(values[0]) if len(values) == 1 and isinstance(values[0], tuple | list) else values
         if is_static(values):
             return function(values)
         texts = {str(terms_of(value)): value for value in values}
         if len(texts) == 1:
             return values[0]
-        return self.residual(name(function.__name__), list(texts.values()), {}, trial(lambda v: function(v), values))
+        return residual(name(function.__name__), list(texts.values()), {}, trial(function, values))
+
+    _call_min = functools.partialmethod(_extreme, function=min)
+    _call_max = functools.partialmethod(_extreme, function=max)
 
     def _call_tuple(self, values: Any = ()) -> Any:
         return values if isinstance(values, Code) else tuple(values)
 
 
-def _shapes(runs: Any) -> list[Any]:
-    return [run.shape for run in runs or () if isinstance(run, torch.Tensor)]
+def residual(function: ast.expr, arguments: list[Any], named: dict[str, Any], runs: Any) -> Code:
+    """Return a call in the ejected file."""
+    keywords = [ast.keyword(key, _argument(value)) for key, value in named.items()]
+    return Code(ast.Call(function, [_argument(value) for value in arguments], keywords), runs)
 
 
 def _argument(value: Any) -> ast.expr:
@@ -200,14 +235,8 @@ def _argument(value: Any) -> ast.expr:
     return to_expr(value)
 
 
-def _attention_options(arguments: list[Any], named: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of scaled_dot_product_attention that differ from the defaults, by name."""
-    options = {**dict(zip(SDPA[3:], arguments[3:], strict=False)), **named}
-    return {key: value for key, value in options.items() if isinstance(value, Code) or value}
-
-
-def _is_method_of_container(function: Any) -> bool:
-    return isinstance(getattr(function, "__self__", None), list | dict | tuple | str | set)
+def _shapes(runs: Any) -> list[Any]:
+    return [run.shape for run in runs or () if isinstance(run, Tensor)]
 
 
 def _has_own_source(function: Any) -> bool:
@@ -229,8 +258,3 @@ def source_of(function: Any) -> ast.FunctionDef:
     if not isinstance(tree, ast.FunctionDef):
         raise CannotEjectError(f"{function.__name__} is not a function")
     return tree
-
-
-def _scope(function: Any) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {**function.__globals__, **{key: cell.cell_contents for key, cell in cells if key != "__class__"}}

@@ -3,54 +3,55 @@
 from __future__ import annotations
 
 import ast
-import builtins
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+import inspect
+import types
+from abc import ABC, abstractmethod
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tfm_blocks.exchange.eject import arithmetic
-from tfm_blocks.exchange.eject.attributes import Attributes
+import torch
+
 from tfm_blocks.exchange.eject.values import (
+    RUNS,
     CannotEjectError,
     Code,
-    Method,
     Ref,
     Super,
+    assignment,
+    binary,
+    comparison,
+    has_call,
     is_static,
     name,
+    parse,
+    terms_of,
     to_expr,
     trial,
+    unary,
     unused,
     variable_name,
 )
 
 NOTHING = object()
 Statements = list[ast.stmt]
+Frame = ChainMap[str, Any]
+"""The local names of a function, the names around it, and the built-in names."""
 
 
 @dataclass
-class Namespace:
-    """The local and global names of a function; of a method also its object (`owner`) and class."""
-
-    env: dict[str, Any]
-    scope: dict[str, Any]
-    owner: Any = None
-    cls: type = object
-
-    def copy(self) -> Namespace:
-        """Return a namespace whose assignments do not affect this one."""
-        return replace(self, env={**self.env})
-
-
-@dataclass
-class Expressions(Attributes):
+class Expressions(ABC):
     """Evaluate expressions. Emitted statements are appended to `body`; `names` are in use."""
 
-    body: Statements = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    body: Statements = field(default_factory=list)
     temporary: set[str] = field(default_factory=set)
+
+    @abstractmethod
+    def call(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
+        """Return the value of a call."""
 
     @abstractmethod
     def both(self, test: Code, branches: list[Callable[[], Any]]) -> Any:
@@ -64,50 +65,90 @@ class Expressions(Attributes):
 
     def bind(self, text: str, value: Any, *, temporary: bool = False) -> Any:
         """Assign code to a new variable of the ejected function. Other values are returned unchanged."""
-        if not isinstance(value, Code) or value.atomic:
+        if not isinstance(value, Code) or value.atomic or value.owner:
             return value
         variable = self.fresh(text)
         if temporary:
             self.temporary.add(variable)
-        self.body.append(ast.Assign([ast.Name(variable, ast.Store())], value.expr, lineno=0))
-        return Code(name(variable), value.runs, arithmetic.terms_of(value) if value.is_int else None)
+        self.body.append(assignment(variable, value.expr))
+        return Code(name(variable), value.runs, terms_of(value) if value.is_int else None)
 
-    def evaluate(self, node: ast.expr, frame: Namespace) -> Any:
+    def evaluate(self, node: ast.expr, frame: Frame) -> Any:
+        """Return the value of an expression. Raises CannotEjectError."""
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name() if node.id in frame:
+                return frame[node.id]
+            case ast.Name():
+                raise CannotEjectError(f"the name {node.id} has no value")
+            case ast.Attribute():
+                return self.get(self.evaluate(node.value, frame), node.attr)
+            case ast.Subscript():
+                return self.item(self.evaluate(node.value, frame), self.evaluate(node.slice, frame))
+            case ast.Slice():
+                return slice(*(part and self.evaluate(part, frame) for part in (node.lower, node.upper, node.step)))
+            case ast.Tuple():
+                return tuple(self._elements(node.elts, frame))
+            case ast.List():
+                return list(self._elements(node.elts, frame))
+            case ast.Compare():
+                return self._compare(node, [self.evaluate(part, frame) for part in (node.left, *node.comparators)])
+            case ast.UnaryOp():
+                return unary(node.op, self.evaluate(node.operand, frame))
+            case ast.IfExp():
+                test = truth(self.evaluate(node.test, frame))
+                if isinstance(test, Code):
+                    return self.both(test, [partial(self.evaluate, part, frame) for part in (node.body, node.orelse)])
+                return self.evaluate(node.body if test else node.orelse, frame)
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             raise CannotEjectError(f"{type(node).__name__} expressions are not supported: {ast.unparse(node)}")
         return method(node, frame)
 
-    def truth(self, value: Any) -> Any:
-        """Return the truth of a value as a bool, or as code if it is unknown. A module is true."""
-        if isinstance(value, Code):
-            return value
-        return True if isinstance(value, Ref | Method) else bool(value)
+    def get(self, value: Any, text: str) -> Any:
+        """Return an attribute of a value."""
+        match value:
+            case Code():
+                return _of_code(value, text)
+            case Ref():
+                return self._of_module(value, text)
+            case Super(owner=owner, cls=cls):
+                mro = type(owner.module if isinstance(owner, Ref) else owner).__mro__
+                return self._of_class(owner, mro[mro.index(cls) + 1 :], text)
+        if isinstance(inspect.getattr_static(type(value), text, None), property) and not is_static(value):
+            return self._of_class(value, type(value).__mro__, text)
+        return getattr(value, text)
 
-    def _constant(self, node: ast.Constant, frame: Namespace) -> Any:
-        return node.value
+    def _of_module(self, ref: Ref, text: str) -> Any:
+        module, expr = ref.module, ast.Attribute(ref.expr, text)
+        if text == "training":
+            return Code(parse("self.training"), (False,) * RUNS)
+        for values in (module._parameters, module._buffers, module._modules):
+            if text in values:
+                member: Any = values[text]
+                if isinstance(member, torch.Tensor):
+                    return Code(expr, (member,) * RUNS)
+                return None if member is None else Ref(member, expr)
+        return vars(module)[text] if text in vars(module) else self._of_class(ref, type(module).__mro__, text)
 
-    def _name(self, node: ast.Name, frame: Namespace) -> Any:
-        for names in (frame.env, frame.scope, vars(builtins)):
-            if node.id in names:
-                return names[node.id]
-        raise CannotEjectError(f"the name {node.id} has no value")
+    def _of_class(self, owner: Any, classes: Iterable[type], text: str) -> Any:
+        cls = next((cls for cls in classes if text in vars(cls)), None)
+        if cls is None:
+            raise CannotEjectError(f"it has no attribute {text}")
+        member = vars(cls)[text]
+        if isinstance(member, property):
+            return self.call(types.MethodType(member.fget, owner), [], {})  # type: ignore[arg-type]
+        if isinstance(member, types.FunctionType):
+            return types.MethodType(member, owner)
+        return member.__func__ if isinstance(member, staticmethod) else member
 
-    def _attribute(self, node: ast.Attribute, frame: Namespace) -> Any:
-        return self.get(self.evaluate(node.value, frame), node.attr)
-
-    def _subscript(self, node: ast.Subscript, frame: Namespace) -> Any:
-        return self.item(self.evaluate(node.value, frame), self.evaluate(node.slice, frame))
-
-    def _slice(self, node: ast.Slice, frame: Namespace) -> slice:
-        return slice(*(part and self.evaluate(part, frame) for part in (node.lower, node.upper, node.step)))
-
-    def _elements(self, nodes: list[ast.expr], frame: Namespace) -> Iterator[Any]:
-        for node in nodes:
-            if isinstance(node, ast.Starred):
-                yield from self.iterate(self.evaluate(node.value, frame))
-            else:
-                yield self.evaluate(node, frame)
+    def item(self, value: Any, index: Any) -> Any:
+        """Return an item or a slice of a value."""
+        if not isinstance(value, Code) and not isinstance(index, Code):
+            return value[index]
+        runs = trial(lambda x, i: x[i], value, index)
+        return Code(ast.Subscript(to_expr(value), to_expr(index)), runs)
 
     def iterate(self, value: Any) -> list[Any]:
         """Return the elements of a value. Raises CannotEjectError if their number is unknown."""
@@ -119,56 +160,48 @@ class Expressions(Attributes):
             raise CannotEjectError(f"the number of elements of {ast.unparse(value.expr)} is unknown")
         return [self.item(value, index) for index in range(length)]
 
-    def _tuple(self, node: ast.Tuple, frame: Namespace) -> Any:
-        return tuple(self._elements(node.elts, frame))
+    def _elements(self, nodes: list[ast.expr], frame: Frame) -> Iterator[Any]:
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                yield from self.iterate(self.evaluate(node.value, frame))
+            else:
+                yield self.evaluate(node, frame)
 
-    def _list(self, node: ast.List, frame: Namespace) -> Any:
-        return list(self._elements(node.elts, frame))
-
-    def _dict(self, node: ast.Dict, frame: Namespace) -> Any:
+    def _dict(self, node: ast.Dict, frame: Frame) -> Any:
         entries: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             inner = self.evaluate(value, frame)
             entries |= inner if key is None else {self.evaluate(key, frame): inner}
         return entries
 
-    def _binop(self, node: ast.BinOp, frame: Namespace) -> Any:
+    def _binop(self, node: ast.BinOp, frame: Frame) -> Any:
         left, before = self.evaluate(node.left, frame), len(self.body)
         right = self.evaluate(node.right, frame)
-        if len(self.body) > before and _calls(left):  # the order of calls is the order in which gradients are added
-            after = self.body[before:]
+        if len(self.body) > before and isinstance(left, Code) and has_call(left.expr):
+            after = self.body[before:]  # the order of calls is the order in which gradients are added
             del self.body[before:]
             left = self.bind("left", left, temporary=True)
             self.body += after
-        return arithmetic.binary(node.op, left, right)
+        return binary(node.op, left, right)
 
-    def _unaryop(self, node: ast.UnaryOp, frame: Namespace) -> Any:
-        value = self.evaluate(node.operand, frame)
-        return arithmetic.unary(node.op, self.truth(value) if isinstance(node.op, ast.Not) else value)
-
-    def _boolop(self, node: ast.BoolOp, frame: Namespace) -> Any:
+    def _boolop(self, node: ast.BoolOp, frame: Frame) -> Any:
         """Evaluate operands until one decides; the unknown operands before it stay code."""
-        decides = isinstance(node.op, ast.Or)
-        unknown: list[Code] = []
+        decides, unknown = isinstance(node.op, ast.Or), list[Code]()
         value: Any = None
         for operand in node.values:
             value = self.evaluate(operand, frame)
             if isinstance(value, Code):
                 unknown.append(value)
-            elif bool(self.truth(value)) is decides:
-                return value if not unknown or not decides else self._or(unknown, value)
+            elif bool(value) is decides:
+                if not unknown or not decides or value is True:
+                    return value
+                return Code(ast.BoolOp(node.op, [*map(to_expr, unknown), to_expr(value)]))
         if not unknown:
             return value
         return unknown[0] if len(unknown) == 1 else Code(ast.BoolOp(node.op, [code.expr for code in unknown]))
 
-    def _or(self, unknown: list[Code], value: Any) -> Any:
-        if value is True:
-            return True
-        return Code(ast.BoolOp(ast.Or(), [*(code.expr for code in unknown), to_expr(value)]))
-
-    def _compare(self, node: ast.Compare, frame: Namespace) -> Any:
-        values = [self.evaluate(part, frame) for part in (node.left, *node.comparators)]
-        results = [arithmetic.comparison(sign, *values[i : i + 2]) for i, sign in enumerate(node.ops)]
+    def _compare(self, node: ast.Compare, values: list[Any]) -> Any:
+        results = [comparison(sign, *values[i : i + 2]) for i, sign in enumerate(node.ops)]
         if len(results) == 1:
             return results[0]
         if any(result is False for result in results):
@@ -176,15 +209,7 @@ class Expressions(Attributes):
         unknown = [result.expr for result in results if isinstance(result, Code)]
         return Code(unknown[0] if len(unknown) == 1 else ast.BoolOp(ast.And(), unknown)) if unknown else True
 
-    def _ifexp(self, node: ast.IfExp, frame: Namespace) -> Any:
-        test = self.truth(self.evaluate(node.test, frame))
-        if not isinstance(test, Code):
-            return self.evaluate(node.body if test else node.orelse, frame)
-        return self.both(test, [partial(self.evaluate, part, frame) for part in (node.body, node.orelse)])
-
-    def _call(self, node: ast.Call, frame: Namespace) -> Any:
-        if isinstance(node.func, ast.Name) and node.func.id == "super":
-            return Super(frame.owner, frame.cls)
+    def _call(self, node: ast.Call, frame: Frame) -> Any:
         function = self.evaluate(node.func, frame)
         named: dict[str, Any] = {}
         for keyword in node.keywords:
@@ -192,7 +217,7 @@ class Expressions(Attributes):
             named |= value if keyword.arg is None else {keyword.arg: value}
         return self.call(function, list(self._elements(node.args, frame)), named)
 
-    def _joinedstr(self, node: ast.JoinedStr, frame: Namespace) -> Any:
+    def _joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Any:
         parts: list[ast.expr] = []
         for part in node.values:
             value = self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part, frame)
@@ -202,45 +227,44 @@ class Expressions(Attributes):
             return "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
         return Code(ast.JoinedStr(parts))
 
-    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, frame: Namespace) -> Any:
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Any:
         (generator,) = node.generators
         values = self.evaluate(generator.iter, frame)
-        if isinstance(values, Code) and not _has_fixed_length(values):
-            return self._repeated(node, generator, values, frame)
         if isinstance(values, Code):
+            lengths = {len(run) if type(run) is tuple else None for run in values.runs or (None,)}
+            if len(lengths) > 1 or None in lengths:  # not a tuple such as the parts of a split
+                return self._repeated(node, generator, values, frame.copy())
             values = self.iterate(self.bind("parts", values))
         results = []
         for value in list(values):
             inner = frame.copy()
-            self.unpack(generator.target, value, inner)
-            if all(self.truth(self.evaluate(test, inner)) for test in generator.ifs):
+            self.assign(generator.target, value, inner)
+            if all(truth(self.evaluate(test, inner)) for test in generator.ifs):
                 results.append(self.evaluate(node.elt, inner))
         return results
 
     _generatorexp = _listcomp
 
-    def _repeated(
-        self, node: ast.ListComp | ast.GeneratorExp, generator: ast.comprehension, values: Code, frame: Namespace
-    ) -> Code:
-        """Return a comprehension over an unknown number of elements."""
-        inner = frame.copy()
-        target, before = self.loop_target(generator.target, values, inner), len(self.body)
-        element = to_expr(self.evaluate(node.elt, inner))
-        if generator.ifs or len(self.body) > before:
-            raise CannotEjectError(f"a comprehension with conditions or steps is not supported: {ast.unparse(node)}")
-        comprehension = ast.comprehension(target, values.expr, [], 0)
-        return Code(type(node)(element, [comprehension]))
-
-    def _dictcomp(self, node: ast.DictComp, frame: Namespace) -> Any:
-        pair = ast.Tuple([node.key, node.value], ast.Load())
+    def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
+        pair = ast.Tuple([node.key, node.value])
         return dict(self._listcomp(ast.ListComp(pair, node.generators), frame))
 
-    def loop_target(self, target: ast.expr, values: Code, frame: Namespace) -> ast.expr:
+    def _repeated(
+        self, node: ast.ListComp | ast.GeneratorExp, generator: ast.comprehension, values: Code, frame: Frame
+    ) -> Code:
+        """Return a comprehension over an unknown number of elements."""
+        target, before = self.loop_target(generator.target, values, frame), len(self.body)
+        element = to_expr(self.evaluate(node.elt, frame))
+        if generator.ifs or len(self.body) > before:
+            raise CannotEjectError(f"a comprehension with conditions or steps is not supported: {ast.unparse(node)}")
+        return Code(type(node)(element, [ast.comprehension(target, values.expr, [], 0)]))
+
+    def loop_target(self, target: ast.expr, values: Code, frame: Frame) -> ast.expr:
         """Bind the names of a loop to new variables, and return the loop's target."""
         runs = trial(lambda run: next(iter(run)), values)
         if isinstance(target, ast.Name):
             variable = self.fresh(target.id)
-            frame.env[target.id] = Code(name(variable), runs)
+            frame[target.id] = Code(name(variable), runs)
             return ast.Name(variable, ast.Store())
         assert isinstance(target, ast.Tuple)
         parts = [
@@ -249,42 +273,66 @@ class Expressions(Attributes):
         ]
         return ast.Tuple(parts, ast.Store())
 
-    def unpack(self, target: ast.expr, value: Any, frame: Namespace) -> None:
-        """Assign a value, or its parts, to the names of a target."""
-        if isinstance(target, ast.Name):
-            frame.env[target.id] = self.bind(target.id, value)
-            return
-        assert isinstance(target, ast.Tuple), ast.unparse(target)
-        if isinstance(value, Code):
-            value = self._unpacked(target, value)
-        values, count = list(value), len(target.elts)
-        for i, part in enumerate(target.elts):
+    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
+        """Assign a value, or its parts, to a target."""
+        match target:
+            case ast.Name():
+                frame[target.id] = self.bind(target.id, value)
+            case ast.Attribute():
+                setattr(self.evaluate(target.value, frame), target.attr, value)
+            case ast.Subscript():
+                owner, index = self.evaluate(target.value, frame), self.evaluate(target.slice, frame)
+                if isinstance(owner, Code):
+                    self.body.append(assignment(ast.unparse(self.item(owner, index).expr), to_expr(value)))
+                else:
+                    owner[index] = value
+            case ast.Tuple():
+                self._assign_parts(target, value, frame)
+            case _:
+                raise CannotEjectError(f"an assignment to {ast.unparse(target)} is not supported")
+
+    def _assign_parts(self, target: ast.Tuple, value: Any, frame: Frame) -> None:
+        """Assign the parts of a value; parts of code are assigned to new variables in one statement."""
+        parts = target.elts
+        if isinstance(value, Code) and all(isinstance(part, ast.Name | ast.Starred | ast.Tuple) for part in parts):
+            starred = any(isinstance(part, ast.Starred) for part in parts)
+            count = max(len(parts), len(self.iterate(value)) if starred else 0)
+            words = [part.id if isinstance(part, ast.Name) else "rest" for part in parts] + ["rest"] * count
+            variables = [self.fresh(word) for word in words[:count]]
+            self.body.append(assignment(f"({', '.join(variables)},)", value.expr))
+            runs = (trial(lambda run, i: list(run)[i], value, i) for i in range(count))
+            values: list[Any] = [Code(name(variable), run) for variable, run in zip(variables, runs, strict=True)]
+        else:
+            values = self.iterate(value)
+        for i, part in enumerate(parts):
             if isinstance(part, ast.Starred):
-                rest = len(values) - count + 1
-                self.unpack(part.value, values[i : i + rest], frame)
+                rest = len(values) - len(parts) + 1
+                self.assign(part.value, values[i : i + rest], frame)
                 values[i : i + rest] = [None]
             else:
-                self.unpack(part, values[i], frame)
-
-    def _unpacked(self, target: ast.Tuple, value: Code) -> list[Any]:
-        """Assign the parts of code to new variables in one statement."""
-        starred = any(isinstance(part, ast.Starred) for part in target.elts)
-        parts = self.iterate(value) if starred else [None] * len(target.elts)
-        words = [part.id if isinstance(part, ast.Name) else "rest" for part in target.elts]
-        words += ["rest"] * (len(parts) - len(words))
-        variables = [self.fresh(word) for word in words]
-        targets: list[ast.expr] = [ast.Name(variable, ast.Store()) for variable in variables]
-        self.body.append(ast.Assign([ast.Tuple(targets, ast.Store())], value.expr, lineno=0))
-        runs = [trial(lambda run, i: list(run)[i], value, i) for i in range(len(variables))]
-        return [Code(name(variable), run) for variable, run in zip(variables, runs, strict=True)]
+                self.assign(part, values[i], frame)
 
 
-def _calls(value: Any) -> bool:
-    """Return True if a value is code with a call."""
-    return isinstance(value, Code) and any(isinstance(node, ast.Call) for node in ast.walk(value.expr))
+def truth(value: Any) -> Any:
+    """Return the truth of a value as a bool, or as code if it is unknown. A module is true."""
+    return value if isinstance(value, Code) else bool(value)
 
 
-def _has_fixed_length(value: Code) -> bool:
-    """Return True if the code is a tuple, such as the parts of a split, of the same length in all trial runs."""
-    runs = value.runs or (None,)
-    return all(type(run) is tuple for run in runs) and len({len(run) for run in runs if type(run) is tuple}) == 1
+def _of_code(value: Code, text: str) -> Any:
+    """Return an attribute of an unknown value."""
+    if text in ("requires_grad", "is_meta"):
+        return False
+    expr = ast.Attribute(value.expr, text)
+    runs = trial(getattr, value, text)
+    if text == "type" and runs and isinstance(runs[0], str):
+        return Code(expr, ("cpu",) * RUNS)
+    if text == "shape" and runs and len({len(run) for run in runs}) == 1:
+        sizes = enumerate(zip(*runs, strict=True))
+        return tuple(
+            size[0] if len(set(size)) == 1 else Code(ast.Subscript(expr, ast.Constant(axis)), size)
+            for axis, size in sizes
+        )
+    if text == "ndim" and runs and len(set(runs)) == 1:
+        return runs[0]
+    sample = runs[0] if runs else getattr(torch.Tensor, text, getattr(list, text, None))
+    return Code(expr, runs, owner=value if callable(sample) else None)

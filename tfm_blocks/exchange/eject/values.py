@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import operator
 import types
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
@@ -11,11 +12,30 @@ from typing import Any
 from unicodedata import normalize
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tfm_blocks.registry.expression import ARITHMETIC, COMPARISONS
 
 METHODS = ("forward", "encode", "start", "step")  # of the classes in the ejected file
 RUNS = 3  # trial runs with different batch sizes and lengths: a size that is equal in all runs is a constant
+OPERATORS: dict[Any, Callable[..., Any]] = {  # by the class of the syntax tree
+    **ARITHMETIC,
+    ast.Pow: operator.pow,
+    ast.MatMult: operator.matmul,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
+    ast.Not: operator.not_,
+    **COMPARISONS,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
 
 
 class CannotEjectError(Exception):
@@ -27,27 +47,29 @@ class Code:
     """An expression of the ejected file. `runs` are its values in the trial runs, on the meta device; None if unknown.
 
     `terms` are the terms of an integer sum: the factor of each subexpression by its text, and the constant by "".
+    `owner` is the value whose method the code is, such as `x` of `x.view`.
     """
 
     expr: ast.expr
     runs: tuple[Any, ...] | None = None
     terms: Mapping[str, int] | None = None
+    owner: Code | None = None
 
     @property
     def atomic(self) -> bool:
         """Return True if the expression is only a name, a constant, or an attribute or item of them."""
         node = self.expr
-        while isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and _is_key(node)):
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            if isinstance(node, ast.Subscript):
+                index = node.slice
+                if not (isinstance(index, ast.Constant) and isinstance(index.value, str | int)):
+                    return False
             node = node.value
         return isinstance(node, ast.Name | ast.Constant)
 
     @property
     def is_int(self) -> bool:
         return self.runs is not None and all(type(run) is int for run in self.runs)
-
-
-def _is_key(node: ast.Subscript) -> bool:
-    return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str | int)
 
 
 @dataclass(eq=False, frozen=True)
@@ -59,35 +81,11 @@ class Ref:
 
 
 @dataclass(eq=False, frozen=True)
-class Method:
-    """A method of `owner`, defined by the class `cls`."""
-
-    owner: Any
-    function: types.FunctionType
-    cls: type
-
-
-@dataclass(eq=False, frozen=True)
-class CodeMethod:
-    """The method `name` of an unknown value, such as `view` of a tensor."""
-
-    owner: Code
-    name: str
-
-
-@dataclass(eq=False, frozen=True)
 class Super:
     """`super()` in a method of the class `cls`."""
 
     owner: Any
     cls: type
-
-
-@dataclass(eq=False, frozen=True)
-class AnyDevice:
-    """The type of a device. It is unequal to every string, which removes code for special devices."""
-
-    expr: ast.expr
 
 
 def is_attribute(name: str) -> bool:
@@ -114,87 +112,82 @@ def name(text: str) -> ast.Name:
     return ast.Name(text, ast.Load())
 
 
-def attribute(value: ast.expr, text: str) -> ast.Attribute:
-    return ast.Attribute(value, text, ast.Load())
-
-
 def parse(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
+def code(text: str, runs: Any = None) -> Code:
+    return Code(parse(text), runs)
+
+
+def assignment(target: str, expr: ast.expr) -> ast.Assign:
+    """Return an assignment to a target, such as `x`, `a, b` or `state['k']`."""
+    statement = ast.parse(f"{target} = 0").body[0]
+    assert isinstance(statement, ast.Assign)
+    statement.value = expr
+    return statement
+
+
+def has_call(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+
+
 def is_static(value: Any) -> bool:
     """Return True if the value contains no code and no module."""
-    if isinstance(value, slice):
-        return is_static((value.start, value.stop, value.step))
-    if isinstance(value, tuple | list | dict):
-        return all(is_static(inner) for inner in (value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, Code | Ref | Method | CodeMethod | Super | AnyDevice)
+    leaves = tree_leaves(value)
+    parts = [part for leaf in leaves if isinstance(leaf, slice) for part in (leaf.start, leaf.stop, leaf.step)]
+    return not any(isinstance(leaf, Code | Ref | Super | types.MethodType) for leaf in (*leaves, *parts))
 
 
 def concrete(value: Any, run: int) -> Any:
     """Return the value in a trial run. Raises LookupError if it is unknown."""
-    match value:
-        case Code(runs=runs):
-            if runs is None:
-                raise LookupError(ast.unparse(value.expr))
-            return runs[run]
-        case Ref(module=module):
-            return module
-        case AnyDevice():
-            return "cpu"
-        case slice():
-            return slice(*(concrete(part, run) for part in (value.start, value.stop, value.step)))
-        case tuple() if hasattr(value, "_fields"):
-            return type(value)(*(concrete(inner, run) for inner in value))
-        case tuple() | list():
-            return type(value)(concrete(inner, run) for inner in value)
-        case dict():
-            return {key: concrete(inner, run) for key, inner in value.items()}
-    return value
+
+    def leaf(inner: Any) -> Any:
+        match inner:
+            case Code(runs=tuple() as runs):
+                return runs[run]
+            case Code():
+                raise LookupError(ast.unparse(inner.expr))
+            case slice():
+                return slice(*concrete([inner.start, inner.stop, inner.step], run))
+        return inner.module if isinstance(inner, Ref) else inner
+
+    return tree_map(leaf, value)
 
 
 def trial(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, ...] | None:
     """Call a function in each trial run; None if an argument is unknown or the meta device lacks the operation."""
-    results = []
     try:
         with torch.device("meta"), torch.no_grad():
-            for run in range(RUNS):
-                results.append(function(*concrete(list(arguments), run), **concrete(named, run)))
+            return tuple(function(*concrete(list(arguments), run), **concrete(named, run)) for run in range(RUNS))
     except Exception:  # whatever the operation raises on these values
         return None
-    return tuple(results)
 
 
-def _torch_names() -> dict[int, str]:
-    names: dict[int, str] = {}
-    modules = {"F": F, "torch": torch, "nn.init": nn.init, "torch.linalg": torch.linalg, "nn": nn}
-    for prefix, module in modules.items():
-        for key, value in vars(module).items():
-            if callable(value) and not key.startswith("_"):
-                names.setdefault(id(value), f"{prefix}.{key}")
-    return names
-
-
-TORCH_NAMES = _torch_names()
+TORCH_NAMES = {  # by the identity of the function; of several names, the last counts
+    id(member): f"{prefix}.{key}"
+    for prefix, module in (("nn", nn), ("torch.linalg", torch.linalg), ("nn.init", nn.init), ("torch", torch), ("F", F))
+    for key, member in reversed(vars(module).items())
+    if callable(member) and not key.startswith("_")
+}
 
 
 def to_expr(value: Any) -> ast.expr:
     """Return the expression of a value. Raises CannotEjectError if there is none."""
     match value:
-        case Code() | Ref() | AnyDevice():
+        case Code() | Ref():
             return value.expr
-        case CodeMethod():
-            return attribute(value.owner.expr, value.name)
         case float() if value in (float("inf"), -float("inf")):
             return parse("torch.inf" if value > 0 else "-torch.inf")
         case None | bool() | int() | float() | str() | types.EllipsisType():
             return ast.Constant(value) if not isinstance(value, int | float) or value >= 0 else parse(repr(value))
-        case slice():
-            return _slice(value)
+        case slice(start=start, stop=stop, step=step):
+            lower, upper = (None if bound is None else to_expr(bound) for bound in (start or None, stop))
+            return ast.Slice(lower, upper, None if step is None or step == 1 else to_expr(step))
         case tuple():
-            return ast.Tuple([to_expr(inner) for inner in value], ast.Load())
+            return ast.Tuple([to_expr(inner) for inner in value])
         case list():
-            return ast.List([to_expr(inner) for inner in value], ast.Load())
+            return ast.List([to_expr(inner) for inner in value])
         case dict():
             return ast.Dict([to_expr(key) for key in value], [to_expr(inner) for inner in value.values()])
         case torch.dtype():
@@ -204,8 +197,62 @@ def to_expr(value: Any) -> ast.expr:
     raise CannotEjectError(f"a value of the type {type(value).__name__} cannot be written as code")
 
 
-def _slice(value: slice) -> ast.Slice:
-    lower = None if value.start is None or value.start == 0 else to_expr(value.start)
-    upper = None if value.stop is None else to_expr(value.stop)
-    step = None if value.step is None or value.step == 1 else to_expr(value.step)
-    return ast.Slice(lower, upper, step)
+def binary(sign: ast.operator, left: Any, right: Any) -> Any:
+    """Return the value of a binary operator; sums of integers are simplified: `position + 1 - 1` is `position`."""
+    function = OPERATORS[type(sign)]
+    if (is_static(left) and is_static(right)) or isinstance(left, tuple | list):
+        return function(left, right)
+    if isinstance(sign, ast.Mult | ast.Div) and isinstance(right, float) and right == 1:
+        sample = left.runs and left.runs[0]
+        if isinstance(sample, Tensor) and sample.is_floating_point():
+            return left
+    result = Code(ast.BinOp(to_expr(left), sign, to_expr(right)), trial(function, left, right))
+    if not result.is_int:
+        return result
+    a, b = terms_of(left), terms_of(right)
+    if isinstance(sign, ast.Add | ast.Sub):
+        factor = 1 if isinstance(sign, ast.Add) else -1
+        return _sum({key: a.get(key, 0) + factor * b.get(key, 0) for key in {**a, **b}}, result)
+    if isinstance(sign, ast.Mult) and (isinstance(left, int) or isinstance(right, int)):
+        factor, terms = (left, b) if isinstance(left, int) else (right, a)
+        return _sum({key: factor * value for key, value in terms.items()}, result)
+    return left if isinstance(sign, ast.FloorDiv) and right == 1 else result
+
+
+def terms_of(value: Any) -> dict[str, int]:
+    if isinstance(value, int):
+        return {"": value}
+    return dict(value.terms) if value.terms is not None else {ast.unparse(value.expr): 1}
+
+
+def _sum(terms: dict[str, int], result: Code) -> Any:
+    terms = {key: factor for key, factor in terms.items() if factor}
+    if terms.keys() <= {""}:
+        return terms.get("", 0)
+    text = ""
+    for key, factor in sorted(terms.items(), key=lambda term: (not term[0], term[1] < 0)):
+        size = str(abs(factor)) if not key else f"({key})" if abs(factor) == 1 else f"{abs(factor)} * ({key})"
+        text += (f" {'-' if factor < 0 else '+'} " if text else "-" * (factor < 0)) + size
+    return Code(parse(text), result.runs, terms)
+
+
+def unary(sign: ast.unaryop, value: Any) -> Any:
+    function = OPERATORS[type(sign)]
+    if is_static(value) or (isinstance(sign, ast.Not) and not isinstance(value, Code)):
+        return function(value)
+    result = Code(ast.UnaryOp(sign, to_expr(value)), trial(function, value))
+    return binary(ast.Sub(), 0, value) if result.is_int and isinstance(sign, ast.USub) else result
+
+
+def comparison(sign: ast.cmpop, left: Any, right: Any) -> Any:
+    """Return the value of a comparison. Code is never None.
+
+    The type of a device is unequal to every string, which removes code for special devices.
+    """
+    function = OPERATORS[type(sign)]
+    if isinstance(sign, ast.Is | ast.IsNot) or (is_static(left) and is_static(right)):
+        return function(left, right)
+    is_type = isinstance(left, Code) and isinstance(left.expr, ast.Attribute) and left.expr.attr == "type"
+    if is_type and left.runs and isinstance(left.runs[0], str):
+        return isinstance(sign, ast.NotEq | ast.NotIn)
+    return Code(ast.Compare(to_expr(left), [sign], [to_expr(right)]), trial(function, left, right))

@@ -1,20 +1,46 @@
-"""Export a run as graphs of ONNX."""
+"""Export a run as graphs of ONNX, which share the weights of one safetensors file."""
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from tfm_blocks import __version__
+from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.exchange.certificate import Certificate
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.exchange.certificate import (
+    SEED,
+    SENTENCES,
+    Certificate,
+    LogProbabilities,
+    Rows,
+    compare_with_engine,
+    network_inputs,
+    pick_log_p,
+    random_rows,
+)
 from tfm_blocks.exchange.exporting import tokenizer_files
-from tfm_blocks.exchange.onnx.conversion import OPSET, expect_libraries, to_onnx, write_files
-from tfm_blocks.exchange.onnx.tracing import trace_network
+from tfm_blocks.exchange.onnx.tracing import LOGITS, Graph, refused, trace_network
+from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.folder import TOKENIZER, new_folder
-from tfm_blocks.runs.model import read_network
+from tfm_blocks.network.matching import weights_of
+from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, new_folder
+from tfm_blocks.runs.model import read_network, write_weights
+
+OPSET = 20
+NEXT = "next."
+"""Begins the names of outputs that are inputs of the next step."""
+MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'")
 
 
 def export_to_onnx(run: Path, folder: Path) -> tuple[list[str], Certificate | None]:
@@ -23,7 +49,12 @@ def export_to_onnx(run: Path, folder: Path) -> tuple[list[str], Certificate | No
     Returns the names of the graphs, and the certificate if ONNX Runtime is installed. Raises RunError if a node cannot
     be exported, the libraries that write ONNX are not installed, or the folder exists.
     """
-    expect_libraries()
+    try:
+        import onnx_ir  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        help = "pip install -c constraints.txt 'tfm-blocks[onnx]'"
+        raise RunError(Problem(str(error.name), "the library is not installed", help=help)) from None
     network, tokenizer = read_network(run), load_tokenizer(run / TOKENIZER)
     with new_folder(folder) as part:
         graphs = write_graphs(network, part, str(run))
@@ -34,9 +65,24 @@ def export_to_onnx(run: Path, folder: Path) -> tuple[list[str], Certificate | No
 
 
 def write_graphs(network: Network, folder: Path, where: str) -> list[str]:
-    """Write the graphs and the weights of a network to an existing folder; return the names. Raises RunError."""
+    """Write the weights of a network, and the graphs that refer to them; return their names. Raises RunError."""
+    import onnx_ir
+
     programs = {graph.name: to_onnx(graph, where) for graph in trace_network(network, where)}
-    write_files(programs, network, folder)
+    write_weights(folder, weights_of(network))
+    stored = _stored_weights(folder / WEIGHTS)
+    first: dict[int, str] = {}
+    tied = {name: first.setdefault(id(tensor), name) for name, tensor in network.state_dict(keep_vars=True).items()}
+    for name, program in programs.items():
+        for value in program.model.graph.initializers.values():
+            weight = tied.get(value.name.partition("network.")[2])
+            if weight in stored:
+                offset, length = stored[weight]
+                shape = value.const_value.shape
+                value.const_value = onnx_ir.ExternalTensor(
+                    WEIGHTS, offset, length, value.dtype, shape=shape, name=value.name, base_dir=folder
+                )
+        onnx_ir.save(program.model, folder / f"{name}.onnx")
     return list(programs)
 
 
@@ -51,11 +97,131 @@ def _certify(network: Network, run: Path, folder: Path) -> Certificate | None:
         return None
     from importlib.metadata import version
 
-    from tfm_blocks.exchange.onnx.comparison import Engine, compare_graphs
-
     libraries = {name: version(name) for name in ("onnx", "onnxscript", "onnxruntime")}
     versions = {"tfm-blocks": __version__, "torch": torch.__version__, **libraries, "opset": str(OPSET)}
     log_p = compare_graphs(Engine(folder, onnxruntime), network)
     certificate = Certificate(run.name, "onnx", "float32", versions, log_p)
     certificate.write(folder)
     return certificate
+
+
+@torch.no_grad()
+def to_onnx(graph: Graph, where: str) -> Any:
+    """Return the program of ONNX. Raises RunError for an operation without a counterpart in ONNX."""
+    outputs = [NEXT + name if name in graph.inputs else name for name in graph.outputs]
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the libraries warn about packages, classes and passes of their own
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return torch.onnx.export(
+                graph.program,
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=graph.inputs,
+                output_names=outputs,
+                custom_translation_table=_translations(),
+            )
+    except Exception as error:  # the classes are private
+        match = MISSING.search(str(error))
+        rule = f"has no counterpart of the operation {match[1]}" if match else "cannot convert the graph"
+        address = match and graph.node_of(match[1])
+        raise RunError(refused(where, address or graph.name, rule)) from error
+    finally:
+        logging.disable(level)
+
+
+def _stored_weights(path: Path) -> dict[str, tuple[int, int]]:
+    """Return the offset and the length in bytes of each tensor of a safetensors file."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    begin = 8 + size
+    offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: (begin + first, last - first) for name, (first, last) in offsets.items()}
+
+
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return the ONNX form of operations that torch does not translate."""
+    from onnxscript import opset20
+
+    op: Any = opset20  # its annotations refuse constants
+
+    def grouped_product(x_RI: Any, weight_EOI: Any, ends_E: Any) -> Any:
+        outputs, first = [], op.Constant(value_ints=[0])
+        for expert in range(weight_EOI.shape[0]):
+            last = op.Gather(ends_E, op.Constant(value_ints=[expert]))
+            x_NI = op.Slice(x_RI, first, last, op.Constant(value_ints=[0]))
+            weight_OI = op.Gather(weight_EOI, op.Constant(value_int=expert))
+            outputs.append(op.MatMul(x_NI, op.Transpose(weight_OI, perm=[1, 0])))
+            first = last
+        return op.Concat(*outputs, axis=0)
+
+    def searchsorted(sorted_N: Any, values_M: Any, *, right: bool = False, **options: Any) -> Any:
+        compare = op.LessOrEqual if right else op.Less
+        before_MN = compare(
+            op.Unsqueeze(sorted_N, op.Constant(value_ints=[0])), op.Unsqueeze(values_M, op.Constant(value_ints=[1]))
+        )
+        return op.ReduceSum(op.Cast(before_MN, to=7), op.Constant(value_ints=[1]), keepdims=0)
+
+    def stable_sort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:
+        size = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
+        return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)  # of equal values the first comes first
+
+    return {
+        torch.ops.tfm_blocks.grouped_product.default: grouped_product,
+        torch.ops.aten.searchsorted.Tensor: searchsorted,
+        torch.ops.aten.sort.stable: stable_sort,
+    }
+
+
+class Engine:
+    """The graphs of an exported folder in ONNX Runtime."""
+
+    def __init__(self, folder: Path, library: Any) -> None:
+        options = {"providers": ["CPUExecutionProvider"]}
+        self.graphs = {path.stem: library.InferenceSession(path, **options) for path in sorted(folder.glob("*.onnx"))}
+
+    def run(self, name: str, values: dict[str, Any]) -> Any:
+        """Run a graph on the values that it reads, add its outputs to `values`, and return the logits."""
+        graph = self.graphs[name]
+        outputs = graph.run(None, {port.name: values[port.name] for port in graph.get_inputs()})
+        names = [port.name.removeprefix(NEXT) for port in graph.get_outputs()]
+        values |= dict(zip(names, outputs, strict=True))
+        return values.get(LOGITS)
+
+
+@torch.inference_mode()
+def compare_graphs(engine: Engine, network: Network) -> LogProbabilities:
+    """Compare the log probabilities of random sentences: half of the tokens in the first pass, the others in steps.
+
+    Without a target, the log probabilities of the whole vocabulary at each position are compared.
+    """
+    if TARGET in names(network.spec.inputs):
+        return compare_with_engine(network, lambda rows: _log_p_of_tokens(engine, rows))
+    inputs = network_inputs(random_rows(network))
+    theirs_BNV = torch.from_numpy(engine.run("model", _arrays(inputs))).log_softmax(-1)
+    ours_BNV = network(**inputs).log_softmax(-1)
+    keep_BN = next(iter(inputs.values())) != Tokenizer.PAD
+    difference_RV = (ours_BNV - theirs_BNV).abs()[keep_BN]
+    return LogProbabilities(
+        SENTENCES, len(difference_RV), SEED, difference_RV.max().item(), difference_RV.mean().item()
+    )
+
+
+def _log_p_of_tokens(engine: Engine, rows: Rows) -> list[list[float]]:
+    values = _arrays(network_inputs(rows))
+    if "encoder" in engine.graphs:
+        engine.run("encoder", values)
+    tgt_BT = values[TARGET]
+    half = tgt_BT.shape[1] // 2
+    values[TARGET] = tgt_BT[:, :half]
+    logits = [engine.run("first", values)]
+    for length in range(half + 1, tgt_BT.shape[1] + 1):
+        values[TARGET] = tgt_BT[:, :length]
+        logits.append(engine.run("step", values))
+    return pick_log_p(torch.from_numpy(np.concatenate(logits, 1)).log_softmax(-1), rows[TARGET])
+
+
+def _arrays(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in inputs.items()}

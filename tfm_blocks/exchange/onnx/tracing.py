@@ -1,9 +1,9 @@
-"""Trace the graphs of a network with torch.export, with free batch and lengths."""
+"""Trace encoding and decoding as graphs of named tensors with torch.export, with free batch and lengths."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,17 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
 
+from tfm_blocks.blocks.layers.state import State
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.exchange.onnx.graphs import LOGITS, Encoder, FirstPass, NextStep, StateLayout, Whole
 from tfm_blocks.language.pairing import pattern
-from tfm_blocks.language.spec import TARGET, Spec, names
+from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network import incremental
 from tfm_blocks.network.call import Call, Values
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.incremental import Decoding
 
+LOGITS = "logits"
 NODE = "node"
 TORCH_LAYER = "does not cover recurrent layers of torch, whose trace would fix the batch and the length"
 UNCOVERED = {
@@ -34,6 +36,81 @@ UNCOVERED = {
 """Blocks that cannot be exported, with the reason."""
 SIZES = ((2, 3), (3, 131))
 """Batch and shortest length of two trial inputs: the first are traced, and the trace must run on the others."""
+
+
+class GrowingState(State):
+    """A state with one hypothesis per sentence, whose caches_BHTK grow by the positions that are read.
+
+    A window is a mask over all positions, because a trace would fix whether the past is longer than the window.
+    """
+
+    def append(self, name: str, x_BHMK: Tensor, window: int | None = None, dilation: int = 1) -> Tensor:
+        self.caches[name] = torch.cat((self.caches[name], x_BHMK), 2)
+        return self.caches[name]
+
+    def fill(self, **x_BHPK: Tensor) -> None:
+        self.caches.update(x_BHPK)
+
+    def past(self, window: int | None = None, dilation: int = 1) -> slice:
+        return slice(0, self.position + 1, 1)
+
+    def beam_mask(self, window: int | None = None, dilation: int = 1) -> Tensor | None:
+        if window is None:
+            return None
+        distance_N = torch.arange(self.position, -1, -1)
+        return ((distance_N < window * dilation) & (distance_N % dilation == 0))[None, None, None]
+
+
+class StateLayout:
+    """The tensors of a decoding by name, such as `decoder.0.self.k`, from an example.
+
+    `alias` maps each name to the first name of its tensor, because many calls share a mask. `read` are the tensors that
+    exist before the first target token, `changing` those that the first pass and the steps return.
+    """
+
+    def __init__(self, example: Decoding) -> None:
+        self.example = example
+        first: dict[int, str] = {}
+        self.alias = {name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(example).items()}
+        states = example.states.items()
+        caches = [f"{address}.{name}" for address, state in states for name in state.caches]
+        self.read = [name for name in dict.fromkeys(self.alias.values()) if name not in caches]
+        self.changing = caches + [f"{address}.{name}" for address, state in states for name in state.moving]
+
+    def decoding(self, tensors: Mapping[str, Tensor], position: int) -> Decoding:
+        """Return a decoding before the target token at `position`, with growing caches."""
+        values = {name: tensors[first] for name, first in self.alias.items() if first in tensors}
+
+        def part(address: str, names: Iterable[str]) -> Values:  # before the first pass there are no caches
+            return {name: values[f"{address}.{name}"] for name in names if f"{address}.{name}" in values}
+
+        states: dict[str, State] = {
+            address: GrowingState(part(address, s.fixed), part(address, s.caches), part(address, s.moving))
+            for address, s in self.example.states.items()
+        }
+        keeps = part("keep", self.example.keeps)
+        one_hypothesis = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        return Decoding({name: values[name] for name in self.example.values}, keeps, states, one_hypothesis, position)
+
+
+def named_tensors(decoding: Decoding, names: Iterable[str] | None = None) -> Values:
+    """Return the tensors of a decoding, or those with these names."""
+    tensors = {**decoding.values, **{f"keep.{axis}": mask for axis, mask in decoding.keeps.items()}}
+    for address, state in decoding.states.items():
+        for part in (state.fixed, state.caches, state.moving):
+            tensors |= {f"{address}.{name}": tensor for name, tensor in part.items()}
+    return tensors if names is None else {name: tensors[name] for name in names}
+
+
+class Computation(nn.Module):
+    """A function from named tensors to named tensors that runs a network."""
+
+    def __init__(self, network: Network, compute: Callable[[Values], Values]) -> None:
+        super().__init__()
+        self.network, self.compute = network, compute
+
+    def forward(self, inputs: Values) -> Values:
+        return self.compute(inputs)
 
 
 @dataclass(frozen=True)
@@ -59,18 +136,13 @@ def trace_network(network: Network, where: str) -> list[Graph]:
 
     Raises RunError with the node that cannot be exported.
     """
-    _expect_covered(network.spec, where)
-    small, large = (_examples(network, *sizes) for sizes in SIZES)
-    return [_trace(name, module, inputs, large[name][1], where) for name, (module, inputs) in small.items()]
-
-
-def _expect_covered(spec: Spec, where: str) -> None:
-    """Raise RunError that names each input and node that is not covered."""
-    vectors = [f"inputs.{input.name}" for input in spec.inputs if not input.tokens]
+    vectors = [f"inputs.{input.name}" for input in network.spec.inputs if not input.tokens]
     rules = dict.fromkeys(vectors, "covers inputs of token ids, but this input has vectors")
-    rules |= {pattern(node.address): UNCOVERED[node.block] for node in spec.nodes if node.block in UNCOVERED}
+    rules |= {pattern(node.address): UNCOVERED[node.block] for node in network.spec.nodes if node.block in UNCOVERED}
     if rules:
         raise RunError([refused(where, address, rule) for address, rule in rules.items()])
+    small, large = (_examples(network, *sizes) for sizes in SIZES)
+    return [_trace(name, module, inputs, large[name][1], where) for name, (module, inputs) in small.items()]
 
 
 def refused(where: str, address: str, rule: str) -> Problem:
@@ -80,26 +152,43 @@ def refused(where: str, address: str, rule: str) -> Problem:
 
 
 def _examples(network: Network, batch: int, shortest: int) -> dict[str, tuple[nn.Module, Values]]:
-    """Return the module of each graph and inputs for it, whose axes all have different lengths."""
-    inputs = _inputs(network, batch, shortest)
-    if TARGET not in inputs:
-        return {"model": (Whole(network), inputs)}
-    tgt_BT = inputs.pop(TARGET)
-    layout = StateLayout.of(incremental.start(network, inputs, 0, sentences=batch))
-    first, step = FirstPass(network, layout), NextStep(network, layout)
-    encoder = Encoder(network, layout)
-    read = _contiguous(encoder(inputs)) if inputs else {}
-    state = _contiguous(first({**read, TARGET: tgt_BT[:, :-1]}))
-    del state[LOGITS]
-    graphs: dict[str, tuple[nn.Module, Values]] = {"encoder": (encoder, inputs)} if inputs else {}
-    return {**graphs, "first": (first, {TARGET: tgt_BT, **read}), "step": (step, {TARGET: tgt_BT, **read, **state})}
+    """Return the module of each graph and inputs for it, whose axes all have different lengths.
 
-
-def _inputs(network: Network, batch: int, shortest: int) -> Values:
-    """Return token ids for each input, which have as many positions as the model allows up to a length of their own."""
+    `encoder` runs the nodes that do not depend on the target: sources -> the tensors `read` of the layout. `first`
+    reads the first target tokens: tgt_BP and the tensors `read` -> logits_BPV and the tensors `changing`. `step` reads
+    the last token of tgt_BT with the state after the tokens before it: -> logits_B1V and the next state. Without
+    target, `model` computes logits_BNV.
+    """
     order = [*names(network.spec.sources), *(name for name in names(network.spec.inputs) if name == TARGET)]
     lengths = {name: int(min(shortest + number, network.longest(name).tokens)) for number, name in enumerate(order)}
-    return {name: torch.full((batch, length), Tokenizer.EOS) for name, length in lengths.items()}
+    inputs = {name: torch.full((batch, length), Tokenizer.EOS) for name, length in lengths.items()}
+    if TARGET not in inputs:
+        return {"model": (Computation(network, lambda inputs: {LOGITS: network(**inputs)}), inputs)}
+    tgt_BT = inputs.pop(TARGET)
+    layout = StateLayout(incremental.start(network, inputs, 0, sentences=batch))
+
+    def encode(inputs: Values) -> Values:
+        return named_tensors(incremental.start(network, inputs, 0), layout.read)
+
+    def first(inputs: Values) -> Values:
+        tgt_BP = inputs[TARGET]
+        if not network.spec.sources:
+            inputs = named_tensors(incremental.start(network, {}, 0, sentences=tgt_BP.shape[0]), layout.read)
+        x_BPD, decoding = incremental.prefill(network, tgt_BP, layout.decoding(inputs, 0))
+        return {LOGITS: network.head(x_BPD), **named_tensors(decoding, layout.changing)}
+
+    def step(inputs: Values) -> Values:
+        tgt_BT = inputs[TARGET]
+        decoding = layout.decoding(inputs, tgt_BT.shape[1] - 1)
+        x_BD, decoding = incremental.step(network, tgt_BT[:, -1], decoding)
+        return {LOGITS: network.head(x_BD[:, None]), **named_tensors(decoding, layout.changing)}
+
+    read = _contiguous(encode(inputs)) if inputs else {}
+    state = _contiguous(first({**read, TARGET: tgt_BT[:, :-1]}))
+    del state[LOGITS]
+    passes = {"encoder": (encode, inputs)} if inputs else {}
+    passes |= {"first": (first, {TARGET: tgt_BT, **read}), "step": (step, {TARGET: tgt_BT, **read, **state})}
+    return {name: (Computation(network, compute), values) for name, (compute, values) in passes.items()}
 
 
 def _contiguous(tensors: Values) -> Values:
@@ -109,7 +198,12 @@ def _contiguous(tensors: Values) -> Values:
 
 def _trace(name: str, module: nn.Module, inputs: Values, larger: Values, where: str) -> Graph:
     """Trace a module, and run the trace on larger inputs, on which it checks all that it assumes of lengths."""
-    free = {key: _free_axes(x, larger[key]) for key, x in inputs.items()}
+    free = {
+        key: {
+            i: Dim.DYNAMIC for i, sizes in enumerate(zip(x.shape, larger[key].shape, strict=True)) if len({*sizes}) > 1
+        }
+        for key, x in inputs.items()
+    }
     watch = _Watch()
     options: dict[str, Any] = {"strict": False, "prefer_deferred_runtime_asserts_over_guards": True}
     try:
@@ -131,12 +225,6 @@ def _trace(name: str, module: nn.Module, inputs: Values, larger: Values, where: 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _free_axes(x: Tensor, larger: Tensor) -> dict[int, Any]:
-    """Return the axes whose sizes differ, as free axes of torch.export."""
-    sizes = enumerate(zip(x.shape, larger.shape, strict=True))
-    return {axis: Dim.DYNAMIC for axis, (size, other) in sizes if size != other}
 
 
 class _Watch(TorchFunctionMode):

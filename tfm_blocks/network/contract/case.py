@@ -147,12 +147,12 @@ class Case:
 
     def masks(self, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the masks of the inputs that set the padding of their axes."""
-        first = {name for input in self.spec.inputs for axis in input.sequences for name in axis.inputs}
+        first = {name for tensor in self.spec.inputs for axis in tensor.sequences for name in axis.inputs}
         return {name: mask for name, mask in keep.items() if name in first}
 
     def sizes(self, longer: int = 0) -> dict[str, int]:
         """Return the batch size and the length of each sequence by axis, within the block's `max_length`."""
-        axes = [axis.name for input in self.spec.inputs for axis in input.shape[1:] if isinstance(axis, Axis)]
+        axes = [axis.name for tensor in self.spec.inputs for axis in tensor.shape[1:] if isinstance(axis, Axis)]
         longest = self.network.longest(self.spec.inputs[0].name).tokens
         lengths = {
             axis: int(min(length, max(1, longest - PADDING)))
@@ -165,10 +165,10 @@ class Case:
         """Draw random inputs: ids above 0, or normally distributed vectors."""
         generator, sizes = torch.Generator().manual_seed(seed), self.sizes(longer)
         drawn = {}
-        for input in self.spec.inputs:
-            shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in input.shape]
+        for tensor in self.spec.inputs:
+            shape = [sizes[axis.name] if isinstance(axis, Axis) else axis for axis in tensor.shape]
             ids = torch.randint(1, self.vocab, shape, generator=generator)
-            drawn[input.name] = ids if input.tokens else torch.randn(shape, generator=generator)
+            drawn[tensor.name] = ids if tensor.tokens else torch.randn(shape, generator=generator)
         return drawn
 
     def decoder_tensors(self, target: int = TARGET_LENGTH) -> dict[str, Tensor]:
@@ -176,9 +176,9 @@ class Case:
         assert self.decoder is not None
         generator, lengths = torch.Generator().manual_seed(0), {TARGET: target, SOURCE: SOURCE_LENGTH}
         drawn = {}
-        for input in self.decoder.spec.inputs:
-            length = int(min(lengths[input.name], self.decoder.longest(input.name).tokens))
-            drawn[input.name] = torch.randint(1, VOCAB, (BATCH, length), generator=generator)
+        for tensor in self.decoder.spec.inputs:
+            length = int(min(lengths[tensor.name], self.decoder.longest(tensor.name).tokens))
+            drawn[tensor.name] = torch.randint(1, VOCAB, (BATCH, length), generator=generator)
         return drawn
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Axis, Node, Shape, Spec
+from tfm_blocks.language.spec import Axis, Node, Spec
 from tfm_blocks.network.contract.case import Case
 from tfm_blocks.network.contract.rules import BEFORE_A_RUN, first_breach
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
@@ -66,8 +66,7 @@ def _value(value: Any) -> Any:
 
 def _ports(node: Node, info: BlockInfo, spec: Spec) -> dict[str, tuple[str, ...]]:
     """Return the axes that each port reads in the model. Ports without a batch axis are omitted."""
-    shapes: dict[str, Shape] = {input.name: input.shape for input in spec.inputs}
-    shapes |= {other.address: other.shape for other in spec.nodes}
+    shapes = spec.shapes
     return {
         port.name: tuple(
             " ".join(

@@ -13,13 +13,14 @@ from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis
 from tfm_blocks.network.build import build_network
 from tfm_blocks.network.contract.case import BATCH, PADDING, Case
-from tfm_blocks.network.contract.decoding import steps_as_it_reads, steps_in_a_search
 from tfm_blocks.network.contract.expectations import (
     BreachError,
     differing,
     expect_close,
     largest_difference,
     require_finite,
+    steps_as_it_reads,
+    steps_in_a_search,
 )
 from tfm_blocks.network.trace import trace
 from tfm_blocks.registry.signature import Port

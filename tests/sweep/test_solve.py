@@ -9,9 +9,8 @@ from tests.network.examples import SHIPPED, name
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.network.budget import BUDGETS
 from tfm_blocks.network.build import check_model
-from tfm_blocks.network.solve import measure_cost, solve
+from tfm_blocks.sweep.solve import BUDGETS, measure_cost, solve
 
 SMALL = ["d_model=32", "d_ff=48", "heads=4", "layers=2", "vocab=50"]
 PARAMETERS = BUDGETS["parameters"]

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TypeVar
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
-from tfm_blocks.network.budget import Budget
-from tfm_blocks.network.build import check_model, read_model
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.build import check_model, count_parameters, network_without_values, read_model
+from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
+from tfm_blocks.network.graph import Network
 
 GROWTH = 256  # largest factor by which a knob grows
 TRIES = 128  # neighbouring values that are tried if the check refuses a value
@@ -22,6 +25,32 @@ PLATEAU = 2  # steps without growth of the cost after which the search stops
 CLOSE = 0.1  # fraction of the allowed difference at which no further knob is adjusted
 
 Values = Mapping[str, int]
+Cost = TypeVar("Cost")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A cost that models can have in common.
+
+    `unit` names it in messages. `within` is the largest relative difference that counts as equal. `measure` computes
+    the cost for one sentence of LENGTH tokens per input.
+    """
+
+    unit: str
+    within: float
+    measure: Callable[[Spec], int]
+
+
+def _measured(spec: Spec, cost: Callable[[Network, Mapping[str, int]], Cost]) -> Cost:
+    network = network_without_values(spec)
+    return cost(network, axis_lengths(network, {}))
+
+
+BUDGETS = {
+    "parameters": Budget("parameters", 0.005, count_parameters),
+    "multiply_adds": Budget("multiply-adds", 0.01, lambda spec: sum(_measured(spec, multiply_adds).values())),
+    "decode_state": Budget("floats of decoding state", 0.01, lambda spec: _measured(spec, decoding_state)),
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,200 @@
+"""The roles, symbolic shapes and initial values of weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration, Trainer
+
+from tests.network.examples import ALL, SHIPPED, build, each, name
+from tests.network.random_graphs import models
+from tfm_blocks.cli import main
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.network.build import check_model, network_without_values, read_model
+from tfm_blocks.network.weights import ROLES, initial_distributions, list_weights
+from tfm_blocks.report.weights import group_weights
+
+# The weights of ten models that are neither matrices with two axes nor biases nor gains, with layers=1.
+SPECIAL = {
+    "base": {"src_emb.block.weight": "embedding head"},
+    "gpt2": {"emb.block.weight": "embedding head", "pos.block.weight": "position"},
+    "llama": {"emb.block.weight": "embedding", "logits.block.weight": "head"},
+    "mixtral": {
+        "emb.block.weight": "embedding",
+        "logits.block.weight": "head",
+        "decoder.0.ffn.block.router.map.weight": "router",
+        "decoder.0.ffn.block.experts.inner.weight": "experts",
+        "decoder.0.ffn.block.experts.out.weight": "experts",
+    },
+    "t5": {
+        "src_emb.block.weight": "embedding head",
+        "src_order.block.weight": "bias",
+        "tgt_order.block.weight": "bias",
+    },
+    "relative": {
+        "src_emb.block.weight": "embedding head",
+        **{
+            f"{stack}.block.{table}": "position"
+            for stack in ("encoder.0.attn", "decoder.0.self")
+            for table in ("of_keys", "of_values")
+        },
+    },
+    "conv": {
+        "src_emb.block.weight": "embedding head",
+        "encoder.0.attn.block.map.weight": "convolution",
+        "decoder.0.self.block.map.weight": "convolution",
+    },
+    "recurrent": {
+        "src_emb.block.weight": "embedding head",
+        "encoder.0.attn.block.forwards.hidden.weight": "recurrent",
+        "encoder.0.attn.block.backwards.hidden.weight": "recurrent",
+        "decoder.0.self.block.forwards.hidden.weight": "recurrent",
+    },
+    "rezero": {
+        "src_emb.block.weight": "embedding head",
+        **{
+            f"{node}.post.gain.weight": "scalar"
+            for node in ("encoder.0.attn", "encoder.0.ffn", "decoder.0.self", "decoder.0.cross", "decoder.0.ffn")
+        },
+    },
+    "olmo2": {"emb.block.weight": "embedding", "logits.block.weight": "head"},
+}
+
+
+def weights_of_model(model: str, *overrides: str):
+    composed = compose_model(model, list(overrides))
+    return list_weights(network_without_values(check_model(composed.model, composed.sources)))
+
+
+@pytest.mark.parametrize("model", SPECIAL)
+def test_the_roles_of_ten_models_are_those_of_a_table_made_by_hand(model: str) -> None:
+    expected = dict(SPECIAL[model])
+    for weight in weights_of_model(model, "layers=1"):
+        usual = "bias" if weight.name.endswith("bias") else "gain" if len(weight.shape) == 1 else "matrix"
+        assert " ".join(weight.roles) == expected.pop(weight.name, usual), weight.name
+    assert not expected
+
+
+@pytest.mark.parametrize("path", ALL, ids=name)
+def test_each_weight_of_each_model_has_a_role_and_is_listed_once(path) -> None:
+    network = build(path)
+    weights = list_weights(network)
+    assert [
+        network.get_parameter(weight.name) is one for weight, one in zip(weights, network.parameters(), strict=True)
+    ]
+    for weight in weights:
+        assert weight.roles and set(weight.roles) <= set(ROLES) and weight.uses >= len(weight.names)
+        assert {network.get_parameter(other) for other in weight.names} == {network.get_parameter(weight.name)}
+        assert 0 <= weight.depth[0] < weight.depth[1]
+
+
+@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(models())
+def test_each_weight_of_random_models_has_a_role(model) -> None:
+    _expect_roles(model)
+
+
+@pytest.mark.grid
+@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(models())
+def test_each_weight_of_three_hundred_random_models_has_a_role(model) -> None:
+    _expect_roles(model)
+
+
+def _expect_roles(model) -> None:
+    try:
+        spec = check_model(model, Sources())
+    except ConfigError:
+        return
+    network = network_without_values(spec)
+    weights = list_weights(network)
+    assert len(weights) == len(list(network.parameters())) and all(weight.roles for weight in weights)
+
+
+@pytest.mark.parametrize(
+    ("model", "reference"),
+    [
+        ("gpt2", GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, n_inner=24, vocab_size=30))),
+        (
+            "t5_v1",
+            T5ForConditionalGeneration(
+                T5Config(num_layers=4, d_model=16, d_kv=8, num_heads=2, d_ff=24, vocab_size=30, num_decoder_layers=4)
+            ),
+        ),
+    ],
+    ids=["gpt2", "t5"],
+)
+def test_the_weights_without_decay_are_those_of_transformers(model: str, reference: torch.nn.Module) -> None:
+    decayed = set(Trainer.get_decay_parameter_names(None, reference))  # type: ignore[arg-type]
+    theirs = sorted(sorted(one.shape) for name, one in reference.named_parameters() if name not in decayed)
+    network = build(next(path for path in SHIPPED if path.stem == model))
+    ours = sorted(sorted(weight.shape) for weight in list_weights(network) if not weight.decays)
+    assert sum(map(math.prod, ours)) == sum(map(math.prod, theirs)) and [o for o in ours if len(o) > 1] == [
+        o for o in theirs if len(o) > 1
+    ]
+
+
+@each(SHIPPED)
+def test_a_symbolic_shape_gives_the_sizes_of_a_model_with_a_width_of_three_times(path) -> None:
+    composed = compose_model(path.stem)
+    groups = group_weights(check_model(composed.model, composed.sources), composed)
+    tripled = composed.with_values({"d_model": 3 * composed.mapping["d_model"]})
+    larger = list_weights(network_without_values(read_model(tripled.model, tripled.sources)))
+    sizes = {weight.name: weight.shape for weight in larger}
+    for group in groups:
+        for weight in group.weights:
+            axes = []
+            for symbol in group.symbols:
+                product, _, divisor = symbol.partition("/")
+                factors = [int(tripled.mapping.get(factor, factor)) for factor in product.split("·")]
+                axes.append(math.prod(factors) // int(divisor or 1))
+            assert tuple(axes) == sizes[weight.name], (weight.name, group.symbols)
+
+
+@each(ALL)
+def test_initial_values_have_the_distributions_that_are_shown(path) -> None:
+    network = build(path)
+    shown = initial_distributions(network_without_values(network.spec))
+    for weight, parameter in network.named_parameters():
+        expect_distribution(shown[weight], parameter.detach(), weight)
+
+
+def expect_distribution(shown: str, values: torch.Tensor, weight: str) -> None:
+    if ", " in shown or shown == "set":
+        return
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e[+-]\d+)?", shown.replace("inf", "1e9"))]
+    slack = 4 / math.sqrt(max(values.numel(), 1))  # four standard errors of a standard deviation, about
+    if shown.startswith("uniform ±"):
+        assert values.abs().max() <= numbers[0] * 1.01, weight
+        if values.numel() > 1:
+            assert values.std() == pytest.approx(numbers[0] / math.sqrt(3), rel=slack + 0.02), weight
+    elif shown.startswith("normal"):
+        if values.numel() > 1:
+            assert values.std() == pytest.approx(numbers[1], rel=slack + 0.02), weight
+    elif not shown.startswith("uniform"):
+        assert torch.all((values - numbers[0]).abs() <= 1e-3 * max(abs(numbers[0]), 1e-9)), weight
+
+
+def test_show_weights_prints_what_its_json_has(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["show", "tiny", "layers=2", "--weights", "--json"])
+    record = json.loads(capsys.readouterr().out)
+    first = record["weights"][0]
+    assert first["names"] == ["src_emb.block.weight", "logits.block.weight"]
+    assert (first["roles"], first["shape"], first["size"]) == (
+        ["embedding", "head"],
+        ["vocab", "d_model"],
+        [10000, 128],
+    )
+    inner = [one for one in record["weights"] if one["names"] == ["encoder.1.ffn.block.inner.weight"]]
+    assert [(one["depth"], one["shape"]) for one in inner] == [([1, 2], ["d_ff", "d_model"])]
+    main(["show", "tiny", "layers=2", "--weights"])
+    table = capsys.readouterr().out
+    assert "src_emb.block.weight = logits.block.weight" in " ".join(table.split()) or "src_emb.block.weight" in table
+    assert "32,768 × 2" in table and "parameters: embedding, head 1,280,000" in table

@@ -1,0 +1,167 @@
+"""What each weight of a network is: its role, its symbolic shape, its ties, its uses and its depth."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tfm_blocks.language.spec import Node
+from tfm_blocks.network.build import initialise
+from tfm_blocks.network.graph import Network
+
+Role = Literal[
+    "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar", "experts"
+]  # fmt: skip
+ROLES: tuple[Role, ...] = get_args(Role)
+NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
+BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of a network, under the first of its `names`; a tied weight has several names.
+
+    `roles` has the role under each name. `node` is the node that owns the weight, and `uses` counts the nodes that
+    read it, those with shared weights and ties included. `depth` is the index of the innermost layer of a stack around
+    the node, and the number of layers of this stack; (0, 1) outside of stacks.
+    """
+
+    names: tuple[str, ...]
+    roles: tuple[Role, ...]
+    shape: tuple[int, ...]
+    node: Node
+    uses: int
+    depth: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """Return the address of the weight in a state dict."""
+        return self.names[0]
+
+    @property
+    def decays(self) -> bool:
+        """Return True if weight decay applies to the weight: not to biases, gains and scalars."""
+        return NOT_DECAYED.isdisjoint(self.roles)
+
+
+def list_weights(network: Network) -> list[Weight]:
+    """Return every weight of a network once, in the order of `network.parameters()`. No value is read."""
+    names: defaultdict[nn.Parameter, list[str]] = defaultdict(list)
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        names[parameter].append(name)
+    calls = [*network.calls, *network.head_calls]
+    uses = defaultdict[nn.Parameter, int](int)
+    for call in calls:
+        for parameter in set(call.module.parameters()):
+            uses[parameter] += 1
+    owners = {call.node.owner: call.node for call in reversed(calls)}
+    layers = _count_layers(owners)
+    weights = []
+    for parameter, own in names.items():
+        node = owners[max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)]
+        roles = tuple(dict.fromkeys(_role(network, name, parameter.ndim) for name in own))
+        weights.append(Weight(tuple(own), roles, tuple(parameter.shape), node, uses[parameter], layers[node.owner]))
+    return weights
+
+
+def _role(network: Network, name: str, axes: int) -> Role:
+    """Return the role that the outermost module around a weight declares, or else the role that its shape allows.
+
+    A class declares the roles of its weights in `weight_roles`, by their addresses below the module.
+    """
+    module: nn.Module = network
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        below = ".".join(parts[place:])
+        for kind in type(module).__mro__:
+            if below in (declared := vars(kind).get("weight_roles", {})):
+                role: Role = declared[below]
+                return role
+        if place < len(parts) - 1:
+            module = module.get_submodule(part)
+    return "bias" if axes <= 1 and parts[-1].endswith("bias") else BY_AXES[min(axes, 3)]
+
+
+def _count_layers(owners: Mapping[str, Node]) -> dict[str, tuple[int, int]]:
+    """Return the depth of each owner: the index in its innermost stack, and the number of layers of that stack."""
+    stacks: defaultdict[str, set[int]] = defaultdict(set)
+    places = {}
+    for owner in owners:
+        parts = owner.split(".")
+        numbered = [index for index, part in enumerate(parts) if part.isdigit()]
+        if numbered:
+            places[owner] = ".".join(parts[: numbered[-1]]), int(parts[numbered[-1]])
+            stacks[places[owner][0]].add(places[owner][1])
+    return {
+        owner: (places[owner][1], max(stacks[places[owner][0]]) + 1) if owner in places else (0, 1) for owner in owners
+    }
+
+
+def symbolic_shapes(
+    shapes: Mapping[str, Sequence[tuple[int, ...]]], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the symbolic shape of each weight, such as ("3·d_model", "d_model/2").
+
+    `shapes` has the shapes of all weights under "", and with each knob doubled, whose value is in `sizes`. An axis that
+    doubles with a knob has the knob as a factor, and an axis that does not double with any knob is a number.
+    """
+    for number, shape in enumerate(shapes[""]):
+        axes = []
+        for axis, size in enumerate(shape):
+            factors = [knob for knob, changed in shapes.items() if knob and changed[number][axis] == 2 * size]
+            rest = Fraction(size, math.prod(sizes[knob] for knob in factors))
+            whole = [str(rest.numerator)] if rest.numerator > 1 or not factors else []
+            axes.append("·".join([*whole, *factors]) + (f"/{rest.denominator}" if rest.denominator > 1 else ""))
+        yield tuple(axes)
+
+
+class _FilledValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records with which distribution each part of a storage is filled: its name and two numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.parts: defaultdict[int, dict[int, tuple[str, float, float]]] = defaultdict(dict)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name.endswith("_") and isinstance(args[0], Tensor):
+            parts, place = self.parts[args[0].untyped_storage()._cdata], int(args[0].storage_offset())
+            kind, first, second = parts.get(place, ("set", 0.0, 0.0))
+            if name in ("normal_", "uniform_"):
+                kind, first, second = name[:-1], float(args[1]), float(args[2])
+            elif name in ("zero_", "fill_"):
+                kind, first = "constant", float(args[1]) if name == "fill_" else 0.0
+            elif name == "mul_":
+                first, second = first * float(args[1]), second * float(args[1])
+            else:
+                kind = "set"
+            parts[place] = (kind, first, second)
+        return func(*args, **(kwargs or {}))
+
+
+def initial_distributions(network: Network) -> dict[str, str]:
+    """Return the distribution of the initial values of each weight by its first name, such as `uniform ±0.0765`.
+
+    The network is on the meta device. Parts of a weight with different distributions are separated by commas; `set`
+    stands for values that no such distribution describes.
+    """
+    with _FilledValues() as filled:
+        initialise(network, 0)
+    return {
+        name: ", ".join(dict.fromkeys(_distribution(*part) for part in filled.parts[storage].values()))
+        for name, parameter in network.named_parameters()
+        if (storage := parameter.untyped_storage()._cdata) in filled.parts
+    }
+
+
+def _distribution(kind: str, first: float, second: float) -> str:
+    if kind == "uniform":
+        return f"uniform ±{second:.3g}" if first == -second else f"uniform {first:.3g} to {second:.3g}"
+    return {"constant": f"{first:g}", "normal": f"normal {first:g} ± {second:.3g}"}.get(kind, kind)

@@ -1,0 +1,102 @@
+"""`tfm show --weights`: the role, the shape and the initial values of each group of alike weights."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.build import network_without_values, read_model
+from tfm_blocks.network.weights import Weight, initial_distributions, list_weights, symbolic_shapes
+from tfm_blocks.report.screen import print_table, screen
+from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Weights that differ only in their layer of a stack. `symbols` are their axes as products of knobs."""
+
+    weights: list[Weight]
+    symbols: tuple[str, ...]
+    initial: str
+
+
+def group_weights(spec: Spec, composed: Composed | None) -> list[WeightGroup]:
+    """Return the weights of a model in groups, in the order of the first of each group. No value is allocated.
+
+    Without `composed`, as of a run folder, the axes are numbers.
+    """
+    network = network_without_values(spec)
+    weights, initial = list_weights(network), initial_distributions(network)
+    symbols = symbolic_shapes(*_doubled(spec, composed))
+    groups: dict[tuple[object, ...], WeightGroup] = {}
+    for weight, own_symbols in zip(weights, symbols, strict=True):
+        place = ".".join("i" if part.isdigit() else part for part in weight.name.split("."))
+        values = initial.get(weight.name, "set")
+        key = (place, weight.roles, weight.uses, weight.shape, own_symbols, values)
+        groups.setdefault(key, WeightGroup([], own_symbols, values)).weights.append(weight)
+    return list(groups.values())
+
+
+def _doubled(spec: Spec, composed: Composed | None) -> tuple[dict[str, list[tuple[int, ...]]], Mapping[str, int]]:
+    """Return the shapes of all weights, under "", and with each knob doubled; and the values of the knobs.
+
+    A knob that cannot be doubled alone, and one that changes the number of weights, such as layers, is left out.
+    """
+    shapes = {"": _shapes(spec)}
+    knobs = {key: value for key, value in (composed.mapping if composed else {}).items() if type(value) is int}
+    for knob, value in knobs.items():
+        assert composed
+        try:
+            doubled = composed.with_values({knob: 2 * value})
+            changed = _shapes(read_model(doubled.model, doubled.sources))
+        except ConfigError:
+            continue
+        if list(map(len, changed)) == list(map(len, shapes[""])):
+            shapes[knob] = changed
+    return shapes, knobs
+
+
+def _shapes(spec: Spec) -> list[tuple[int, ...]]:
+    return [tuple(parameter.shape) for parameter in network_without_values(spec).parameters()]
+
+
+def show_weights(groups: list[WeightGroup], name: str) -> None:
+    """Print a row for each group, and the number of weights of each role."""
+    columns = [*texts("weight", "role", "shape", "size"), Column("parameters", COUNT), *texts("initial values")]
+    rows: list[list[Value]] = []
+    for group in groups:
+        weight, count = group.weights[0], len(group.weights)
+        size = math.prod(weight.shape)
+        parameters = Cell(f"{size:,}" + (f" × {count}" if count > 1 else ""), size)
+        shape, sizes = " × ".join(group.symbols) or "1", " × ".join(map(str, weight.shape)) or "1"
+        names, roles = " = ".join(weight.names), ", ".join(weight.roles)
+        rows.append([names, roles, shape, sizes, parameters, group.initial])
+    print_table(Table(f"weights of {name}", columns, rows))
+    totals: defaultdict[str, int] = defaultdict(int)
+    for group in groups:
+        totals[", ".join(group.weights[0].roles)] += sum(math.prod(weight.shape) for weight in group.weights)
+    listed = ", ".join(f"{role} {count:,}" for role, count in totals.items())
+    screen().print(f"{sum(totals.values()):,} parameters: {listed}")
+
+
+def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
+    """Return the facts of every weight for JSON, in the order of the groups."""
+    return [
+        {
+            "names": list(weight.names),
+            "node": weight.node.address,
+            "roles": list(weight.roles),
+            "shape": list(group.symbols),
+            "size": list(weight.shape),
+            "initial": group.initial,
+            "uses": weight.uses,
+            "depth": list(weight.depth),
+        }
+        for group in groups
+        for weight in group.weights
+    ]

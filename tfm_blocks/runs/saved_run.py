@@ -1,0 +1,370 @@
+"""Read a run folder: its state, settings, measurements and scores. No weights are loaded and nothing is computed."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from tfm_blocks.errors import Problem, RunError, cut, printable
+from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS, find_score
+from tfm_blocks.runs.files import damaged, parse_mapping, read_text
+from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, STATUS, SWEEP, WEIGHTS, step_files, step_of
+from tfm_blocks.runs.lock import holder_of
+from tfm_blocks.runs.metrics import Best, numbers_of, read_rows, summarise
+from tfm_blocks.runs.records import (
+    WAITING,
+    JobEntry,
+    Measured,
+    RunFile,
+    SavedScores,
+    Status,
+    scores_folder,
+    with_intervals,
+)
+
+Setting = str | int | float | bool | None
+ROOT_KEY = re.compile(r"\n(?=\w)")
+NUMBERS = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
+NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that do not change the experiment
+LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
+TAIL = 65_536  # bytes that are read from the end of metrics.csv
+HEADLINES = [
+    key.name
+    for keys in (TEST_KEYS, VAL_KEYS)
+    for key in sorted(keys, key=lambda key: key.headline or 0)
+    if key.headline
+]
+UNFINISHED = {
+    "running": "its training is still running",
+    "interrupted": "its training was killed",
+    "stopped": "its training was stopped early",
+    "preempted": "its training was stopped early, and can be resumed",
+    "failed": "its training failed",
+    "diverged": "its training diverged",
+    "done": "the training has finished, but the file is lost",
+    "averaged": "the average was made, but the file is lost",
+    "saved": "the model was saved from Python, but the file is lost",
+}
+RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run would diverge again
+
+
+class SavedRun:
+    """A run folder, or a job of a sweep that has no folder yet. Each file is read when a value of it is first used.
+
+    The values of a missing or damaged file are empty, except those of `config`. `job` is the run's entry in a sweep, or
+    None. `known` are values by name that replace those of the folder. `translated_in` is the folder of the translations
+    behind `scores`, if it is not the run folder.
+    """
+
+    def __init__(self, folder: Path, job: JobEntry | None = None, **known: Any) -> None:
+        self.folder, self.job = folder, job
+        self.name = folder.name
+        self.translated_in: Path | None = None
+        vars(self).update(known)
+
+    def replace(self, **known: Any) -> SavedRun:
+        """Return a copy in which `known` replace values of the folder."""
+        return SavedRun(**{**vars(self), **known})
+
+    @cached_property
+    def begun(self) -> bool:
+        """Return True if the run has a folder."""
+        return is_run(self.folder)
+
+    @cached_property
+    def start(self) -> RunFile:
+        """Return run.json."""
+        return RunFile.read_or_empty(self.folder)
+
+    @cached_property
+    def status(self) -> Status:
+        """Return status.json."""
+        return Status.read_or_empty(self.folder)
+
+    @cached_property
+    def config_text(self) -> str:
+        """Return the text of config.yaml. Raises RunError."""
+        return read_text(self.folder / CONFIG)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Return config.yaml. Raises RunError."""
+        try:
+            return parse_mapping(self.config_text)
+        except ValueError as error:
+            raise damaged(self.folder / CONFIG, error) from None
+
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        """Return the values of config.yaml by dotted key, with lists as single values.
+
+        The file is parsed in parts, one for each root key, and parts are cached, because runs share most of them. A
+        file that was edited by hand into another form is parsed as a whole.
+        """
+        with suppress(RunError):
+            for parts in (ROOT_KEY.split(self.config_text), [self.config_text]):
+                with suppress(ValueError):
+                    return {key: value for part in parts for key, value in _read_part(part).items()}
+        return {}
+
+    @cached_property
+    def _ending(self) -> tuple[str, str]:
+        state, reason = self.status.state, self.status.reason
+        if state == "running" and not holder_of(self.folder):
+            state = "interrupted"
+        job = self.job
+        if job is None or state in ("done", "running") or (state and job.state in (WAITING, "running")):
+            return state, reason
+        if job.state == "running" and not any(map(holder_of, (self.folder.parent, self.folder))):
+            return "interrupted", reason
+        return job.state, job.reason or reason
+
+    @cached_property
+    def state(self) -> str:
+        """Return the state; for an unfinished job, the state in its sweep takes precedence.
+
+        A run that is "running" but held by no live process is "interrupted".
+        """
+        return self._ending[0]
+
+    @cached_property
+    def reason(self) -> str:
+        """Return the reason of the state."""
+        return self._ending[1]
+
+    @cached_property
+    def choices(self) -> Mapping[str, str]:
+        """Return the option of each config group; of a job without a folder, the values of its overrides."""
+        if self.begun or self.job is None:
+            return self.start.choices
+        return dict(text.partition("=")[::2] for text in self.job.overrides)
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model."""
+        return self.choices.get("model", "")
+
+    @property
+    def data(self) -> str:
+        """Return the name of the data."""
+        return self.choices.get("data", "")
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """Return the command lines that began and resumed the run, or the overrides of a job without a folder."""
+        return self.start.commands if self.begun or self.job is None else (" ".join(self.job.overrides),)
+
+    def has(self, words: Sequence[str]) -> bool:
+        """Return True if each word occurs in the path, model, data or command lines."""
+        text = " ".join((str(self.folder), self.model, self.data, *self.commands)).lower()
+        return all(word.lower() in text for word in words)
+
+    @cached_property
+    def changed(self) -> float:
+        """Return the time of the last change, in seconds since 1970."""
+        if not self.begun and self.job is not None:
+            return _modified(self.folder.parent / SWEEP)
+        files = (STATUS, METRICS, MODEL, CHECKPOINTS)
+        return max(_modified(self.folder / name) for name in files) or _modified(self.folder)
+
+    @cached_property
+    def _last_row(self) -> Mapping[str, float]:
+        return _last_measured(self.folder / METRICS)
+
+    @property
+    def step(self) -> int:
+        """Return the number of optimizer updates."""
+        return self.status.steps or int(self._last_row.get("step", 0))
+
+    @property
+    def headline(self) -> tuple[str, float] | None:
+        """Return a name and value of the last test, or else of the last validation."""
+        measured = {**self._last_row, **self.status.scores}
+        return next(((name, measured[name]) for name in HEADLINES if name in measured), None)
+
+    @cached_property
+    def _measured(self) -> Mapping[str, Any]:
+        measured = vars(self.status)
+        if self.status.best is not None:
+            return measured
+        summary = summarise(read_rows(self.folder / METRICS))  # it is not done
+        return {**measured, **{name: measured[name] or value for name, value in summary.items()}}
+
+    @cached_property
+    def numbers(self) -> Mapping[str, float]:
+        """Return the sizes and speeds of NUMBERS."""
+        return {name: self._measured[name] for name in NUMBERS if self._measured[name] is not None}
+
+    @cached_property
+    def best(self) -> Mapping[str, Best]:
+        """Return the best validation by metric."""
+        best: Mapping[str, Best] = self._measured["best"]
+        return best
+
+    @cached_property
+    def scored_on(self) -> str:
+        """Return the split of the scores."""
+        return self.status.scored_on
+
+    @cached_property
+    def test_set(self) -> str:
+        """Return the hash of the scored split."""
+        return self.status.test_set.sha256
+
+    @cached_property
+    def values(self) -> Mapping[str, float]:
+        """Return the scores of the finished model without an interval, such as perplexity."""
+        split = f"{self.status.scored_on}/"
+        scores = self.status.scores.items()
+        return {name.removeprefix(split): value for name, value in scores if name.startswith(split)}
+
+    @cached_property
+    def scores(self) -> Mapping[str, Measured]:
+        """Return the scores of the finished model with an interval."""
+        return with_intervals(self.values, self.status.test_set.rows, self.status.translation)
+
+    @property
+    def saved_names(self) -> list[str]:
+        """Return the names of the scores that `tfm evaluate --test` kept."""
+        return [path.parent.name for path in self.folder.glob(f"scores/*/{SavedScores.FILE}")]
+
+    def with_saved_scores(self, name: str) -> SavedRun:
+        """Return the run with the scores that `tfm evaluate --test` kept under this name.
+
+        The run has no scores if it kept none, or if it was trained further since then.
+        """
+        folder = scores_folder(self.folder, name)
+        saved = SavedScores.read_or_empty(folder)
+        if not saved.scores or saved.steps != self.numbers.get("steps"):
+            return self.replace(test_set="", scored_on="", scores={}, values={})
+        fractions = {} if saved.exact_match is None else {"exact_match": saved.exact_match}
+        scores = with_intervals(fractions, saved.test_set.rows, saved.scores)
+        return self.replace(
+            test_set=saved.test_set.sha256, scored_on=name, scores=scores, values={}, translated_in=folder
+        )
+
+    def value_of(self, name: str) -> float | None:
+        """Return a score of the finished model, such as `BLEU`, `loss`, or `accuracy@64` of answers of a length."""
+        if "@" in name:
+            fraction = self.values.get(find_score(name).key)
+            return None if fraction is None else 100 * fraction
+        return self.scores[name].value if name in self.scores else self.values.get(name)
+
+    def method_of(self, name: str) -> str:
+        """Return the key that comparable scores share: the signature, or for a loss the tokenizer."""
+        if name in self.scores:
+            return self.scores[name].signature
+        smoothing = self.settings.get("label_smoothing") if name == "loss" else ""
+        return f"{self.tokenizer} {smoothing}"
+
+    @property
+    def tokenizer(self) -> str:
+        """Return the hash of the vocabulary."""
+        return self.start.text.get("vocabulary", "")
+
+    @property
+    def train_text(self) -> str:
+        """Return the hash of the ids of the training text."""
+        return self.start.text.get("text of train", "")
+
+    @property
+    def torch(self) -> str:
+        """Return the version of torch: `2.13.0`, or `2.13.0, then 2.14.0`."""
+        return ", then ".join(self.start.values_of("versions", "torch"))
+
+    @property
+    def precision(self) -> str:
+        """Return the precision that trained the run, as `torch`: `bf16`, or `bf16, then fp32`."""
+        return ", then ".join(self.start.values_of("precision", "name"))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the run as JSON values, without its settings."""
+        return {
+            "folder": str(self.folder),
+            "state": self.state,
+            "reason": self.reason,
+            **self.numbers,
+            "best": {name: asdict(best) for name, best in self.best.items()},
+            "scored_on": self.scored_on,
+            "scores": {name: asdict(score) for name, score in self.scores.items()},
+            "values": self.values,
+            "facts": self.start.facts,
+            "changes": self.start.changes,
+        }
+
+    def expect_finished(self) -> None:
+        """Raise RunError if the run has no final weights, with the reason and a fix.
+
+        A finished run that is being trained for longer has weights. Print a warning that they are old.
+        """
+        reason = f" ({cut(self.reason)})" if self.reason else ""
+        cause = UNFINISHED.get(self.state, "the training did not finish") + reason
+        if not (self.folder / WEIGHTS).is_file():
+            raise RunError(Problem(str(self.folder), f"has no {WEIGHTS}: {cause}", help=self._fix()))
+        if self.state in UNFINISHED and self.state not in ("done", "averaged", "saved"):
+            print(printable(f"warning: {self.folder}: {cause}; its weights are from before that"), file=sys.stderr)
+
+    def _fix(self) -> str:
+        fixes = {"running": "wait until it ends", "done": "restore it"}
+        fixes |= dict.fromkeys(RESUMABLE, f"{self.status.resume or f'tfm train resume={self.folder}'} resumes it")
+        fix = fixes.get(self.state)
+        if kept := step_files(self.folder / CHECKPOINTS):
+            after = f"uses its weights after step {step_of(kept[-1]):,}"
+            return f"{f'{fix}, or: ' if fix else ''}tfm translate {self.folder} --checkpoint last {after}"
+        return fix or "no weights were kept before that: train it again"
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if the folder has a status or a model."""
+    with suppress(PermissionError):
+        return (folder / STATUS).is_file() or (folder / MODEL).is_file()
+    return False
+
+
+def _modified(path: Path) -> float:
+    """Return the modification time within the range of datetime, or 0 if the file does not exist."""
+    try:
+        return min(max(path.stat().st_mtime, 0.0), LATEST)
+    except OSError:
+        return 0.0
+
+
+def _last_measured(path: Path) -> dict[str, float]:
+    """Return the last number of each column in the first line and the last TAIL bytes; empty if they are damaged."""
+    newest: dict[str, float] = {}
+    with suppress(OSError, csv.Error, ValueError):
+        if not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            header = file.readline(TAIL)
+            file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
+            file.readline()  # the rest of a partial row
+            tail = file.read().decode("utf-8", "replace").splitlines()
+        names, *rows = csv.reader([header.decode("utf-8", "replace"), *tail])
+        for row in rows:
+            newest |= numbers_of(names, row)
+    return newest
+
+
+@lru_cache(maxsize=4096)
+def _read_part(text: str) -> dict[str, Setting]:
+    return flat_settings(parse_mapping(text))
+
+
+def flat_settings(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Setting]:
+    """Return the values of a config by dotted key, with lists as texts."""
+    settings: dict[str, Setting] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            settings |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            plain = value is None or isinstance(value, (str, int, float, bool))
+            settings[f"{prefix}{name}"] = value if plain else str(value)
+    return settings
