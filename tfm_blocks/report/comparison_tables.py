@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfm_blocks.errors import printable
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key
@@ -20,9 +20,6 @@ from tfm_blocks.report.screen import clock, print_json, print_table, screen, spl
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, csv_text, latex, markdown, markdown_text, texts
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
-
-if TYPE_CHECKING:
-    pass
 
 
 SCORES = {score.name: score for score in FINAL_SCORES}
