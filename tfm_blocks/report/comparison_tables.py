@@ -21,7 +21,6 @@ from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, csv_text,
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
 
-
 SCORES = {score.name: score for score in FINAL_SCORES}
 WITH_INTERVAL = [score.name for score in FINAL_SCORES if score.kind != "token"]
 WITHOUT_INTERVAL = [score.name for score in FINAL_SCORES if score.kind == "token"]
