@@ -19,6 +19,7 @@ from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
+from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.declarations import FILE as DECLARATIONS
@@ -136,7 +137,7 @@ def _files(group: str) -> list[Path]:
 
 def _about(path: Path) -> Iterator[str]:
     """Yield the comment that a file begins with."""
-    if lines := read_comments(path.read_text("utf-8"))[()].above:
+    if lines := read_comments(read_yaml_file(path))[()].above:
         yield "\n".join(lines)
 
 
@@ -149,9 +150,10 @@ def _inherited(path: Path, group: str) -> Iterator[str]:
 
 def _keys(path: Path, schema: Schema) -> str:
     """Return the table of the keys of a file."""
-    text = path.read_text("utf-8")
-    mapping = {key: value for key, value in yaml.safe_load(text).items() if key not in ("defaults", "hydra")}
-    rows = list(_rows(mapping, (), schema, read_comments(text)))
+    file = read_yaml_file(path)
+    values = yaml.safe_load(file.text)  # 1e-9 as text, as the file has it
+    mapping = {key: value for key, value in values.items() if key not in ("defaults", "hydra")}
+    rows = list(_rows(mapping, (), schema, read_comments(file)))
     return _table(["key", "default", "type", "meaning"], rows)
 
 

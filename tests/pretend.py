@@ -1,14 +1,19 @@
 """A pretended accelerator: tensors on the device "pretend" have separate memory, and the CPU computes their values.
 
 It refuses operations on tensors of two devices, and records each time the CPU would wait for a real device: values that
-the host reads, results whose shape depends on values, and tensors that are sent from the host.
+the host reads, results whose shape depends on values, and tensors that are sent from the host. Its random numbers come
+from a generator of the device. A process that finds the entry point of `backend_folder` on its path has the device, and
+nothing else, as its accelerator; PRETEND_LACKS lists operations and dtypes that the device refuses.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +38,7 @@ class Traffic:
 
 
 watching: list[Traffic] = []
+LACKS = frozenset(filter(None, os.environ.get("PRETEND_LACKS", "").split(",")))
 
 
 @contextmanager
@@ -59,6 +65,11 @@ class Pretend(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Save the values with the device, as tensors of CUDA are saved."""
+        rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
+        return rebuild, (self.memory, self.dtype, f"{NAME}:0", self.requires_grad)
+
     def tolist(self) -> Any:
         for watched in watching:
             watched.reads.append("tolist")
@@ -82,9 +93,13 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
         raise RuntimeError(f"{name}: expected all tensors on one device, but found cpu and {NAME}")
     device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
     _record(name, func, tensors, device)
+    _expect_kernel(name, leaves, device)
     plain = [_on_cpu(leaf) for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(plain, spec)
-    out = FUSED.get(name, func)(*args, **kwargs)
+    with _device_generator() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
+        out = FUSED.get(name, func)(*args, **kwargs)
+    if out is None:  # of operations on lists, in place
+        return None
     if name.endswith("_") and leaves and isinstance(leaves[0], Pretend):
         return leaves[0]
     if (device is not None and device.type == "cpu") or name == "aten::_local_scalar_dense":
@@ -92,6 +107,33 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
     if name == "aten::copy_" and not isinstance(leaves[0], Pretend):
         return leaves[0]
     return pytree.tree_map(lambda value: Pretend(value) if isinstance(value, Tensor) else value, out)
+
+
+def _expect_kernel(name: str, leaves: list[Any], device: torch.device | None) -> None:
+    """Raise the errors that mps raises for what it lacks."""
+    if name in LACKS:
+        raise NotImplementedError(f"The operator '{name}' is not currently implemented for the {NAME} device.")
+    if "float64" not in LACKS or (device is not None and device.type == "cpu"):
+        return
+    there = device is not None or any(isinstance(leaf, Pretend) for leaf in leaves)
+    wide = torch.float64 in leaves or any(isinstance(leaf, Tensor) and leaf.dtype == torch.float64 for leaf in leaves)
+    if there and wide and name != "aten::copy_":
+        raise TypeError(f"Cannot convert a {NAME} tensor to float64: the device does not support it")
+
+
+generator = torch.Generator()
+
+
+@contextmanager
+def _device_generator() -> Iterator[None]:
+    """Draw from the generator of the device, and leave the generator of the CPU as it is."""
+    before = torch.get_rng_state()
+    torch.set_rng_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(torch.get_rng_state())
+        torch.set_rng_state(before)
 
 
 def _on_cpu(leaf: Any) -> Any:
@@ -170,11 +212,25 @@ class _Backend(_DummyBackendModule, ModuleType):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
+    def is_available(self) -> bool:
+        return available
+
+    def device_count(self) -> int:
+        return 1  # the threads of autograd are counted once
+
+    def manual_seed_all(self, seed: int) -> None:
+        generator.manual_seed(seed)
+
     def get_rng_state(self, device: Any = None) -> Tensor:
-        return torch.get_rng_state()  # the CPU draws the numbers
+        return generator.get_state()
 
     def set_rng_state(self, state: Tensor, device: Any = None) -> None:
-        torch.set_rng_state(state)
+        generator.set_state(state)
+
+
+class _Hook(_DummyPrivateUse1Hook):
+    def is_available(self) -> bool:
+        return available
 
 
 def _under_autocast(operation: Any) -> Any:
@@ -204,16 +260,23 @@ def _from_numbers(make: Any) -> Any:
     def made(values: Any, *, device: Any = None, **options: Any) -> Tensor:
         if device is None or torch.device(device).type != NAME:
             return make(values, device=device, **options)  # type: ignore[no-any-return]
-        return make(values, **options).to(DEVICE)  # type: ignore[no-any-return]
+        return make(values, **options).to(torch.device(NAME, 0))  # type: ignore[no-any-return]
 
     return made
 
 
-def _register() -> list[torch.library.Library]:
-    """Register the device without methods such as `Module.pretend`, which other tests would see."""
+available = False  # True in a process whose accelerator it is
+
+
+@cache
+def register() -> torch.device:
+    """Register the device, without methods such as `Module.pretend`, which other tests would see.
+
+    It must precede the first backward pass of the process. torch then hides each other accelerator.
+    """
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _Backend(NAME))
-    torch._C._acc.register_python_privateuseone_hook(_DummyPrivateUse1Hook())
+    torch._C._acc.register_python_privateuseone_hook(_Hook())
     torch._C._acc.register_python_privateuseone_device_guard(_DummyDeviceGuard())
     fallbacks, kernels = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -223,19 +286,55 @@ def _register() -> list[torch.library.Library]:
     for name in CAST:
         kernels.impl(name, _under_autocast(getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
     torch.tensor, torch.as_tensor = _from_numbers(torch.tensor), _from_numbers(torch.as_tensor)
-    return [fallbacks, kernels]
+    LIBRARIES.extend((fallbacks, kernels))
+    return torch.device(NAME, 0)
 
 
-LIBRARIES = _register()  # registrations last as long as these objects
-DEVICE = torch.device(NAME, 0)
+LIBRARIES: list[torch.library.Library] = []  # registrations last as long as these objects
+
+
+if not torch.cuda.is_available():  # `pytest -m gpu` uses the CUDA device
+    register()
+
+
+def everywhere() -> None:
+    """Make the device the accelerator of this process; torch calls this when it is imported."""
+    global available
+    register()
+    available = True
+    torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+def backend_folder(folder: Path) -> Path:
+    """Write the entry point with which torch loads the device into processes that have the folder on their path."""
+    package = folder / f"{NAME}-1.dist-info"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[torch.backends]\n{NAME} = tests.pretend:everywhere\n")
+    return folder
 
 
 def there(value: Any) -> Any:
     """Return a tensor or a module on the device. Tied parameters stay tied."""
+    device = register()
     if isinstance(value, Tensor):
-        return value.to(DEVICE)
+        return value.to(device)
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        return value.to(DEVICE)
+        return value.to(device)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def without_shortcuts() -> None:
+    """Let the CPU compute all positions in the chunks of an accelerator, so that it rounds and draws alike."""
+    from tfm_blocks.blocks.layers.linear import Dropout
+    from tfm_blocks.network import call
+    from tfm_blocks.training import loss
+    from tfm_blocks.translation import beam
+
+    torch.backends.cuda.enable_flash_sdp(False)  # the CPU's kernel too
+    call._has_padding = lambda keep_BN: False
+    loss.chunk_size = lambda x_ND: 4096
+    beam.chunk = len
+    Dropout.forward = lambda self, x: torch.dropout(x, self.rate, self.training)

@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.conftest import save
+from tests.exchange.published import publish
 from tests.preloaded import run_python
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
@@ -23,9 +25,12 @@ from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.devices import choose_device
 from tfm_blocks.launch.check import check_run
-from tfm_blocks.network.build import count_parameters
+from tfm_blocks.network.build import build_network, check_model, count_parameters
+from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.sweep.view import show_end
+from tfm_blocks.translation.save import save_network
 
 
 def test_check_of_a_valid_model_prints_fine(capsys):
@@ -328,3 +333,87 @@ def test_the_last_of_two_overrides_wins_in_training(first, tmp_path):
     assert "  train: 20\n" in done.stdout and "d_model: 128" in done.stdout
     assert f"{first}: replaced by data.train=20, which comes later" in done.stderr
     assert "model=base: replaced by model=tiny" in done.stderr
+
+
+PLUGIN = """
+from torch import Tensor, nn
+from tfm_blocks.registry.blocks import block
+
+@block("cli_doubled", "x: B N D -> B N D", source="a test")
+class Doubled(nn.Module):
+    \"\"\"2 x.\"\"\"
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return 2 * x_BND
+"""
+TWICE = """# @package _global_
+defaults: [tiny, _self_]
+layers: 1
+model: {graph: {twice: {block: cli_doubled, after: src_pos}}}
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch, translator):
+    """Write a plug-in, the model `twice` in the folder conf, and its run `run`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("cli_plugin", None)
+    (tmp_path / "cli_plugin.py").write_text(PLUGIN)
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/model/twice.yaml").write_text(TWICE)
+    load_plugins(["cli_plugin"])
+    composed = compose_model(
+        "twice", [f"vocab={translator.tokenizer.size}", "d_model=16", "d_ff=24"], tmp_path / "conf"
+    )
+    network = build_network(check_model(composed.model, composed.sources), seed=1)
+    save_network(network, tmp_path / "run", translator.tokenizer)
+    for name in ("cli_doubled", "cli_plugin"):
+        REGISTRY.blocks.pop(name, None)
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "twice"],
+        ["check", "-m", "twice", "heads=2,4"],
+        ["show", "twice"],
+        ["show", "twice", "--plan"],
+        ["figure", "twice", "-o", "twice.svg"],
+        ["figure", "run", "-o", "twice.svg"],
+        ["diff", "twice", "tiny", "layers=1"],
+        ["diff", "run", "twice"],
+        ["view", "twice", "-o", "page.html"],
+        ["eject", "twice", "-o", "model.py"],
+        ["eject", "run", "-o", "model.py", "--weights", "model.pt"],
+        ["solve", "twice", "d_ff", "--like", "tiny", "layers=1", "--parameters"],
+        ["dashboard", "sweep", "twice", "heads=2,4", "-o", "sweep.yaml"],
+        ["show", "run"],
+    ],
+    ids=" ".join,
+)
+def test_every_command_that_reads_models_takes_own_folders_and_plug_ins(words, own_model, capsys):
+    folder = [] if "run" in words and "twice" not in words else ["--config-dir", "conf"]
+    main([*words, *folder, "--plugins", "cli_plugin"])
+    if words[0] == "dashboard":
+        assert "[cli_plugin]" in Path("sweep.yaml").read_text()
+    assert "cli_doubled" in REGISTRY.blocks
+
+
+def test_a_run_with_a_plug_in_names_the_option_that_every_command_on_runs_takes(own_model, capsys):
+    record = json.loads(Path("run/model.json").read_text())
+    Path("run/model.json").write_text(json.dumps(record | {"plugins": ["never_loaded"]}))
+    with pytest.raises(SystemExit):
+        main(["export", "run", "--to", "huggingface", "-o", "out"])
+    assert "--plugins never_loaded" in capsys.readouterr().err
+
+
+def test_a_family_of_ones_own_has_its_model_in_the_config_folder(own_model, capsys):
+    text = (files("tfm_blocks.exchange") / "families" / "llama.yaml").read_text("utf-8")
+    Path("other.yaml").write_text(text.replace("model: llama", "model: mine"))
+    Path("conf/model/mine.yaml").write_text("# @package _global_\ndefaults: [llama, _self_]\n")
+    publish("llama", Path("theirs"))
+    main(["import", "theirs", "--family", "other.yaml", "-o", "imported", "--config-dir", "conf"])
+    assert "--config-dir=conf model=mine" in capsys.readouterr().out

@@ -6,7 +6,7 @@ An accelerator is cuda, mps, xpu, or a device type that a package registers with
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -147,4 +147,12 @@ def fork_generators(device: torch.device) -> Iterator[None]:
 
 def peak_memory(device: torch.device) -> int:
     """Return the largest number of bytes that tensors took on an accelerator, or 0 if it is unknown."""
-    return torch.accelerator.max_memory_allocated(device) if device.type == accelerator() else 0
+    with suppress(RuntimeError):  # a backend may have no allocator that counts
+        return torch.accelerator.max_memory_allocated(device) if device.type == accelerator() else 0
+    return 0
+
+
+def release_memory() -> None:
+    """Return the unused memory of the accelerator to the system."""
+    with suppress(RuntimeError):
+        torch.accelerator.empty_cache()

@@ -79,9 +79,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error or a warning: the `address` of the config key, and the `rule`, a sentence that includes the value.
+    """An error, a warning or a note: the `address` of the config key, and the `rule`, a sentence with the value.
 
-    `origin` describes what set the value, and `help` is a fix. A warning does not stop the run.
+    `origin` describes what set the value, and `help` is a fix. Warnings and notes do not stop the run.
     """
 
     address: str
@@ -89,7 +89,7 @@ class Problem:
     place: Place | None = None
     origin: str = ""
     help: str = ""
-    severity: Literal["error", "warning"] = "error"
+    severity: Literal["error", "warning", "note"] = "error"
 
     def __str__(self) -> str:
         rule = cut(self.rule, LONGEST_TEXT)

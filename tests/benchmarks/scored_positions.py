@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.job import compose_job
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.prepare import prepare
@@ -35,7 +35,7 @@ def at_all_positions(batch: Batch) -> Batch:
 
 
 def main() -> None:
-    run = check_run(compose_job(prepare_arguments([*TASK, *sys.argv[1:]]), None))
+    run = check_run(compose_job(parse_request([*TASK, *sys.argv[1:]]).texts, None))
     prepared = prepare(run.settings.data, run.composed.mapping["vocab"], tell=lambda text: None)
     network = build_network(run.spec, seed=1)
     planned_corpus, objective = plan_corpus(run.spec, prepared, run.settings.data), Objective(network, 0.0)

@@ -1,5 +1,7 @@
 """Rotary positions against Hugging Face's functions."""
 
+import re
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -7,6 +9,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from tfm_blocks.blocks.rotary import Llama3Rotary, LongRotary, Rotary, Yarn
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.build import check_model
 
 K, N = 32, 200
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}
@@ -105,3 +110,14 @@ def test_products_depend_only_on_the_distance(layout):
 def test_an_odd_number_of_turning_numbers_is_refused():
     with pytest.raises(ValueError, match="share · 10 is 5: it must be even"):
         Rotary(10, share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("share", "rule"), [(0.125, "D * share // 1 % 2 == 0"), (0.01, "D * share >= 2"), (1.1, "share <= 1")]
+)
+def test_a_node_with_an_odd_number_of_turning_numbers_breaks_a_rule_of_the_block(share, rule):
+    composed = compose_model(
+        "tiny", ["d_model=40", "heads=4", f"++model.graph.src_pos={{block: rotary, share: {share}}}"]
+    )
+    with pytest.raises(ConfigError, match=re.escape(f"({rule}), but")):
+        check_model(composed.model, composed.sources)

@@ -1,13 +1,15 @@
 """The command line of train.py, before Hydra reads it."""
 
+import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tfm_blocks.compose.command_line import job_options, prepare_arguments
-from tfm_blocks.compose.run import compose_arguments
+from tfm_blocks.compose.command_line import compose_arguments, parse_request
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -60,30 +62,30 @@ ROOT = Path(__file__).parents[2]
 )
 def test_a_wrong_command_line_is_an_error_without_a_traceback_of_hydra(arguments, message):
     if message is None:
-        compose_arguments(prepare_arguments(arguments))
+        compose_arguments(arguments)
         return
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")) as caught:
-        compose_arguments(prepare_arguments(arguments))
+        compose_arguments(arguments)
     assert len(str(caught.value)) < 2000
 
 
 def test_a_pattern_that_means_no_option_is_refused():
     with pytest.raises(ConfigError, match=r"model: no option matches model=glob\(zz\*\)"):
-        prepare_arguments(["-m", "model=glob(zz*)"])
+        parse_request(["-m", "model=glob(zz*)"])
 
 
 def test_experiment_null_and_globs_of_models_are_accepted():
-    assert prepare_arguments(["experiment=null", "heads=2"]) == ["heads=2"]
-    assert prepare_arguments(["-m", "model=glob(*norm)"]) == ["-m", "model=glob(*norm)"]
+    assert parse_request(["experiment=null", "heads=2"]).texts == ["heads=2"]
+    assert parse_request(["-m", "model=glob(*norm)"]).texts == ["model=glob(*norm)"]
 
 
 def test_overrides_of_model_need_no_plus():
-    assert prepare_arguments(["model.add_norm=pre", "heads=2"]) == ["++model.add_norm=pre", "heads=2"]
+    assert parse_request(["model.add_norm=pre", "heads=2"]).texts == ["++model.add_norm=pre", "heads=2"]
 
 
 def test_a_file_for_a_further_source_needs_no_plus():
     arguments = ["data=text", "data.dir=texts", "data.train.doc=train.doc", "data.test=null", "data.step_tokens=500"]
-    assert prepare_arguments(arguments) == [
+    assert parse_request(arguments).texts == [
         *arguments[:2],
         "++data.train.doc=train.doc",
         "++data.test=null",
@@ -116,5 +118,33 @@ def test_jobs_of_a_sweep_get_the_folder_and_hydras_settings(tmp_path):
         "heads=2,4",
         "hydra.verbose=true",
     ]
-    assert job_options(arguments) == ["--config-dir", str(tmp_path), "hydra.verbose=true"]
-    assert job_options(["-m", f"--config-dir={tmp_path}", "heads=2,4"]) == ["--config-dir", str(tmp_path)]
+    assert parse_request(arguments).job_options == ["--config-dir", str(tmp_path), "hydra.verbose=true"]
+    assert parse_request(["-m", f"--config-dir={tmp_path}", "heads=2,4"]).job_options == ["--config-dir", str(tmp_path)]
+
+
+COUNT = """
+import json, sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+from tfm_blocks.compose.command_line import parse_request
+from tfm_blocks.compose.command_line import compose_arguments
+from tfm_blocks.compose.run import compose_run
+compose_run(compose_arguments(parse_request(sys.argv[1:])))
+print(json.dumps([path for path in opened if path.endswith(".yaml")]))
+"""
+
+
+def test_each_config_file_of_a_run_is_opened_once(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("# @package _global_\ndefaults: [prenorm, _self_]\nheads: 2\n")
+    words = ["--config-dir", str(tmp_path), "model=mine", "experiment=probe/lite", "data=parity", "layers=2"]
+    done = subprocess.run([sys.executable, "-c", COUNT, *words], cwd=ROOT, capture_output=True, text=True)
+    assert not done.stderr
+    counts = Counter(
+        Path(path).relative_to(tmp_path if "mine" in path else CONF)
+        for path in json.loads(done.stdout)
+        if "hydra/" not in path
+    )
+    assert set(counts.values()) == {1}
+    chosen = ["model/mine", "model/prenorm", "model/base", "experiment/probe/lite", "data/parity", "data/_probe"]
+    assert {Path(f"{name}.yaml") for name in (*chosen, "train", "trainer/default")} <= set(counts)

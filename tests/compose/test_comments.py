@@ -1,6 +1,9 @@
 """Comments of YAML files."""
 
+import yaml
+
 from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
+from tfm_blocks.language.files import YamlFile
 
 TEXT = """\
 # @package _global_
@@ -17,8 +20,12 @@ third:  # beside a block
 """
 
 
+def read(text, prefix=()):
+    return read_comments(YamlFile("", text, yaml.compose(text), None), prefix)
+
+
 def test_comments_are_found_above_beside_and_on_top():
-    assert read_comments(TEXT, ("group",)) == {
+    assert read(TEXT, ("group",)) == {
         ("group",): Comment(("about the file", "in two lines")),
         ("group", "first"): Comment((), "beside # it"),
         ("group", "second"): Comment(("above",), "beside a mapping"),
@@ -31,8 +38,8 @@ def test_comments_are_found_above_beside_and_on_top():
 
 
 def test_a_file_without_keys_has_the_comment_it_begins_with():
-    assert read_comments("# nothing\n") == {(): Comment(("nothing",))}
-    assert read_comments("# nothing\n{}\n") == {(): Comment(("nothing",))}
+    assert read("# nothing\n") == {(): Comment(("nothing",))}
+    assert read("# nothing\n{}\n") == {(): Comment(("nothing",))}
 
 
 def test_a_file_without_comments_inherits_those_of_its_parent():

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.command_line import compose_arguments, parse_request
 from tfm_blocks.compose.folders import CONF, group_files, list_options
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.compose.run import compose_arguments
 from tfm_blocks.errors import ConfigError
 
 
@@ -13,7 +12,7 @@ def test_a_file_that_one_of_ours_would_hide_is_refused_by_train_and_by_tfm(tmp_p
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "base.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\n")
     with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
-        prepare_arguments(["--config-dir", str(tmp_path), "model=base"])
+        parse_request(["--config-dir", str(tmp_path), "model=base"])
     with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
         compose_model("base", conf=tmp_path)
 
@@ -29,7 +28,7 @@ def test_a_file_with_an_underscore_is_inherited_but_cannot_be_chosen():
     assert "_probe" not in list_options("data", [CONF])
     assert [path.stem for path in group_files("data", "parity", [CONF])] == ["_probe", "parity"]
     with pytest.raises(ConfigError, match="no data called '_probe'"):
-        prepare_arguments(["data=_probe"])
+        parse_request(["data=_probe"])
 
 
 @pytest.mark.parametrize(
@@ -38,6 +37,7 @@ def test_a_file_with_an_underscore_is_inherited_but_cannot_be_chosen():
         ("heads: 4\n", "begin the file with # @package _global_"),
         ("# @package _global_\nhydra: {run: {dir: x}}\n", "write hydra.… on the command line"),
         ("# @package _global_\nheads: [4\n", "is not YAML"),
+        ("# @package _global_\nseed: 1\ntrainer: {steps: 1, steps: 2}\n", "the key 'steps' is written twice"),
         ("# @package _global_\ndefaults: 3\n", "must be a list"),
         ("# @package _global_\ndefaults: [{'': base}]\n", "must be a list of entries NAME or GROUP: NAME"),
         ("# @package _global_\ndefaults: [{/: base}]\n", "must be a list of entries NAME or GROUP: NAME"),
@@ -56,7 +56,7 @@ def test_an_experiment_whose_settings_would_have_no_effect_is_refused(text, mess
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        compose_arguments(prepare_arguments(["--config-dir", str(tmp_path), "experiment=mine"]))
+        compose_arguments(["--config-dir", str(tmp_path), "experiment=mine"])
     assert message in str(caught.value)
 
 
@@ -65,4 +65,4 @@ def test_data_that_inherit_themselves_through_another_file_are_refused(tmp_path)
     (tmp_path / "data" / "one.yaml").write_text("defaults: [two]\n")
     (tmp_path / "data" / "two.yaml").write_text("defaults: [/data/one, _self_]\n")
     with pytest.raises(ConfigError, match=r"one inherits itself\n  --> .*two\.yaml"):
-        prepare_arguments(["--config-dir", str(tmp_path), "data=one"])
+        parse_request(["--config-dir", str(tmp_path), "data=one"])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import help_text
 from tfm_blocks.errors import ConfigError
@@ -10,7 +11,7 @@ from tfm_blocks.errors import ConfigError
 def test_help_names_the_options_the_groups_and_every_key_with_its_value(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny]\n")
-    text = help_text(["--help", "--config-dir", str(tmp_path), "heads=2"], "tfm train")
+    text = help_text(parse_request(["--help", "--config-dir", str(tmp_path), "heads=2"]), "tfm train")
     assert "\n  tfm train model=base heads=8 layers=6\n" in text
     assert "--multirun" in text
     models = sorted(["mine", *(path.stem for path in (CONF / "model").glob("*.yaml"))])
@@ -20,7 +21,9 @@ def test_help_names_the_options_the_groups_and_every_key_with_its_value(tmp_path
 
 
 def test_help_names_the_files_of_the_config_in_the_order_of_composition(tmp_path):
-    text = help_text(["--help", "model=prenorm", "experiment=multi30k", "debug=fast", "data.dir=x"], "tfm train")
+    text = help_text(
+        parse_request(["--help", "model=prenorm", "experiment=multi30k", "debug=fast", "data.dir=x"]), "tfm train"
+    )
     files = text.partition("Files, in merge order\n")[2].partition("\n\nKeys")[0].split()
     names = [file.removesuffix(".yaml").partition("conf/")[2] for file in files]
     assert names[:3] == ["train", "model/base", "model/prenorm"]
@@ -29,17 +32,19 @@ def test_help_names_the_files_of_the_config_in_the_order_of_composition(tmp_path
 
 
 def test_help_of_a_sweep_shows_its_first_run():
-    assert "\n  heads: 2 " in help_text(["-m", "heads=2,4", "-h"], "tfm train")
-    assert "model/prenorm.yaml" in help_text(["-m", "model=glob(*norm,exclude=[deep*])", "-h"], "tfm train")
+    assert "\n  heads: 2 " in help_text(parse_request(["-m", "heads=2,4", "-h"]), "tfm train")
+    assert "model/prenorm.yaml" in help_text(
+        parse_request(["-m", "model=glob(*norm,exclude=[deep*])", "-h"]), "tfm train"
+    )
 
 
 def test_help_refuses_a_config_that_cannot_train():
     with pytest.raises(ConfigError, match="haeds"):
-        help_text(["--help", "haeds=3"], "tfm train")
+        help_text(parse_request(["--help", "haeds=3"]), "tfm train")
 
 
 def keys(*arguments):
-    text = help_text(["--help", *arguments], "tfm train").partition("\nKeys\n")[2]
+    text = help_text(parse_request(["--help", *arguments]), "tfm train").partition("\nKeys\n")[2]
     return [" ".join(line.split()) for line in text.splitlines()]
 
 

@@ -8,7 +8,7 @@ from hydra import initialize_config_dir
 from hydra.errors import HydraException
 
 from tfm_blocks.compose import job
-from tfm_blocks.compose.command_line import add_plus, compose_config
+from tfm_blocks.compose.composition import add_plus, compose_config
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.run import compose_run

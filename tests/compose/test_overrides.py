@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.errors import ConfigError
 
 
@@ -15,7 +15,7 @@ from tfm_blocks.errors import ConfigError
     ],
 )
 def test_a_value_beyond_hydras_grammar_is_text(text, readable):
-    assert prepare_arguments(["data=text", text]) == ["data=text", readable]
+    assert parse_request(["data=text", text]).texts == ["data=text", readable]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_value_beyond_hydras_grammar_is_text(text, readable):
 )
 def test_nan_and_infinity_are_refused_with_the_override_and_a_fix(text, rule):
     with pytest.raises(ConfigError) as caught:
-        prepare_arguments(["-m", "model=tiny", text])
+        parse_request(["-m", "model=tiny", text])
     (problem,) = caught.value.problems
     assert (problem.address, problem.rule) == (text.partition("=")[0], f"{rule}: {text}")
     assert problem.help.startswith("write ")
@@ -46,4 +46,4 @@ def test_nan_and_infinity_are_refused_with_the_override_and_a_fix(text, rule):
     "text", ["range(1,7)", "range(7,1,-2)", "sort(range(1,7),reverse=true)", "shuffle(range(1,7))"]
 )
 def test_ranges_of_either_direction_have_numbers(text):
-    prepare_arguments(["-m", "model=tiny", f"heads={text}"])
+    parse_request(["-m", "model=tiny", f"heads={text}"])

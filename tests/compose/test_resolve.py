@@ -2,8 +2,9 @@
 
 import pytest
 
+from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.compose.run import compose_arguments, compose_run, prepare_arguments
+from tfm_blocks.compose.run import compose_run
 from tfm_blocks.errors import ConfigError
 
 WINDOW = """# @package _global_
@@ -42,7 +43,7 @@ def test_an_override_of_at_is_merged_into_the_change_of_the_file_in_tfm_and_in_a
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "window.yaml").write_text(WINDOW)
     override = f"model.graph.encoder.{override}"
-    run = compose_run(compose_arguments(prepare_arguments(["--config-dir", str(tmp_path), "model=window", override])))
+    run = compose_run(compose_arguments(["--config-dir", str(tmp_path), "model=window", override]))
     for composed in (compose_model("window", [override], tmp_path), run):
         assert list(composed.model["graph"]["encoder"]["at"].values()) == [layer]
         (raw,) = composed.raw.model.graph.encoder.at.values()

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.command_line import compose_arguments, parse_request
 from tfm_blocks.compose.run import (
-    compose_arguments,
     compose_resumed,
     compose_run,
     read_resume_folder,
@@ -30,15 +29,15 @@ def test_a_run_is_named_after_what_the_command_line_changes(overrides, name):
 
 @pytest.mark.parametrize("name", ["2024_01_15", "1e3", "007", "true", "inf", "'2024'", "plain"])
 def test_a_name_that_looks_like_a_number_is_kept_as_typed(name):
-    typed = prepare_arguments([f"name={name}", f"sweep.name={name}"])
+    typed = parse_request([f"name={name}", f"sweep.name={name}"])
     mapping = compose_run(compose_arguments(typed)).mapping
     assert [mapping["name"], mapping["sweep_name"]] == [name.strip("'")] * 2
-    request = read_sweep(prepare_arguments(["-m", f"sweep.name={name}"]))
+    request = read_sweep(parse_request(["-m", f"sweep.name={name}"]))
     assert read_sweep_settings(request.settings).name == name.strip("'")
 
 
 def test_other_keys_and_a_missing_name_keep_their_types():
-    config = compose_arguments(prepare_arguments(["name=null", "seed=1000"]))
+    config = compose_arguments(["name=null", "seed=1000"])
     assert compose_run(config).mapping["name"] == "tiny-dates-seed1000" and config.seed == 1000
 
 
@@ -48,7 +47,7 @@ def test_other_keys_and_a_missing_name_keep_their_types():
      (["data=dates", "label_smoothing=0"], 0), (["experiment=large", "data.dir=x"], 0.1), (["experiment=probe/lite"], 0.0)],
 )  # fmt: skip
 def test_language_models_train_without_label_smoothing_unless_the_user_sets_it(overrides, smoothing):
-    composed = compose_run(compose_arguments(prepare_arguments([*overrides, "model=decoder_only"])))
+    composed = compose_run(compose_arguments([*overrides, "model=decoder_only"]))
     assert (
         composed.mapping["label_smoothing"] == composed.with_values({"seed": 3}).mapping["label_smoothing"] == smoothing
     )
@@ -69,6 +68,6 @@ def test_long_names_are_cut_and_stay_different():
     ],
 )
 def test_a_value_that_cannot_be_resolved_is_an_error_at_its_key(override, read):
-    config = compose_arguments(prepare_arguments([override]))
+    config = compose_arguments([override])
     with pytest.raises(ConfigError, match=f"{override.partition('=')[0]}.*: .*'x' not found"):
         read(config)

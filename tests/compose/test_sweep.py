@@ -2,6 +2,7 @@
 
 import pytest
 
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.sweep import combinations, join_parts, parse_parts, read_sweep
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.sweep.command import job_names
@@ -9,11 +10,11 @@ from tfm_blocks.sweep.settings import read_sweep_settings
 
 
 def settings(*overrides):
-    return read_sweep_settings(read_sweep(["-m", *overrides]).settings)
+    return read_sweep_settings(read_sweep(parse_request(["-m", *overrides])).settings)
 
 
 def jobs(*overrides):
-    request = read_sweep(["-m", *overrides])
+    request = read_sweep(parse_request(["-m", *overrides]))
     return combinations(join_parts(request.parts, settings(*overrides).together))
 
 
@@ -37,7 +38,7 @@ def test_several_groups_move_independently():
 
 def test_the_names_of_paired_jobs_are_distinct():
     overrides = ["model=tiny,prenorm", "seed=1,2", "d_model=64,128", "sweep.together=[model,d_model]"]
-    names = job_names(read_sweep(["-m", *overrides]).swept, jobs(*overrides))
+    names = job_names(read_sweep(parse_request(["-m", *overrides])).swept, jobs(*overrides))
     assert names[0] == "model-tiny_seed-1_d_model-64" and len(set(names)) == 4
 
 
@@ -71,7 +72,7 @@ def test_parts_that_are_in_no_group_stay():
 @pytest.mark.parametrize("key", ["sweep.name", "sweep.parallel", "match.like"])
 def test_a_setting_of_a_sweep_that_cannot_be_resolved_is_an_error_at_its_key(key):
     with pytest.raises(ConfigError, match=f"{key}: .*'x' not found"):
-        read_sweep(["-m", "seed=1,2", f"{key}=${{x}}"])
+        read_sweep(parse_request(["-m", "seed=1,2", f"{key}=${{x}}"]))
 
 
 def test_quotes_do_not_change_the_choices_of_a_group():

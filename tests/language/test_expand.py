@@ -94,6 +94,16 @@ def test_an_arg_from_the_command_line_that_nothing_takes_is_an_error(override):
     assert problem.origin == f"r comes from the command line: {override}"
 
 
+@pytest.mark.parametrize("override", ["model.args.d_ff=64", "model.graph.encoder.args={d_ff: 64}"])
+def test_an_arg_that_every_node_overrides_is_told_from_one_that_no_block_takes(override):
+    own = [f"model.graph.{stack}.layer.ffn.d_ff=32" for stack in ("encoder", "decoder")]
+    problem = only([*own, override])
+    assert problem.rule.startswith(
+        "every block that takes 'd_ff' has a value closer to it, such as model.graph.encoder"
+    )
+    assert problem.help == "leave it out, or remove the closer value: d_ff: null"
+
+
 def test_an_arg_in_a_mapping_of_the_command_line_is_named_as_the_origin_of_its_error():
     assert problems(["model.args={heads: 5}"])[0].origin == "heads comes from the command line: model.args={heads: 5}"
 

@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.overrides import parse_overrides
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.files import read_model_file
+from tfm_blocks.language.files import read_model_file, read_yaml_file
 from tfm_blocks.network.build import check_model
 from tfm_blocks.scaling.step_plan import read_card
 
@@ -119,7 +119,7 @@ def test_a_number_of_yaml_1_1_in_a_config_file_a_card_or_an_override_is_refused_
     config.write_text(f"defaults: [dates, _self_]\ntrain: {text}\n")
     card.write_text(f"name: mine\nmemory: {text}\n")
     with pytest.raises(ConfigError, match=f"has '{text}', which YAML 1.1(.|\n)*mine.yaml:2"):
-        prepare_arguments(["--config-dir", str(tmp_path), "data=mine"])
+        parse_request(["--config-dir", str(tmp_path), "data=mine"])
     with pytest.raises(ConfigError, match=f"has '{text}', which YAML 1.1(.|\n)*card.yaml:2"):
         read_card(str(card))
     for value in (text, f"[1,{text}]", f"{{a:[{text}]}}", f"1,{text}") if text not in ("yes", "off", "1:30") else ():
@@ -174,3 +174,10 @@ def test_two_parents_of_one_origin_are_refused_since_the_second_would_undo_the_f
     (tmp_path / "mine.yaml").write_text(HEADER + "defaults: [narrow, deep, _self_]\n")
     mapping = compose_model(str(tmp_path / "mine.yaml")).mapping
     assert (mapping["heads"], mapping["layers"]) == (2, 8)
+
+
+def test_a_file_that_changes_is_read_again(tmp_path):
+    file = tmp_path / "mine.yaml"
+    for text, value in (("x: 1e-3", 1e-3), ("x: 2024-01-01", "2024-01-01"), ("x: [1]", [1])):
+        file.write_text(text)
+        assert read_yaml_file(file).value == {"x": value} and read_yaml_file(file) is read_yaml_file(file)

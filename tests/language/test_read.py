@@ -4,7 +4,7 @@ import pytest
 
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.ordering import order_nodes
+from tfm_blocks.language.read import order_nodes
 from tfm_blocks.network.build import check_model
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.language.test_expand import spec_of
-from tfm_blocks.language.references import Reference, read_reference
+from tfm_blocks.language.tree import Reference, read_reference
 
 CROSS = "model.graph.decoder.layer.cross.kv"
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.network.examples import ALL, name
 from tfm_blocks.compose.folders import CONF
-from tfm_blocks.language.references import read_reference
 from tfm_blocks.language.schema import REFERENCE, build_schema
+from tfm_blocks.language.tree import read_reference
 from tfm_blocks.registry.blocks import REGISTRY, Registry, block
 from tfm_blocks.registry.values import Rate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.job import compose_job
 from tfm_blocks.launch.check import check_run
@@ -15,14 +15,14 @@ from tfm_blocks.launch.check import check_run
 def test_every_experiment_is_valid_and_debug_shortens_it(name: str, debug: str) -> None:
     text = [] if name.startswith("probe/") else ["data.dir=x"]
     overrides = [f"experiment={name}", *text, f"debug={debug}", "trainer.accelerator=cpu"]
-    settings = check_run(compose_job(prepare_arguments(overrides), None)).settings
+    settings = check_run(compose_job(parse_request(overrides).texts, None)).settings
     assert (settings.trainer.steps == 5) == (debug == "fast")
     assert settings.logger.wandb is None or debug == "null"
 
 
 def test_large_is_the_recipe_of_the_paper() -> None:
     settings = check_run(
-        compose_job(prepare_arguments(["experiment=large", "data.dir=x", "trainer.accelerator=cpu"]), None)
+        compose_job(parse_request(["experiment=large", "data.dir=x", "trainer.accelerator=cpu"]).texts, None)
     ).settings
     peak = max(settings.schedule.rate(step) for step in (3999, 4000, 4001))
     assert peak == settings.schedule.rate(4000) == pytest.approx(512**-0.5 * 4000**-0.5)
@@ -35,7 +35,7 @@ PROBES = [name for name in list_options("experiment", [CONF]) if name.startswith
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_experiment_names_its_size_and_accepts_the_knobs_of_its_model(name: str) -> None:
     arguments = [f"experiment={name}", "mixer=attention", "trainer.accelerator=cpu"]
-    settings = check_run(compose_job(prepare_arguments(arguments), None)).settings
+    settings = check_run(compose_job(parse_request(arguments).texts, None)).settings
     assert settings.data.kind == "probe" and settings.label_smoothing == 0
     assert settings.data.size == ("paper" if name.endswith("_paper") else "lite")
     assert name.endswith("_paper") or f"{name}_paper" in PROBES or name == "probe/lite"

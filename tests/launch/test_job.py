@@ -28,6 +28,7 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, RunError, TfmError
+from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import logged_config
@@ -266,9 +267,7 @@ def test_a_wrong_setting_is_an_error_with_file_and_line_before_anything_is_writt
 ) -> None:
     composed = small()
     composed.mapping["optimizer"]["eps"] = -1.0
-    composed.sources.add_file(
-        "conf/optimizer/adam.yaml", (CONF / "optimizer" / "adam.yaml").read_text(), ("optimizer",)
-    )
+    composed.sources.add_file(read_yaml_file(CONF / "optimizer" / "adam.yaml"), ("optimizer",))
     with pytest.raises(ConfigError, match=r"optimizer.eps: must be at least 0(?s:.*)adam.yaml:4"):
         run(composed, tmp_path)
     assert not list(tmp_path.glob("run*"))

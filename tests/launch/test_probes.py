@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, RunError
@@ -26,7 +26,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ch
     monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
 
     def check(*overrides: str) -> CheckedRun:
-        composed: Composed = compose_job(prepare_arguments(["experiment=probe/lite", *SHORT, *overrides]), None)
+        composed: Composed = compose_job(parse_request(["experiment=probe/lite", *SHORT, *overrides]).texts, None)
         return check_run(composed)
 
     return check

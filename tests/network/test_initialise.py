@@ -5,7 +5,7 @@ import math
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.language.depths import deepnorm_constants
+from tfm_blocks.language.check import deepnorm_constants
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
@@ -35,7 +35,7 @@ def test_deepnorm_scales_20_of_65_tensors_by_beta_and_starts_the_others_as_base_
         after = deep.get_parameter(name)
         if not torch.equal(before, after):
             scaled.add(name)
-            beta = deepnorm_constants(2, 2, decoding=name.startswith("decoder")).beta
+            _, beta = deepnorm_constants(2, 2, decoding=name.startswith("decoder"))
             same_rows = 2 * 16 if name.endswith("qkv.weight") else 16 if name.endswith("kv.weight") else 0  # of q and k
             assert torch.equal(after[:same_rows], before[:same_rows])
             torch.testing.assert_close(after[same_rows:], before[same_rows:] * beta, rtol=1e-6, atol=0)

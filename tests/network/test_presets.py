@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.network.small import network
-from tfm_blocks.language.depths import deepnorm_constants
+from tfm_blocks.language.check import deepnorm_constants
 
 B, N, D = 3, 5, 8
 

@@ -18,7 +18,7 @@ EXAMPLES = sorted((CONF.parent / "tests" / "models").glob("*.yaml"))
 @pytest.mark.parametrize("path", [*SHIPPED, *EXAMPLES], ids=name)
 def test_a_model_has_the_same_spec_by_declarations_as_by_classes(path):
     composed = compose_model(str(path))
-    assert check(composed.model, read_declarations()) == read_model(composed.model, composed.sources)
+    assert check(composed.model, read_declarations(), composed.sources) == read_model(composed.model, composed.sources)
 
 
 def test_every_shipped_block_is_declared():

@@ -6,6 +6,7 @@ import pytest
 
 from tests.preloaded import run_python
 from tfm_blocks.cli import main
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.sweep import combinations, parse_parts, read_sweep
 from tfm_blocks.errors import ConfigError
 
@@ -20,7 +21,7 @@ def test_jobs_are_every_combination_in_hydras_order():
 
 
 def test_a_pattern_stands_for_the_options_of_its_group():
-    request = read_sweep(["-m", "model=glob(*norm,exclude=[deep*])", "logger=csv"])
+    request = read_sweep(parse_request(["-m", "model=glob(*norm,exclude=[deep*])", "logger=csv"]))
     assert combinations(request.parts) == [["model=prenorm", "logger=csv"]]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.sweep.jobs import Small, job_of
 from tests.sweep.test_engine import run
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.job_config import job_record, read_job
 from tfm_blocks.compose.resolve import Composed
@@ -102,7 +103,7 @@ def test_added_seeds_train_only_new_jobs(tmp_path: Path) -> None:
 def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> None:
     from tfm_blocks.sweep.command import _trial
 
-    request = read_sweep(["-m", "heads=2,4"])
+    request = read_sweep(parse_request(["-m", "heads=2,4"]))
     sample = job_of(compose_job(["heads=2"], None))
     assert _trial(7, ["heads=4"], request, sample, check_run).name == "007_heads-4"
     with pytest.raises(ConfigError, match="a file of conf/ has changed since the search started"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.config.settings import names_of
@@ -20,7 +21,7 @@ from tfm_blocks.sweep.launchers.slurm import SlurmSettings
 
 def chosen(*overrides: str) -> LauncherSettings:
     """Return the launcher settings that the command line and conf/ give."""
-    return read_launcher(read_sweep(["-m", *overrides]).launcher)
+    return read_launcher(read_sweep(parse_request(["-m", *overrides])).launcher)
 
 
 def test_every_launcher_has_a_module_and_a_config_file() -> None:
@@ -62,7 +63,8 @@ def test_a_wrong_launcher_setting_is_reported_with_its_key(overrides: list[str],
 
 def test_a_sweep_is_the_same_wherever_it_runs() -> None:
     texts = [
-        read_sweep(["-m", "seed=1,2", *launcher]).texts for launcher in ([], ["launcher=slurm", "launcher.qos=high"])
+        read_sweep(parse_request(["-m", "seed=1,2", *launcher])).texts
+        for launcher in ([], ["launcher=slurm", "launcher.qos=high"])
     ]
     assert texts[0] == texts[1] == ("seed=1,2",)
 

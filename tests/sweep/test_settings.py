@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.sweep import read_sweep
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.sweep.settings import read_sweep_settings
@@ -9,7 +10,7 @@ from tfm_blocks.sweep.settings import read_sweep_settings
 
 def parallel(*overrides: str, on_cluster: bool) -> int:
     """Return the value that the command line and conf/ give."""
-    return read_sweep_settings(read_sweep(["-m", *overrides]).settings, on_cluster=on_cluster).parallel
+    return read_sweep_settings(read_sweep(parse_request(["-m", *overrides])).settings, on_cluster=on_cluster).parallel
 
 
 def test_a_cluster_queues_a_hundred_jobs_and_this_machine_runs_one() -> None:

@@ -38,7 +38,7 @@ def make(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Made]:
         sizes = {"train": 40, "val": 12, "test": 6, "batch": 4, "batch_tokens": 300}
         settings = ProbeSettings(kind="probe", task=task, size="lite", seed=1, **{**sizes, **keys})
         composed = compose_model(model, ["d_model=16", "d_ff=24", "layers=1", f"vocab={settings.vocab}"])
-        network = build_network(check_model(composed.model), seed=2).eval()
+        network = build_network(check_model(composed.model, composed.sources), seed=2).eval()
         prepared = prepare(settings, settings.vocab, tell=lambda text: None)
         return network, prepared, settings, layout_of(prepared.train, names(network.spec.inputs))
 

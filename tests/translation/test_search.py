@@ -131,7 +131,7 @@ def running_sum(monkeypatch):
 
 @pytest.mark.parametrize("beam", [2, 5])
 def test_the_state_of_a_recurrent_block_follows_its_hypothesis(running_sum, beam):
-    made, put = network(**{"model.graph.decoder.layer.self": "{block: running_sum, mask: null}"}), sources()
+    made, put = network(**{"model.graph.decoder.layer.self": "{block: running_sum}"}), sources()
     for row, hypotheses in enumerate(beam_search(made, put, bounds([8] * 5), beam=beam, penalty=gnmt(0.6), nbest=beam)):
         src_S = put["src"][row][put["src"][row] != PAD]
         for one in hypotheses:

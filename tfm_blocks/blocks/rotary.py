@@ -15,6 +15,8 @@ PairLayout = Literal["halves", "pairs"]
 WHERE = {
     "share > 0": "some of the width turns",
     "share <= 1": "no more than the width turns",
+    "D * share >= 2": "at least one pair turns",
+    "D * share // 1 % 2 == 0": "pairs turn, so the width that turns must be even",
     "base > 1": "wavelengths grow",
     "factor > 0": "positions are divided by a factor above 0",
 }

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from tfm_blocks import __version__
 from tfm_blocks.cli.exit_status import run_command
+from tfm_blocks.cli.options import load_requested_plugins
 from tfm_blocks.errors import printable
 from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_library_defaults
 from tfm_blocks.terminal import write_utf8
@@ -47,6 +48,7 @@ def _run(argv: Sequence[str]) -> int | None:
         write_utf8()
     set_library_defaults()
     collect_garbage_rarely()
+    load_requested_plugins(arguments)
     status: int | None = arguments.run(arguments)
     return status
 

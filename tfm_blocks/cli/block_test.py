@@ -20,19 +20,18 @@ def test_blocks(arguments: argparse.Namespace) -> int:
     """
     from tfm_blocks.network.contract.case import cases_of
 
-    blocks = _registered_by(arguments.test, arguments.plugins)
+    blocks = _registered_by(arguments.test)
     names, values = _split(arguments.names, blocks)
     cases = {name: list(cases_of(blocks[name], values.get(name))) for name in names}
     results = [_test_block(blocks[name], cases[name]) for name in names]
     return 0 if all(results) else 1
 
 
-def _registered_by(module: str, others: Sequence[str]) -> dict[str, BlockInfo]:
+def _registered_by(module: str) -> dict[str, BlockInfo]:
     """Return the blocks that the module or its submodules register. Raises ConfigError if there are none."""
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
 
-    load_plugins(others)
     before = set(REGISTRY.blocks)
     load_plugins([module])
     registered = {

@@ -32,7 +32,6 @@ def add_commands(commands: options.Commands) -> None:
     options.add_file(command, "report.html", required=True)
     what = "sentence whose attention is shown (default: a line of the test set)"
     command.add_argument("--sentence", type=options.text, metavar="TEXT", help=what)
-    options.add_plugins(command)
 
 
 def _add_runs(command: argparse.ArgumentParser) -> None:
@@ -43,6 +42,7 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--scores", metavar="NAME", help=what)
     what = "score of the matrix of models and tasks, such as exact or accuracy@64 (default: scaled accuracy, or BLEU)"
     command.add_argument("--metric", metavar="SCORE", help=what)
+    options.add_plugins(command)
 
 
 def _compare(arguments: argparse.Namespace) -> None:

@@ -46,7 +46,7 @@ def _add_sweep(actions: options.Commands) -> None:
     sweep.add_argument("--method", choices=("grid", "random", "bayes"), default="grid", help="(%(default)s)")
     sweep.add_argument("--metric", default=OBJECTIVE, help="metric to optimize (%(default)s)")
     sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-    options.add_config_dir(sweep)
+    options.add_model_options(sweep)
     options.add_file(sweep)
     sweep.set_defaults(data=True)
 
@@ -105,7 +105,8 @@ def _sweep(arguments: argparse.Namespace) -> None:
     from tfm_blocks.tracking.wandb_agents import jobs_to_check, sweep_file
 
     config_dir, method = arguments.config_dir, arguments.method
-    overrides = [f"model={arguments.model}", *arguments.overrides]
+    plugins = [f"plugins=[{','.join(arguments.plugins)}]"] if arguments.plugins else []  # for the agents
+    overrides = [f"model={arguments.model}", *plugins, *arguments.overrides]
     text = sweep_file(overrides, config_dir, method, arguments.metric, arguments.project)
     jobs = jobs_to_check(overrides, config_dir, method)
     refuse_wrong(check_jobs(jobs, JobComposer(config_dir), check_remote_run))

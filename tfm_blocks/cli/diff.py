@@ -24,8 +24,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "two models or run folders, each followed by its overrides: base heads=8 base heads=4"
     command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
     options.add_file(command, "draw both models with their changes marked: .svg, .pdf, .png or .tex")
-    options.add_config_dir(command)
-    options.add_plugins(command)
+    options.add_model_options(command)
     add_lengths(command)
     options.add_json(command)
 

@@ -18,6 +18,7 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("folder", type=Path, metavar="FOLDER", help="a folder as transformers saves it")
     what = "a table of a family that is not shipped, next to the YAML file of its model"
     command.add_argument("--family", type=Path, metavar="FILE", help=what)
+    options.add_model_options(command)
     _add_output(command, "RUN", "the new run folder")
     what = "write a run as a folder that transformers, CTranslate2 or ONNX Runtime loads"
     command = options.add_command(commands, "export", _export, "write a run for another library", what)
@@ -25,6 +26,7 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--to", required=True, choices=("huggingface", "ctranslate2", "onnx"), help="the library")
     _add_output(command, "FOLDER", "the new folder")
     _add_ctranslate2(command)
+    options.add_plugins(command)
 
 
 def _add_output(command: argparse.ArgumentParser, metavar: str, help: str) -> None:
@@ -43,7 +45,7 @@ def _import(arguments: argparse.Namespace) -> None:
     from tfm_blocks.exchange.importing import import_folder
     from tfm_blocks.exchange.own_family import read_own_family
 
-    family = read_own_family(arguments.family) if arguments.family else None
+    family = read_own_family(arguments.family, arguments.config_dir) if arguments.family else None
     print(printable(str(import_folder(arguments.folder, arguments.path, family))))
 
 

@@ -75,7 +75,7 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
     if folder.is_dir() and not arguments.overrides:
         from tfm_blocks.runs.records import read_saved_model
 
-        return check(read_saved_model(folder, arguments.plugins).model, registry)
+        return check(read_saved_model(folder).model, registry)
     from tfm_blocks.compose.model import compose_model
 
     composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)

@@ -65,8 +65,7 @@ def add_model(
     command.add_argument("model", metavar=metavar, help=f"{what}; may be left out before overrides that choose a model")
     what = "as in tfm train, such as heads=4, model.add_norm=pre or experiment=probe/lite"
     command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what)
-    options.add_config_dir(command)
-    options.add_plugins(command)
+    options.add_model_options(command)
     return command
 
 
@@ -105,6 +104,7 @@ def _check(arguments: argparse.Namespace) -> None:
         print_warnings(spec.warnings)
     else:
         spec, _ = _checked_model(composed)
+    print_warnings(spec.notes)
     print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
 
 
@@ -119,7 +119,7 @@ def _check_several(arguments: argparse.Namespace) -> None:
     def check(composed: Composed) -> CheckedModel:
         return CheckedModel(composed, check_model(composed.model, composed.sources))
 
-    load_plugins(arguments.plugins)
+    load_plugins(())
     folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
     check_sweep(
         ["-m", *folder, f"model={arguments.model}", *arguments.overrides],
@@ -184,22 +184,25 @@ def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Name
     return read_spec(Path(model), arguments.plugins), Sources()
 
 
-def compose_requested_model(model: str, overrides: list[str], arguments: argparse.Namespace) -> Composed:
-    """Compose a model and load its plug-ins; with overrides of a run, it has the vocabulary of the run's data.
+def compose_requested_model(
+    model: str, overrides: list[str], arguments: argparse.Namespace, *, learn: bool = False
+) -> Composed:
+    """Compose a model and load installed plug-ins; with overrides of a run, it has the vocabulary of the run's data.
 
-    The vocabulary of text whose tokenizer has yet to be learned is the requested one. Raises ConfigError.
+    Without `learn`, the vocabulary of text whose tokenizer has yet to be learned is the requested one.
+    Raises ConfigError.
     """
     from tfm_blocks.compose.model import compose_requested
     from tfm_blocks.registry.plugins import load_plugins
 
-    load_plugins(arguments.plugins)
+    load_plugins(())
     composed = compose_requested(model, overrides, arguments.config_dir)
     if not composed.choices:
         return composed
     from tfm_blocks.launch.check import with_vocab_of_data
 
     load_plugins(composed.mapping["plugins"])
-    return with_vocab_of_data(composed, learn=False)
+    return with_vocab_of_data(composed, learn=learn)
 
 
 def _checked_model(composed: Composed) -> tuple[Spec, Sources]:
@@ -231,7 +234,7 @@ def _blocks(arguments: argparse.Namespace) -> int:
 
     if arguments.test:
         return test_blocks(arguments)
-    load_plugins(arguments.plugins)
+    load_plugins(())
     if arguments.markdown:
         print(blocks_page(REGISTRY.blocks.values()), end="")
     elif arguments.names:
@@ -248,6 +251,6 @@ def _schema(arguments: argparse.Namespace) -> None:
     from tfm_blocks.registry.blocks import REGISTRY
     from tfm_blocks.registry.plugins import load_plugins
 
-    load_plugins(arguments.plugins)
+    load_plugins(())
     text = json.dumps(build_schema(REGISTRY), indent=1, ensure_ascii=False)
     options.write_output(f"{text}\n", arguments.path)

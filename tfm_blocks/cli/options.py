@@ -29,6 +29,12 @@ def add_command(
     return command
 
 
+def add_model_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of commands that read models by name: --config-dir and --plugins."""
+    add_config_dir(command)
+    add_plugins(command)
+
+
 def add_config_dir(command: argparse.ArgumentParser, group: str = "model") -> None:
     """Add the option --config-dir."""
     command.add_argument("--config-dir", type=Path, metavar="DIR", help=f"a config folder that contains {group}/")
@@ -62,9 +68,18 @@ def write_output(text: str, path: Path | None) -> None:
 
 
 def add_plugins(command: argparse.ArgumentParser) -> None:
-    """Add the option --plugins."""
+    """Add the option --plugins, whose modules are imported before the command runs."""
     help = "a module with blocks or probe tasks, on the Python path or in this folder"
     command.add_argument("--plugins", action="append", default=[], metavar="MODULE", help=help)
+
+
+def load_requested_plugins(arguments: argparse.Namespace) -> None:
+    """Import the modules of --plugins after the shipped blocks, whose names they cannot take. Raises ConfigError."""
+    if getattr(arguments, "plugins", None):
+        import tfm_blocks.blocks  # noqa: F401  registers them
+        from tfm_blocks.registry.plugins import load_plugins
+
+        load_plugins(arguments.plugins)
 
 
 def add_run(command: argparse.ArgumentParser) -> None:

@@ -27,7 +27,7 @@ def _probes(arguments: argparse.Namespace) -> int:
     from tfm_blocks.registry.plugins import load_plugins
     from tfm_blocks.report.probes import show_probe, show_probes
 
-    load_plugins(arguments.plugins)
+    load_plugins(())
     if arguments.test:
         return _test_tasks(arguments.test, arguments.names)
     for name in arguments.names:

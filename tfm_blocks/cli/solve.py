@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli.models import compose_requested_model
-from tfm_blocks.cli.options import add_plugins
+from tfm_blocks.cli.options import add_model_options
 from tfm_blocks.errors import ConfigError, Problem, shown
 
 if TYPE_CHECKING:
     from tfm_blocks.cli.options import Commands
-    from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.sweep.solve import Budget, Solution
 
 OPTIONS = {
@@ -40,8 +39,7 @@ def add_commands(commands: Commands) -> None:
     what = "largest difference from the budget, in percent (0.5 for parameters, else 1)"
     command.add_argument("--within", type=float, metavar="PERCENT", help=what)
     command.add_argument("--json", action="store_true", help="print JSON instead of text")
-    command.add_argument("--config-dir", type=Path, metavar="DIR", help="a config folder that contains model/")
-    add_plugins(command)
+    add_model_options(command)
     command.set_defaults(run=_solve)
 
 
@@ -68,19 +66,11 @@ def _solve(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             Problem("--like", f"cannot be combined with the number {number:,}", help="leave one of them out")
         )
-    composed = _compose(arguments.model, overrides, arguments)
+    composed = compose_requested_model(arguments.model, overrides, arguments, learn=True)
     requested = number or _cost_of_reference(arguments, overrides, budget)
     within = budget.within if arguments.within is None else arguments.within / 100
     solution = solve(composed, knobs, budget, requested, within)
     (_print_json if arguments.json else _print)(solution, budget, _command(arguments, overrides, solution))
-
-
-def _compose(model: str, overrides: list[str], arguments: argparse.Namespace) -> Composed:
-    """Compose a model; with overrides of a run, it has the vocabulary that the data of the run has."""
-    from tfm_blocks.launch.check import with_vocab_of_data
-
-    composed = compose_requested_model(model, overrides, arguments)
-    return with_vocab_of_data(composed) if composed.choices else composed
 
 
 def _cost_of_reference(arguments: argparse.Namespace, overrides: list[str], budget: Budget) -> int:
@@ -96,7 +86,8 @@ def _cost_of_reference(arguments: argparse.Namespace, overrides: list[str], budg
     shared = [text for text in overrides if sets_run([text])]
     replaced = {text.partition("=")[0] for text in changes}
     kept = [text for text in shared if text.partition("=")[0] not in replaced]
-    return measure_cost(_compose(model, [*kept, *keep_last(changes)], arguments), budget)
+    reference = compose_requested_model(model, [*kept, *keep_last(changes)], arguments, learn=True)
+    return measure_cost(reference, budget)
 
 
 def _command(arguments: argparse.Namespace, overrides: list[str], solution: Solution) -> str:

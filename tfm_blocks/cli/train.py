@@ -12,6 +12,7 @@ from tfm_blocks.cli.exit_status import close_output, print_errors, run_command
 from tfm_blocks.errors import file_error
 
 if TYPE_CHECKING:
+    from tfm_blocks.compose.command_line import Request
     from tfm_blocks.launch.check import CheckedRun
 
 JOB = "--job"  # a sweep starts its jobs with this flag and a job file
@@ -33,29 +34,28 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 
 def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> int:
     from tfm_blocks import __version__
-    from tfm_blocks.compose.command_line import PRINTING, keep_last, prepare_arguments, print_hydras, split_arguments
-    from tfm_blocks.compose.help import HELP, help_text
+    from tfm_blocks.compose.command_line import PRINTING, keep_last, parse_request, print_hydras
 
     if "--version" in arguments:
         print(f"tfm-blocks {__version__}")
         return 0
-    arguments = keep_last(arguments)
-    if not HELP.isdisjoint(arguments):
-        print(help_text(arguments, program))
-        return 0
     if arguments[:1] == [JOB] and len(arguments) == 2:
         return _train_job(Path(arguments[1]))
     words = program.split()
-    prepared = prepare_arguments(arguments)
-    flags = split_arguments(arguments).flags
-    if not PRINTING.isdisjoint(flags):
-        print_hydras(prepared)
+    request = parse_request(keep_last(arguments))
+    if "--help" in request.flags:
+        from tfm_blocks.compose.help import help_text
+
+        print(help_text(request, program))
         return 0
-    if "--multirun" in flags:
+    if not PRINTING.isdisjoint(request.flags):
+        print_hydras(request)
+        return 0
+    if "--multirun" in request.flags:
         from tfm_blocks.sweep.command import sweep
 
-        return sweep(arguments, program=words, start=command)
-    return _run_training(lambda: _train_here(prepared, [*words, *arguments]))
+        return sweep(request, program=words, start=command)
+    return _run_training(lambda: _train_here(request, [*words, *request.arguments]))
 
 
 def _run_training(action: Callable[[], int]) -> int:
@@ -88,13 +88,13 @@ def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:
     return 0
 
 
-def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
+def _train_here(request: Request, typed: Sequence[str]) -> int:
     """Train a new run or resume a run. Slow imports follow the check of the config."""
     from tfm_blocks.launch.process_settings import pause_garbage_collection
 
     pause_garbage_collection()
+    from tfm_blocks.compose.command_line import compose_arguments
     from tfm_blocks.compose.run import (
-        compose_arguments,
         compose_resumed,
         compose_run,
         read_resume_folder,
@@ -102,7 +102,7 @@ def _train_here(prepared: Sequence[str], typed: Sequence[str]) -> int:
     )
     from tfm_blocks.launch.check import check_resumed_run, check_run, load_listed
 
-    config = compose_arguments(prepared)
+    config = compose_arguments(request)
     folder = read_resume_folder(config)
     if folder is None:
         return _train_new(check_run(compose_run(config)), typed)

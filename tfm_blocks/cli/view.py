@@ -26,8 +26,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "serve the page on 127.0.0.1, and reload it when a model file changes"
     output.add_argument("--watch", action="store_true", help=what)
     command.add_argument("--port", type=int, default=0, metavar="N", help="port of --watch (0: a free one)")
-    options.add_config_dir(command)
-    options.add_plugins(command)
+    options.add_model_options(command)
 
 
 def _view(arguments: argparse.Namespace) -> None:

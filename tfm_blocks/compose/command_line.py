@@ -8,15 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-from hydra import compose, initialize_config_dir, main
+from hydra import main
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
+from tfm_blocks.compose.composition import add_plus, compose_config, read_files_once
 from tfm_blocks.compose.folders import (
     CONF,
     GLOBAL_GROUPS,
@@ -29,14 +26,12 @@ from tfm_blocks.compose.folders import (
     split_choice,
 )
 from tfm_blocks.compose.overrides import (
-    error_reason,
     first_of_sweep,
     list_choices,
     parse_overrides,
     refuse_sweeps,
     written,
 )
-from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, printable, shown, suggest
 
 LONG = {
@@ -58,33 +53,36 @@ UNUSED = {
 PRINTING = frozenset({"--cfg", "--info", "--hydra-help"})
 ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info"})
 HYDRAS_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
-OPTIONAL = GLOBAL_GROUPS
 SEVERAL = frozenset({"logger"})  # groups with several options per run: logger=[wandb,tensorboard]
-# Mappings with keys chosen by the user: names of inputs, and options and resources of a cluster.
-OPEN = frozenset({"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources"})
-
-# ValueError: an integer with too many digits
-COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
 @dataclass(frozen=True)
-class CommandLine:
-    """Options with their values, by long name, and overrides."""
+class Request:
+    """A command line of `tfm train`, parsed and checked once.
 
+    `arguments` are its words, `flags` its options with their values by long name, `folders` the config folders.
+    """
+
+    arguments: Sequence[str]
     flags: Mapping[str, str]
-    texts: Sequence[str]
+    overrides: Sequence[Override]
+    folders: list[Path]
 
     @property
     def config_dir(self) -> Path | None:
-        folder = self.flags.get("--config-dir")
-        return Path(folder) if folder else None
+        """Return the folder of --config-dir."""
+        return self.folders[1] if len(self.folders) > 1 else None
 
+    @property
+    def texts(self) -> list[str]:
+        """Return the overrides for Hydra: `++KEY` for `model.*` and a split's files, so that they can add keys."""
+        return [add_plus(override.input_line or "") for override in self.overrides]
 
-def job_options(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments repeated for every job: the folder of --config-dir, and overrides of Hydra's own keys."""
-    line = split_arguments(arguments)
-    folder = ["--config-dir", str(line.config_dir.resolve())] if line.config_dir else []
-    return folder + [text for text in line.texts if override_key(text).startswith(("hydra.", "hydra/"))]
+    @property
+    def job_options(self) -> list[str]:
+        """Return the arguments repeated for every job: --config-dir, and overrides of Hydra's own keys."""
+        folder = ["--config-dir", str(self.config_dir.resolve())] if self.config_dir else []
+        return folder + [text for text in self.texts if override_key(text).startswith(("hydra.", "hydra/"))]
 
 
 def override_key(text: str) -> str:
@@ -94,7 +92,7 @@ def override_key(text: str) -> str:
 
 def keep_last(arguments: Sequence[str]) -> list[str]:
     """Return the arguments without overrides that a later one of the same key replaces; each is named on stderr."""
-    texts, last, kept = split_arguments(arguments).texts, dict[str, str](), list[str]()
+    (_, texts), last, kept = _split(arguments), dict[str, str](), list[str]()
     for argument in reversed(arguments):
         key = override_key(argument) if "=" in argument and argument in texts else ""
         if key in last:
@@ -112,25 +110,30 @@ def chosen_models(overrides: Sequence[str], config_dir: Path | None) -> Sequence
     return _models(_choices(parse_overrides([text for text in overrides if "=" in text]), folders), folders)
 
 
-def prepare_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the command line for Hydra, after checking options, model files, and for -m and --cfg the composition.
+def parse_request(arguments: Sequence[str]) -> Request:
+    """Parse a command line and check its options, model files, and for -m and --cfg the composition.
 
-    Overrides of `model.*` and of a split's files become `++KEY`, so that they can add keys. Raises ConfigError.
+    Raises ConfigError.
     """
-    line = split_arguments(arguments)
-    _expect_options(line.flags, line.texts)
-    if "--hydra-help" in line.flags:
-        return list(arguments)
-    folders = config_folders(line.config_dir)
-    read = dict(zip(line.texts, parse_overrides(line.texts), strict=True))
-    overrides = [override for override in read.values() if not _chooses_nothing(override)]
+    flags, texts = _split(arguments)
+    _expect_options(flags, texts)
+    if "--hydra-help" in flags:
+        return Request(arguments, flags, (), [CONF])
+    folder = flags.get("--config-dir")
+    folders = config_folders(Path(folder) if folder else None)
+    overrides = [
+        override  # without experiment=null, which is the default and which Hydra cannot parse
+        for override in parse_overrides(texts)
+        if override.key_or_group not in GLOBAL_GROUPS or override.is_sweep_override() or override.value() is not None
+    ]
+    request = Request(arguments, flags, overrides, folders)
     _refuse_another_sweep(overrides)
-    if "--multirun" not in line.flags:
+    if "--multirun" not in flags:
         refuse_sweeps(overrides, help="add -m to run each of them")
     chosen = _choices(overrides, folders)
     models = _models(chosen, folders)
     knobs = {model: {key for file in model_chain(model, folders) for key in file.mapping} for model in models}
-    if overrides and not PRINTING.union({"--multirun"}).isdisjoint(line.flags):
+    if overrides and not PRINTING.union({"--multirun"}).isdisjoint(flags):
         choices = {group: names[0] for group, names in chosen.items()}
         values = {
             override.key_or_group: add_plus(first_of_sweep(override))
@@ -140,16 +143,13 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
         for model in models:
             others = set[str]().union(*knobs.values()) - knobs[model]  # a job runs without knobs of other models
             groups = [f"{group}={choice}" for group, choice in (choices | {"model": model}).items()]
-            compose_config([*groups, *(text for key, text in values.items() if key not in others)], line.config_dir)
-    return [
-        add_plus(read[argument].input_line or "") if argument in read else argument
-        for argument in arguments
-        if argument not in read or read[argument] in overrides
-    ]
+            compose_config([*groups, *(text for key, text in values.items() if key not in others)], request.config_dir)
+    return request
 
 
-def split_arguments(arguments: Sequence[str]) -> CommandLine:
-    flags, texts = {}, []
+def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options with their values by long name, and the overrides."""
+    flags, texts = dict[str, str](), list[str]()
     rest = iter(arguments)
     for argument in rest:
         name, equals, value = argument.partition("=")
@@ -158,7 +158,7 @@ def split_arguments(arguments: Sequence[str]) -> CommandLine:
             flags[name] = next(rest, "") if name in VALUED and not equals else value
         else:
             texts.append(argument)
-    return CommandLine(flags, texts)
+    return flags, texts
 
 
 def _expect_options(flags: Mapping[str, str], texts: Sequence[str]) -> None:
@@ -194,34 +194,31 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
         )
 
 
-def compose_config(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool = False) -> DictConfig:
-    """Compose train.yaml with its groups and `overrides`; `hydra` adds Hydra's own settings.
-
-    Raises ConfigError with similar keys, or with Hydra's reason.
-    """
-    try:
-        return _compose(overrides, config_dir, hydra=hydra)
-    except COMPOSITION_ERRORS as error:
-        problem = Problem("command line", error_reason(error), help="--help lists keys and groups")
-        raise ConfigError(_unknown_keys(overrides, config_dir) or problem) from None
-
-
-def _compose(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool) -> DictConfig:
-    folder = str(config_dir.resolve()).replace("'", r"\'") if config_dir else ""
-    search = [f"hydra.searchpath=['file://{folder}']"] if folder else []
-    try:
-        with initialize_config_dir(str(CONF.resolve()), version_base=None):
-            return compose("train", [*overrides, *search], return_hydra_config=hydra)
-    except RecursionError:
-        rule = "a file of a chosen group inherits itself through entries GROUP: NAME"
-        raise ConfigError(Problem("defaults", rule, help="take one of these entries out of the defaults")) from None
+def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
+    """Compose a command line; Hydra's own settings are below `hydra`. Raises ConfigError."""
+    request = arguments if isinstance(arguments, Request) else parse_request(arguments)
+    values = [override for override in request.overrides if sets_value(override.input_line or "", request.folders)]
+    options = [add_plus(override.input_line or "") for override in request.overrides if override not in values]
+    config = compose_config(options, request.config_dir, hydra=True, values=values)
+    config.hydra.overrides.task = [
+        text for text in request.texts if not override_key(text).startswith(("hydra.", "hydra/"))
+    ]
+    return config
 
 
-def print_hydras(arguments: Sequence[str]) -> None:
+def sets_value(text: str, folders: list[Path]) -> bool:
+    """Return True if Hydra sets the override in the composed config, and False if it affects the composition."""
+    key, equals, _ = text.removeprefix("++").partition("=")
+    if not equals or key.startswith(("+", "~", "hydra")) or "@" in key:
+        return False
+    return not (any((folder / key).is_dir() for folder in folders) and list_options(key, folders))
+
+
+def print_hydras(request: Request) -> None:
     """Print the output of an option of PRINTING, such as --cfg. Hydra reads sys.argv."""
-    line = split_arguments(arguments)
-    options = [f"{flag}={value}" if value else flag for flag, value in line.flags.items()]
-    sys.argv[1:] = [*line.texts, *options]  # Hydra rejects overrides on both sides of an option
+    options = [f"{flag}={value}" if value else flag for flag, value in request.flags.items()]
+    sys.argv[1:] = [*request.texts, *options]  # Hydra rejects overrides on both sides of an option
+    read_files_once()
     output, errors = io.StringIO(), io.StringIO()  # a failed write in Hydra, as in `--cfg all | head`, is a traceback
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
@@ -229,17 +226,6 @@ def print_hydras(arguments: Sequence[str]) -> None:
     finally:
         print(printable(output.getvalue()), end="")
         print(printable(errors.getvalue()), end="", file=sys.stderr)
-
-
-def _chooses_nothing(override: Override) -> bool:
-    """Return True for `experiment=null`, which is the default and which Hydra cannot parse."""
-    return override.key_or_group in OPTIONAL and not override.is_sweep_override() and override.value() is None
-
-
-def add_plus(text: str) -> str:
-    """Prefix an override with `++` if its key is chosen by the user, so that Hydra lets it add the key."""
-    names = text.partition("=")[0].split(".")
-    return f"++{text}" if (names[0] == "model" and len(names) > 1) or ".".join(names[:2]) in OPEN else text
 
 
 def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, list[str]]:
@@ -256,7 +242,7 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
             raise ConfigError(Problem(group, rule, help=suggest("", known)))
         singles = [name for choice in names for name in _options_of(group, choice, override)]
         for name in singles:
-            if name == "null" and group not in OPTIONAL:
+            if name == "null" and group not in GLOBAL_GROUPS:
                 help = suggest("", known)
                 raise ConfigError(Problem(group, f"a run needs this group: {written(override)}", help=help))
             if name != "null" and name not in known:
@@ -301,31 +287,3 @@ def _model_of(files: Sequence[Path]) -> str:
             if str(key).split("/")[-1].split()[-1] == "model":
                 return str(value)
     return ""
-
-
-def _unknown_keys(texts: Sequence[str], config_dir: Path | None) -> list[Problem]:
-    folders = config_folders(config_dir)
-    overrides = parse_overrides(texts)
-    values = [override for override in overrides if not list_options(override.key_or_group, folders)]
-    groups = [override.input_line or "" for override in overrides if override not in values]
-    try:
-        config = _compose(groups, config_dir, hydra=False)
-    except COMPOSITION_ERRORS:
-        return []  # the groups alone do not compose, so no key causes the error
-    return [
-        problem
-        for override in values
-        if override.key_or_group.split(".")[0] not in ("model", "hydra")
-        for problem in _unknown(override.key_or_group, config, override.input_line or "")
-    ]
-
-
-def _unknown(key: str, config: Any, text: str) -> list[Problem]:
-    walked: list[str] = []
-    for part in key.split("."):
-        if not isinstance(config, DictConfig) or part not in config.keys():  # noqa: SIM118  `in` hides what is ???
-            known = [".".join([*walked, str(name)]) for name in config] if isinstance(config, DictConfig) else []
-            return [Problem(key, f"no such key: {cut(text)}", help=advice(key) or suggest(key, known))]
-        config = config._get_node(part)
-        walked.append(part)
-    return []

@@ -12,7 +12,7 @@ import yaml
 
 from tfm_blocks.compose.folders import config_folders, list_options, root_keys
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.files import SAFE_LOADER, display_path, read_model_file
+from tfm_blocks.language.files import YamlFile, display_path, read_model_file
 from tfm_blocks.language.spec import Path as KeyPath
 
 _BESIDE = re.compile(r":?\s*#\s*(.*)")
@@ -28,10 +28,9 @@ class Comment:
     beside: str = ""
 
 
-def read_comments(text: str, prefix: KeyPath = ()) -> dict[KeyPath, Comment]:
+def read_comments(file: YamlFile, prefix: KeyPath = ()) -> dict[KeyPath, Comment]:
     """Return the comments of a file whose keys are below `prefix`; the header of the file describes `prefix` itself."""
-    lines = text.splitlines()
-    root = yaml.compose(text, Loader=SAFE_LOADER)
+    lines, root = file.text.splitlines(), file.root
     comments = dict(_walk(root, prefix, lines)) if isinstance(root, yaml.MappingNode) else {}
     header = list(takewhile(lambda line: line.startswith("#"), lines))
     about_file = Comment(tuple(match[1] for line in header if (match := _ABOVE.fullmatch(line))))
@@ -95,12 +94,12 @@ def _entry(name: str, path: Path) -> Entry:
     except ConfigError as error:
         return Entry(name, (), (), f"invalid: {error.problems[0].rule}", display_path(path))
     knobs = tuple(f"{key}={value}" for key, value in file.mapping.items() if key not in ("defaults", "model"))
-    return Entry(name, file.parents, knobs, _about(file.text), file.shown)
+    return Entry(name, file.parents, knobs, _about(file.file), file.shown)
 
 
-def _about(text: str) -> str:
+def _about(file: YamlFile) -> str:
     """Return the comment at the beginning of the file, above `model`, or next to `defaults`."""
-    comments = read_comments(text)
+    comments = read_comments(file)
     silent = Comment()
     header = [line for line in comments[()].above if not line.startswith(EDITORS)]
     above, beside = comments.get(("model",), silent).above, comments.get(("defaults",), silent).beside

@@ -60,9 +60,9 @@ def _up_to_dots(prefix: str, written: Iterable[str]) -> list[str]:
 
 def _config(overrides: Sequence[str], folders: list[Path]) -> dict[str, Any]:
     """Return the keys of a run with these choices, as listed in its files."""
-    config = read_yaml(CONF / "train.yaml")
-    chosen = _chosen(config.pop("defaults"), overrides)
-    config.pop("hydra")
+    train = read_yaml(CONF / "train.yaml")
+    chosen = _chosen(train["defaults"], overrides)
+    config = {key: value for key, value in train.items() if key not in ("defaults", "hydra")}
     knobs = _model(overrides, folders)
     config |= {key: value for key, value in knobs.items() if key not in ("defaults", "model")}
     for path, group in chosen_files(chosen, folders):

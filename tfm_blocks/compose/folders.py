@@ -7,20 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from tfm_blocks.errors import ConfigError, Place, Problem
 from tfm_blocks.language.chain import read_model_chain
-from tfm_blocks.language.files import (
-    DEEPEST,
-    HEADER,
-    SAFE_LOADER,
-    ModelFile,
-    display_path,
-    expect_unambiguous,
-    nested_events,
-    suggest_yaml_fix,
-)
+from tfm_blocks.language.files import HEADER, ModelFile, display_path, read_yaml_file
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher", "match"})  # keys that define which jobs run, how and where
@@ -106,43 +95,26 @@ def _inherited(group: str, path: Path, folders: list[Path], children: tuple[Path
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a config file as a plain mapping. Raises ConfigError if it is not a mapping."""
-    text = ""
-    try:
-        text = path.read_text("utf-8")
-        for event, depth in nested_events(text):
-            if depth > DEEPEST:
-                raise _refuse(path, f"nests deeper than {DEEPEST}", "check the brackets, or write fewer levels")
-            expect_unambiguous(event, path.stem, display_path(path))
-        mapping = yaml.load(text, SAFE_LOADER) or {}
-    except UnicodeDecodeError:
-        raise _refuse(path, "is not UTF-8 text", "save it as UTF-8") from None
-    except ValueError as error:  # an integer with too many digits, or an invalid date
-        raise _refuse(path, f"has a value that cannot be read: {error}", "write a smaller value") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else None
-        rule = f"is not YAML: {getattr(error, 'problem', error)}"
-        raise _refuse(path, rule, suggest_yaml_fix(text, line or 0), line) from None
+    """Read a config file as a mapping, which nobody changes. Raises ConfigError if it is not a mapping."""
+    mapping = read_yaml_file(path).value
+    if mapping is None:
+        return {}
     if not isinstance(mapping, dict):
         raise _refuse(path, "must be a mapping of settings", "write key: value")
     defaults = mapping.get("defaults", [])
-    if not isinstance(defaults, list) or not all(map(_is_default, defaults)):
+    entries = defaults if isinstance(defaults, list) else [None]
+    keys = [key for entry in entries for key in (entry if isinstance(entry, dict) else [entry])]
+    valid = all(isinstance(entry, (str, dict)) for entry in entries)
+    if not valid or not all(_DEFAULT.fullmatch(str(key)) for key in keys):
         rule = "must be a list of entries NAME or GROUP: NAME"
         raise ConfigError(_problem(path, "defaults", rule, "defaults: [{override /model: base}]"))
     return cast(dict[str, Any], mapping)
 
 
-def _is_default(entry: object) -> bool:
-    """Return True for `NAME`, and for `GROUP: NAME` with its keywords, such as `override /model: base`."""
-    keys = entry if isinstance(entry, dict) else [entry]
-    return isinstance(entry, (str, dict)) and all(_DEFAULT.fullmatch(str(key)) for key in keys)
-
-
 def read_experiment(path: Path) -> dict[str, Any]:
     """Read a file of a group of GLOBAL_GROUPS. Raises ConfigError if its settings would have no effect."""
     mapping = read_yaml(path)
-    if HEADER not in path.read_text("utf-8")[:512].splitlines():
+    if HEADER not in read_yaml_file(path).text[:512].splitlines():
         rule = f"lacks the required first line, so its settings would go below the key {path.parent.name}"
         raise _refuse(path, rule, f"begin the file with {HEADER}")
     if "hydra" in mapping:
@@ -151,9 +123,9 @@ def read_experiment(path: Path) -> dict[str, Any]:
     return mapping
 
 
-def _refuse(path: Path, rule: str, help: str, line: int | None = None) -> ConfigError:
-    return ConfigError(_problem(path, path.stem, rule, help, line))
+def _refuse(path: Path, rule: str, help: str) -> ConfigError:
+    return ConfigError(_problem(path, path.stem, rule, help))
 
 
-def _problem(path: Path, address: str, rule: str, help: str, line: int | None = None) -> Problem:
-    return Problem(address, rule, Place(display_path(path), line), help=help)
+def _problem(path: Path, address: str, rule: str, help: str) -> Problem:
+    return Problem(address, rule, Place(display_path(path)), help=help)

@@ -4,29 +4,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from tfm_blocks.compose.command_line import compose_config, prepare_arguments, split_arguments
+from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
+from tfm_blocks.compose.composition import add_plus, compose_config
 from tfm_blocks.compose.folders import (
     CONF,
     chosen_files,
-    config_folders,
     list_groups,
     list_options,
     model_chain,
 )
-from tfm_blocks.compose.overrides import first_of_sweep, parse_overrides
+from tfm_blocks.compose.overrides import first_of_sweep
 from tfm_blocks.errors import LONGEST_VALUE, cut
-from tfm_blocks.language.files import display_path
+from tfm_blocks.language.files import YamlFile, read_yaml_file
 
 COLUMN = 30  # the first column of comments, at least
-HELP = frozenset({"--help", "-h"})
 TEXT = """\
 Train a Transformer that is defined in YAML, and save it in a folder under runs/.
 
@@ -54,22 +53,23 @@ Keys
 {keys}"""
 
 
-def help_text(arguments: Sequence[str], program: str) -> str:
+def help_text(request: Request, program: str) -> str:
     """Return the help text: options, groups with their names, and keys with the values of this command line.
 
     Raises ConfigError for an invalid command line.
     """
-    left = [argument for argument in arguments if argument not in HELP]
-    config_dir = split_arguments(left).config_dir
-    overrides = parse_overrides(split_arguments(prepare_arguments(left)).texts)
-    folders = config_folders(config_dir)
-    first = [first_of_sweep(override, list(list_options(override.key_or_group, folders))) for override in overrides]
-    config = compose_config(first, config_dir, hydra=True)
+    folders = request.folders
+    first = [
+        add_plus(first_of_sweep(override, list(list_options(override.key_or_group, folders))))
+        for override in request.overrides
+    ]
+    config = compose_config(first, request.config_dir, hydra=True)
     known = {name: sorted(list_options(name, folders)) for name in list_groups(folders)}
     groups = [f"  {name}: {', '.join(choices)}" for name, choices in known.items() if choices]
     comments = _comments(config.hydra.runtime.choices, folders)
-    keys = {key: value for key, value in _plain(config).items() if key != "hydra"}
-    files = [f"  {display_path(path)}" for path, _ in _files(config.hydra.runtime.choices, folders)]
+    keys = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    del keys["hydra"]
+    files = [f"  {file.shown}" for file, _ in _files(config.hydra.runtime.choices, folders)]
     return TEXT.format(
         program=program,
         groups="\n".join(groups),
@@ -81,22 +81,19 @@ def help_text(arguments: Sequence[str], program: str) -> str:
 def _comments(choices: Mapping[str, str], folders: list[Path]) -> dict[tuple[str, ...], Comment]:
     """Merge the comments of train.yaml, the model's chain, the groups and the experiment; later files override."""
     merged: dict[tuple[str, ...], Comment] = {}
-    for path, group in _files(choices, folders):
-        comments = read_comments(path.read_text("utf-8"), (group,) if group and group != "model" else ())
+    for file, group in _files(choices, folders):
+        comments = read_comments(file, (group,) if group and group != "model" else ())
         merged = merge_comments(merged, comments | ({("model",): comments[()]} if group == "model" else {}))
     return merged
 
 
-def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[Path, str]]:
+def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[YamlFile, str]]:
     """Yield the files of the config in merge order, each with the group below whose key it sets values, or \"\"."""
-    yield CONF / "train.yaml", ""
-    for file in model_chain(choices["model"], folders):
-        yield Path(file.shown), "model"
-    yield from chosen_files(choices, folders)
-
-
-def _plain(config: DictConfig) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    yield read_yaml_file(CONF / "train.yaml"), ""
+    for model in model_chain(choices["model"], folders):
+        yield model.file, "model"
+    for path, group in chosen_files(choices, folders):
+        yield read_yaml_file(path), group
 
 
 def _lines(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,65 +13,53 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from tfm_blocks.compose.command_line import add_plus, compose_config, override_key
-from tfm_blocks.compose.folders import config_folders, list_options, root_keys
+from tfm_blocks.compose.command_line import override_key, sets_value
+from tfm_blocks.compose.composition import add_plus, compose_config
+from tfm_blocks.compose.folders import config_folders, root_keys
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import ConfigFiles, compose_run, read_files
 from tfm_blocks.language.sources import find_knobs
-
-
-@dataclass(frozen=True)
-class Composition:
-    """The config of the selected options, before any value is set, and its files."""
-
-    config: DictConfig
-    files: ConfigFiles
 
 
 @dataclass
 class JobComposer:
     """Composes jobs. Each file is read once, so files that may have changed need a new composer.
 
-    `compositions` holds what was composed for each selection of options; `groups` states whether a key is a group.
+    `compositions` holds the config and its files for each selection of options, before any value is set.
     """
 
     config_dir: Path | None
-    compositions: dict[tuple[str, ...], Composition] = field(default_factory=dict)
-    groups: dict[str, bool] = field(default_factory=dict)
+    compositions: dict[tuple[str, ...], tuple[DictConfig, ConfigFiles]] = field(default_factory=dict)
+
+    @cached_property
+    def folders(self) -> list[Path]:
+        """Return the config folders. Raises ConfigError."""
+        return config_folders(self.config_dir)
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """Compose the config of a job. Raises ConfigError and Hydra's errors."""
-        texts = [add_plus(text) for text in overrides]
-        values = [text for text in texts if self._sets_value(text)]
-        selection = self._composition(tuple(text for text in texts if text not in values))
-        config = deepcopy(selection.config)
+        values, (config, files) = self._select(overrides)
+        config = deepcopy(config)
         ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
-        config.hydra.overrides.task = texts
-        return compose_run(config, selection.files)
+        config.hydra.overrides.task = [add_plus(text) for text in overrides]
+        return compose_run(config, files)
 
     def unused(self, overrides: Sequence[str]) -> list[str]:
         """Return the overrides of knobs that the model of the job lacks or does not read."""
-        texts = [add_plus(text) for text in overrides]
-        values = [text for text in texts if self._sets_value(text)]
-        config = self._composition(tuple(text for text in texts if text not in values)).config
+        values, (config, _) = self._select(overrides)
         raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
         read = find_knobs({**raw, "hydra": None}) | find_knobs(values) | root_keys()
         return [text for text in values if "." not in (key := override_key(text)) and key not in read]
 
-    def _composition(self, selection: tuple[str, ...]) -> Composition:
+    def _select(self, overrides: Sequence[str]) -> tuple[list[str], tuple[DictConfig, ConfigFiles]]:
+        """Return the overrides that set values, and the composition of the others, which select options."""
+        texts = [add_plus(text) for text in overrides]
+        values = [text for text in texts if sets_value(text, self.folders)]
+        selection = tuple(text for text in texts if text not in values)
         if selection not in self.compositions:
             config = compose_config(selection, self.config_dir, hydra=True)
-            self.compositions[selection] = Composition(config, read_files(config))
-        return self.compositions[selection]
-
-    def _sets_value(self, text: str) -> bool:
-        """Return True if Hydra sets the override in the composed config, and False if it affects the composition."""
-        key, equals, _ = text.removeprefix("++").partition("=")
-        if not equals or key.startswith(("+", "~", "hydra")) or "@" in key:
-            return False
-        if key not in self.groups:
-            self.groups[key] = bool(list_options(key, config_folders(self.config_dir)))
-        return not self.groups[key]
+            self.compositions[selection] = (config, read_files(config))
+        return values, self.compositions[selection]
 
 
 def compose_job(overrides: Sequence[str], config_dir: Path | None) -> Composed:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from tfm_blocks.compose.resolve import Composed, resolve
 from tfm_blocks.errors import Place
+from tfm_blocks.language.files import YamlFile
 from tfm_blocks.language.sources import SourceKey, Sources
 
 FORMAT = 1
@@ -27,20 +28,30 @@ def job_record(composed: Composed, changes: Mapping[str, Any], command: Sequence
         changes: Root keys that the sweep sets, such as `name`.
         command: The command line that trains the same run without the sweep.
     """
-    raw = cast(dict[str, Any], OmegaConf.to_container(composed.raw, resolve=False))
+    raw, sources = cast(dict[str, Any], OmegaConf.to_container(composed.raw, resolve=False)), composed.sources
     return {
         "format": FORMAT,
         "command": list(command),
         "choices": dict(composed.choices),
         "config": {**_without_resolvers(raw, composed.mapping), **changes},
-        "sources": _sources_record(composed.sources),
+        "sources": {
+            "written": [[path, asdict(key.place), key.text] for path, key in sources.written.items()],
+            "overrides": list(sources.overrides.items()),
+            "chosen": sorted(sources.chosen),
+            "files": list(sources.files),
+        },
     }
 
 
 def read_job(path: Path) -> tuple[Composed, list[str]]:
     """Read the config of a job and its command line from the file written by the sweep."""
     record = json.loads(path.read_text("utf-8"))
-    composed = resolve(OmegaConf.create(record["config"]), _read_sources(record["sources"]), ())
+    stored = record["sources"]
+    written = {tuple(key): SourceKey(Place(**place), text) for key, place, text in stored["written"]}
+    overrides = {tuple(key): text for key, text in stored["overrides"]}
+    files = {name: YamlFile(name, "", None, None) for name in stored["files"]}
+    sources = Sources(written, overrides, set(stored["chosen"]), files)
+    composed = resolve(OmegaConf.create(record["config"]), sources, ())
     return replace(composed, choices=record["choices"]), record["command"]
 
 
@@ -53,16 +64,3 @@ def _without_resolvers(raw: Any, resolved: Any) -> Any:
     if isinstance(raw, list):
         return [_without_resolvers(*pair) for pair in zip(raw, resolved, strict=True)]
     return resolved if isinstance(raw, str) and _RESOLVER.search(raw) else raw
-
-
-def _sources_record(sources: Sources) -> dict[str, Any]:
-    return {
-        "written": [[path, asdict(written.place), written.text] for path, written in sources.written.items()],
-        "overrides": list(sources.overrides.items()),
-        "chosen": sorted(sources.chosen),
-    }
-
-
-def _read_sources(record: Mapping[str, Any]) -> Sources:
-    written = {tuple(path): SourceKey(Place(**place), text) for path, place, text in record["written"]}
-    return Sources(written, {tuple(path): text for path, text in record["overrides"]}, set(record["chosen"]))

@@ -10,11 +10,11 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.command_line import override_key, prepare_arguments
+from tfm_blocks.compose.command_line import compose_arguments, override_key
 from tfm_blocks.compose.folders import config_folders, model_chain, root_keys
 from tfm_blocks.compose.overrides import error_reason, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
-from tfm_blocks.compose.run import compose_arguments, compose_run
+from tfm_blocks.compose.run import compose_run
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.language.sources import Sources
 
@@ -51,7 +51,7 @@ def compose_requested(model: str, overrides: Sequence[str] = (), conf: Path | No
             raise ConfigError(Problem(model, rule, help=help))
         model, conf = path.stem, path.resolve().parent.parent
     folder = ["--config-dir", str(conf)] if conf else []
-    return compose_run(compose_arguments(prepare_arguments([*folder, f"model={model}", *overrides])))
+    return compose_run(compose_arguments([*folder, f"model={model}", *overrides]))
 
 
 def sets_run(overrides: Sequence[str]) -> bool:

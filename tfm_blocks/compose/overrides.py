@@ -67,7 +67,10 @@ def _parse_text(text: str) -> Override | None:
     """Parse an override; its value is text if it is outside the grammar, or a number for a key in NAMES."""
     override = _parse(text)
     is_number = override and override.key_or_group in NAMES and isinstance(override.value(), (int, float))
-    return _parse(_quoted(text)) if override is None or is_number else override
+    key, equals, value = text.partition("=")
+    if not equals or not (override is None or is_number):
+        return override
+    return _parse(key + "='" + value.replace("'", r"\'") + "'")
 
 
 def _parse(text: str) -> Override | None:
@@ -103,11 +106,6 @@ def _wrong_numbers(value: object) -> tuple[str, str] | None:
             help = "write a LOW above 0, such as 1e-4, or leave out tag(log,…)"
             return "has a log scale, which needs numbers above 0", help
     return None
-
-
-def _quoted(text: str) -> str:
-    key, equals, value = text.partition("=")
-    return key + equals + "'" + value.replace("'", r"\'") + "'" if equals else text
 
 
 def refuse_sweeps(overrides: Sequence[Override], help: str) -> None:

@@ -11,8 +11,8 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 
 from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
+from tfm_blocks.language.chain import merge
 from tfm_blocks.language.files import INDEX, ModelFile
-from tfm_blocks.language.read import merge
 from tfm_blocks.language.sources import Sources, find_knobs
 
 
@@ -48,6 +48,10 @@ class Composed:
             raw["vocab"] = size
         return replace(resolve(raw, self.sources, self.chain), choices=self.choices)
 
+    def with_model(self, model: Mapping[str, Any]) -> Composed:
+        """Return the config with the mapping of the checked model, which lacks the arguments of replaced blocks."""
+        return replace(self, mapping=self.mapping | {"model": model})
+
     def with_values(self, values: Mapping[str, Any]) -> Composed:
         """Return the config with new values of these keys, such as `trainer.steps`."""
         raw = self.raw.copy()
@@ -60,12 +64,12 @@ def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sourc
     """Return the source locations of a model's chain, and the overrides."""
     sources = Sources(overrides=overrides_by_path(overrides))
     for file in chain:
-        sources.add_file(file.shown, file.text, chosen=file is chain[-1])
+        sources.add_file(file.file, chosen=file is chain[-1])
     return sources
 
 
 def overrides_by_path(overrides: Iterable[str]) -> dict[tuple[str, ...], str]:
-    """Return the overrides by each path that they set, without the `++` that `prepare_arguments` adds."""
+    """Return the overrides by each path that they set, without the `++` of `Request.texts`."""
     return {path: text.removeprefix("++") for text in overrides for path in _paths(text)}
 
 

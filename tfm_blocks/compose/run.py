@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.command_line import compose_config, override_key, prepare_arguments, split_arguments
+from tfm_blocks.compose.command_line import compose_arguments, override_key
 from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
 from tfm_blocks.compose.overrides import error_reason
 from tfm_blocks.compose.resolve import Composed, chain_sources, overrides_by_path, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
-from tfm_blocks.language.files import ModelFile, display_path
+from tfm_blocks.language.files import SAFE_LOADER, ModelFile, YamlFile, read_yaml_file
 from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
@@ -45,15 +46,6 @@ RESUMABLE_KEYS = (
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
-def compose_arguments(prepared: Sequence[str]) -> DictConfig:
-    """Compose the arguments that `prepare_arguments` returned; Hydra's own settings are below `hydra`.
-
-    Raises ConfigError.
-    """
-    line = split_arguments(prepared)
-    return compose_config(line.texts, line.config_dir, hydra=True)
-
-
 def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[DictConfig, list[str]]:
     """Compose a run that is requested from Python; return the config and the arguments of `tfm train` for it.
 
@@ -64,7 +56,7 @@ def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[
             rule = f"must be strings such as 'trainer.steps=20', but has {cut(repr(text))}"
             raise ConfigError(Problem("overrides", rule, help="config_dir=… names a folder; sweeps need tfm train -m"))
     options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
-    config = compose_arguments(prepare_arguments([*options, *overrides]))
+    config = compose_arguments([*options, *overrides])
     return config, [*options, *task_overrides(config)]
 
 
@@ -89,8 +81,7 @@ def read_files(config: DictConfig) -> ConfigFiles:
     chain = model_chain(choices["model"], folders)
     sources = chain_sources(chain, [])
     for path, group in chosen_files(choices, folders):
-        text, prefix = path.read_text("utf-8"), (group,) if group else ()
-        sources.add_file(display_path(path), text, prefix, chosen=not group)
+        sources.add_file(read_yaml_file(path), (group,) if group else (), chosen=not group)
     known = (root_keys() | {"model"} | {key for file in chain for key in file.mapping}) - {"defaults", "hydra"}
     return ConfigFiles(choices, tuple(chain), sources, frozenset(known))
 
@@ -158,7 +149,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
     mapping = deepcopy(dict(recorded))
     problems = []
     sources = Sources()
-    sources.add_file(where, text, chosen=True)
+    sources.add_file(YamlFile(where, text, yaml.compose(text, SAFE_LOADER), None), chosen=True)
     typed = {override_key(override): override for override in task_overrides(config)}
     if "logger" in typed:
         mapping["logger"] = read_value(config, "logger")
@@ -197,7 +188,7 @@ def _is_recorded(config: DictConfig, key: str, recorded: Mapping[str, Any]) -> b
 
 
 def task_overrides(config: DictConfig) -> list[str]:
-    """Return the overrides of a composed config, without the `++` that `prepare_arguments` adds."""
+    """Return the overrides of a composed config, without the `++` of `Request.texts`."""
     typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     return [str(text).removeprefix("++") for text in cast(list[str], typed)]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from tfm_blocks.compose.command_line import add_plus, compose_config, override_key, split_arguments
+from tfm_blocks.compose.command_line import Request, override_key
+from tfm_blocks.compose.composition import add_plus, compose_config
 from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.run import expect_name, read_value
@@ -86,18 +87,17 @@ class SweepRequest:
         return [part.key for part in self.parts if isinstance(part, Interval) or len(part.texts) > 1]
 
 
-def read_sweep(arguments: Sequence[str]) -> SweepRequest:
-    """Read the sweep of a command line with -m, after `prepare_arguments` checked it. Raises ConfigError."""
-    line = split_arguments(arguments)
-    overrides = [item for item in parse_overrides(line.texts) if item.key_or_group.split(".")[0] != "hydra"]
+def read_sweep(request: Request) -> SweepRequest:
+    """Read the sweep of a command line with -m. Raises ConfigError."""
+    overrides = [item for item in request.overrides if item.key_or_group.split(".")[0] != "hydra"]
     _refuse_single_run_keys(overrides)
     of_sweep = [item for item in overrides if item.key_or_group.split(".")[0] in OF_A_SWEEP]
     refuse_sweeps(of_sweep, help="the settings of a sweep take a single value")
-    folders = config_folders(line.config_dir)
+    folders = request.folders
     options = {item.key_or_group: list(list_options(item.key_or_group, folders)) for item in overrides}
     known = root_keys() | {key for key in options if options[key] or "." in key}  # without knobs of single models
     first = [first_of_sweep(item, options[item.key_or_group]) for item in overrides if item.key_or_group in known]
-    config = compose_config([add_plus(text) for text in first], line.config_dir)
+    config = compose_config([add_plus(text) for text in first], request.config_dir)
     settings, launcher, match = (read_value(config, key) for key in (SWEEP, LAUNCHER, MATCH))
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
@@ -106,7 +106,7 @@ def read_sweep(arguments: Sequence[str]) -> SweepRequest:
         item for item in overrides if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != LAUNCHER
     )
     texts = tuple(item.input_line or "" for item in kept)
-    return SweepRequest(parts, settings, launcher, match, texts, line.config_dir)
+    return SweepRequest(parts, settings, launcher, match, texts, request.config_dir)
 
 
 def _refuse_single_run_keys(overrides: Sequence[Override]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -52,32 +52,26 @@ def read_settings(cls: type[Read], mapping: Mapping[str, Any], context: object =
         raise ConfigError([_problem(cls, details) for details in error.errors(include_url=False)]) from None
 
 
-class Wording(NamedTuple):
-    """Templates for a rule and a fix; the fields are pydantic's error context, `value`, `address` and `or_null`."""
-
-    rule: str
-    help: str
-
-
-_MAPPING = Wording("must be a mapping{or_null}, but is {value}", "write its keys below it, or {address}={{key: value}}")
+_MAPPING = ("must be a mapping{or_null}, but is {value}", "write its keys below it, or {address}={{key: value}}")
+# templates of a rule and a fix; the fields are pydantic's error context, `value`, `address` and `or_null`
 WORDINGS = {
-    "missing": Wording("is missing", "write {address}=…"),
-    "int_type": Wording("must be an int{or_null}, but is {value}", "write a whole number, such as 4"),
-    "float_type": Wording("must be a float{or_null}, but is {value}", "write a number, such as 0.1"),
-    "finite_number": Wording("must be a finite number, but is {value}", "write a number, such as 0.1"),
-    "bool_type": Wording("must be a bool{or_null}, but is {value}", "write true or false"),
-    "string_type": Wording("must be a str{or_null}, but is {value}", "write text in quotes"),
-    "string_for_list": Wording("must be a str{or_null}, but is the list {value}", "write one of its items"),
-    "list_type": Wording("must be a list{or_null}, but is {value}", "write {address}=[a,b]"),
+    "missing": ("is missing", "write {address}=…"),
+    "int_type": ("must be an int{or_null}, but is {value}", "write a whole number, such as 4"),
+    "float_type": ("must be a float{or_null}, but is {value}", "write a number, such as 0.1"),
+    "finite_number": ("must be a finite number, but is {value}", "write a number, such as 0.1"),
+    "bool_type": ("must be a bool{or_null}, but is {value}", "write true or false"),
+    "string_type": ("must be a str{or_null}, but is {value}", "write text in quotes"),
+    "string_for_list": ("must be a str{or_null}, but is the list {value}", "write one of its items"),
+    "list_type": ("must be a list{or_null}, but is {value}", "write {address}=[a,b]"),
     "dict_type": _MAPPING,
     "model_type": _MAPPING,
     "model_attributes_type": _MAPPING,
-    "greater_than_equal": Wording("must be at least {ge:g}, but is {value}", "write {address}={ge:g} or more"),
-    "less_than_equal": Wording("must be at most {le:g}, but is {value}", "write {address}={le:g} or less"),
-    "greater_than": Wording("must be above {gt:g}, but is {value}", "write {address}=… with a number above {gt:g}"),
-    "less_than": Wording("must be below {lt:g}, but is {value}", "write {address}=… with a number below {lt:g}"),
-    "too_short": Wording("must hold at least {min_length}, but holds {actual_length}: {value}", "add to it"),
-    "too_long": Wording("must hold at most {max_length}, but holds {actual_length}: {value}", "shorten it"),
+    "greater_than_equal": ("must be at least {ge:g}, but is {value}", "write {address}={ge:g} or more"),
+    "less_than_equal": ("must be at most {le:g}, but is {value}", "write {address}={le:g} or less"),
+    "greater_than": ("must be above {gt:g}, but is {value}", "write {address}=… with a number above {gt:g}"),
+    "less_than": ("must be below {lt:g}, but is {value}", "write {address}=… with a number below {lt:g}"),
+    "too_short": ("must hold at least {min_length}, but holds {actual_length}: {value}", "add to it"),
+    "too_long": ("must hold at most {max_length}, but holds {actual_length}: {value}", "shorten it"),
 }
 UNKNOWN_KEY = ("extra_forbidden", "invalid_key")
 
@@ -101,7 +95,8 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
     if kind == "string_type" and isinstance(error["input"], list):
         kind = "string_for_list"
     context |= {"address": address, "value": _shown(error["input"]), "or_null": or_null}
-    return Problem(address, WORDINGS[kind].rule.format(**context), help=WORDINGS[kind].help.format(**context))
+    rule, help = (text.format(**context) for text in WORDINGS[kind])
+    return Problem(address, rule, help=help)
 
 
 def _unknown_key(cls: type[Settings], location: Sequence[str | int]) -> Problem:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch.accelerators import Accelerator
 
-from tfm_blocks.devices import accelerator, device_count, rank_device, select_device
+from tfm_blocks.devices import accelerator, device_count, rank_device, release_memory, select_device
 
 
 class TorchAccelerator(Accelerator):
@@ -18,7 +18,7 @@ class TorchAccelerator(Accelerator):
         select_device(device)
 
     def teardown(self) -> None:
-        torch.accelerator.empty_cache()
+        release_memory()
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.model import compose_model
@@ -38,7 +39,7 @@ class Published:
     def compose(self) -> Composed:
         """Return the model of this project with these knobs. Raises ConfigError."""
         vocabulary = {"vocab": self.vocabulary.size_here, "first_id": self.vocabulary.first}
-        return compose_model(self.family.model).with_values({**self.knobs, **vocabulary})
+        return compose_model(self.family.model, conf=self.family.config_dir).with_values({**self.knobs, **vocabulary})
 
 
 def read_published(
@@ -95,7 +96,7 @@ class _Reader:
         self.problems: list[tuple[str, str, str]] = []
 
     def knobs(self, tensors: int) -> dict[str, Any]:
-        defaults = knob_defaults(self.family.model)
+        defaults = knob_defaults(self.family.model, self.family.config_dir)
         knobs: dict[str, Any] = {}
         for row in self.rows:
             key = next((key for key in row.keys if self.flat.get(key) is not None), None)
@@ -159,9 +160,10 @@ def _expect_kind(value: Any, default: Any) -> None:
 
 
 @cache
-def knob_defaults(model: str) -> Mapping[str, Any]:
-    """Return the knobs of a shipped model with their values."""
-    return {name: value for name, value in compose_model(model).mapping.items() if name != "model"}
+def knob_defaults(model: str, config_dir: Path | None) -> Mapping[str, Any]:
+    """Return the knobs of a model with their values."""
+    mapping = compose_model(model, conf=config_dir).mapping
+    return {name: value for name, value in mapping.items() if name != "model"}
 
 
 def write_published(published: Published, dtype: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary) -> Published | None:
     """Return the run as a model of the family that has its graph, or None."""
     for family in families().values():
-        if (defaults := knob_defaults(family.model)).keys() <= config.keys():
+        if (defaults := knob_defaults(family.model, family.config_dir)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             if _has_graph(published, spec):
                 return published
@@ -104,7 +104,8 @@ def _has_graph(published: Published, spec: Spec) -> bool:
     """Return True if the family has the graph, and a config.json for the knobs."""
     try:
         write_published(published, "float32")
-        return not find_changes(check_model(published.compose().model), spec, REGISTRY)
+        composed = published.compose()
+        return not find_changes(check_model(composed.model, composed.sources), spec, REGISTRY)
     except ConfigError:
         return False
 

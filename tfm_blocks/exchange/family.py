@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -83,7 +84,7 @@ class ConfigRow:
 
 @dataclass(frozen=True)
 class Family:
-    """The content of the YAML file of a family."""
+    """The content of the YAML file of a family. `config_dir` is a config folder that contains its model."""
 
     name: str
     architectures: tuple[str, ...]
@@ -103,6 +104,7 @@ class Family:
     zeros: frozenset[str]
     also: Sequence[Row]
     weights: Sequence[Row]
+    config_dir: Path | None = None
 
     @property
     def pairs(self) -> bool:
@@ -137,7 +139,7 @@ def unused_keys() -> re.Pattern[str]:
     return re.compile("|".join(fnmatch.translate(key) for line in yaml.safe_load(text) for key in line))
 
 
-def make_family(name: str, content: Mapping[str, Any]) -> Family:
+def make_family(name: str, content: Mapping[str, Any], config_dir: Path | None = None) -> Family:
     """Return the family of a file's content. Raises ValueError for an unknown operation of a weight."""
     return Family(
         name,
@@ -158,6 +160,7 @@ def make_family(name: str, content: Mapping[str, Any]) -> Family:
         frozenset(content.get("zeros", ())),
         read_weight_table(content.get("also", {})),
         read_weight_table(content["weights"]),
+        config_dir,
     )
 
 

@@ -98,13 +98,13 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
         if family is None:
             _write_record(record, stored, own, part, leftovers, current)
     count = sum(parameter.numel() for parameter in network.parameters())
-    overrides = _overrides(published.family.model, knobs)
+    overrides = _overrides(published.family, knobs)
     return ImportReport(run, published.family.name, overrides, count, (*removed, *keys))
 
 
 def conversion_of(published: Published) -> Conversion:
     """Return the table of weights for the knobs and the vocabulary of a model."""
-    sizes = {**knob_defaults(published.family.model), **published.knobs}
+    sizes = {**knob_defaults(published.family.model, published.family.config_dir), **published.knobs}
     return Conversion(published.family.weights, sizes, published.vocabulary.front)
 
 
@@ -123,7 +123,7 @@ def _checked(published: Published, folder: Path) -> tuple[Composed, Spec]:
     """Return the model with the values of config.json. Raises RunError for values that the check refuses."""
     try:
         composed = published.compose()
-        return composed, check_model(composed.model)
+        return composed, check_model(composed.model, composed.sources)
     except ConfigError as error:
         problems = [Problem(f"{folder / CONFIG}: {problem.address}", problem.rule) for problem in error.problems]
         raise RunError(problems) from None
@@ -210,10 +210,12 @@ def _write_record(
     replace(record, family=family.name, tensors=tensors, metadata=metadata).write(run)
 
 
-def _overrides(model: str, knobs: Mapping[str, Any]) -> tuple[str, ...]:
+def _overrides(family: Family, knobs: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the overrides that build the model in a new run, without `vocab`, which the tokenizer determines."""
-    defaults = {**knob_defaults(model), "vocab": knobs["vocab"]}
+    defaults = {**knob_defaults(family.model, family.config_dir), "vocab": knobs["vocab"]}
     changed = {name: value for name, value in knobs.items() if value != defaults[name]}
-    own = [f"--config-dir={Path(model).parents[1]}"] if Path(model).parent.name == "model" else []
+    model = Path(family.model)
+    folder = model.parents[1] if model.parent.name == "model" else family.config_dir
+    own = [f"--config-dir={folder}"] if folder else []
     values = [f"{name}={'null' if value is None else value}" for name, value in changed.items()]
-    return (*own, f"model={Path(model).stem}", *values)
+    return (*own, f"model={model.stem}", *values)

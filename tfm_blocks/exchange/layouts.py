@@ -43,7 +43,7 @@ def with_tied(stored: PublishedFolder, published: Published) -> tuple[PublishedF
     Raises RunError if the copies of a matrix that our model has once differ.
     """
     family, tensors = published.family, dict(stored.tensors)
-    knobs = {**knob_defaults(family.model), **published.knobs}
+    knobs = {**knob_defaults(family.model, family.config_dir), **published.knobs}
     untied: dict[str, None] = {}
     for copy, original in family.tied.items():
         knob = family.output.get(copy)

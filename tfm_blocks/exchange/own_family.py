@@ -13,7 +13,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, shown, suggest
 from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, make_family
 from tfm_blocks.exchange.weights import BRACES, matches_address, read_weight_table
-from tfm_blocks.language.files import display_path
+from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.matching import weights_of
@@ -37,20 +37,23 @@ KNOBS = {
 }
 
 
-def read_own_family(path: Path) -> Family:
-    """Read a family from a YAML file. Raises ConfigError that names each problem with its line."""
+def read_own_family(path: Path, config_dir: Path | None = None) -> Family:
+    """Read a family from a YAML file, whose model may be in `config_dir`.
+
+    Raises ConfigError that names each problem with its line.
+    """
     content, sources = read_yaml(path), Sources()
-    sources.add_file(display_path(path), path.read_text("utf-8"))
+    sources.add_file(read_yaml_file(path))
     check = _Check(content, sources)
     check.keys()
     check.end()
     content = {**content, "model": _model_file(content["model"], path)}
-    composed = compose_model(content["model"])
+    composed = compose_model(content["model"], conf=config_dir)
     check.rows({name: value for name, value in composed.mapping.items() if name != "model"})
     check.end()
     check.addresses(composed)
     check.end()
-    return make_family(path.stem, content)
+    return make_family(path.stem, content, config_dir)
 
 
 def _model_file(model: str, table: Path) -> str:
@@ -129,7 +132,7 @@ class _Check:
 
 
 def _weights(composed: Composed) -> set[str]:
-    return {*weights_of(network_without_values(check_model(composed.model)))}
+    return {*weights_of(network_without_values(check_model(composed.model, composed.sources)))}
 
 
 def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[str]) -> Iterator[tuple[str, str]]:

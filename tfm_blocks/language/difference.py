@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from tfm_blocks.language.notation import (
+from tfm_blocks.language.outline import (
+    IN,
+    GraphNode,
+    Outline,
+    local_name,
     write_add_norm,
     write_node,
     write_nodes,
@@ -18,7 +22,6 @@ from tfm_blocks.language.notation import (
     write_steps,
     write_value,
 )
-from tfm_blocks.language.outline import IN, GraphNode, Outline, local_name
 from tfm_blocks.language.pairing import Pairing, indices, pattern
 from tfm_blocks.language.spec import Spec, Step, format_shape
 from tfm_blocks.registry.blocks import Registry
@@ -220,7 +223,7 @@ class _Comparison:
         return mapped == list(after) or [(self.pairing.partner(stack), layer) for stack, layer in ends] == others
 
     def _weights(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
-        before, after = (_owner(node) for node in (node_a, node_b))
+        before, after = ("" if node.weights == node.address else node.weights for node in (node_a, node_b))
         if self.pairing.partner(before) != after:
             yield _NodeChange("weights", "owner", before or "own", after or "own")
         if self.pairing.partner(node_a.tie) != node_b.tie:
@@ -235,11 +238,6 @@ def _previous(node: GraphNode, outline: Outline) -> str:
 
 def _kinds(steps: Iterable[Step]) -> list[str]:
     return [step.kind for step in steps]
-
-
-def _owner(node: GraphNode) -> str:
-    """Return the address of the node whose weights this node shares; "" if the weights are its own."""
-    return "" if node.weights == node.address else node.weights
 
 
 def _from_end(outline: Outline, reference: str) -> tuple[str, int]:

@@ -9,11 +9,22 @@ from typing import Any, TypeVar
 from tfm_blocks.errors import Problem, RuleError, suggest
 from tfm_blocks.language.add_norm import AddNorm, read_add_norm, read_steps
 from tfm_blocks.language.arguments import Args, ArgumentError
-from tfm_blocks.language.references import NamedOutput, Reference, Scope, referenced_layers
 from tfm_blocks.language.repeat import ExpandedLayer, expand_layers, expand_parallel
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Node, Path
-from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, SameTree, Tree
+from tfm_blocks.language.tree import (
+    MODEL,
+    BlockTree,
+    LayerTree,
+    ModelTree,
+    NamedOutput,
+    ParallelTree,
+    Reference,
+    SameTree,
+    Scope,
+    Tree,
+    referenced_layers,
+)
 from tfm_blocks.language.wiring import find_mixed_reach, find_unread, find_unused, find_without_effect
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import ConstructorError, SafeConstructor
+from yaml.resolver import Resolver
 
 from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown, suggest
 
@@ -33,45 +37,127 @@ _UNQUOTED = re.compile(r"\$\{[^{}]*\}?")
 
 
 @dataclass(frozen=True)
-class ModelFile:
-    """A file of a chain. `shown` is its display path; `parents` are the models that it inherits, in order."""
+class YamlFile:
+    """A parsed YAML file: its display path, its text, the root of its nodes, and its value, which nobody changes."""
 
     shown: str
     text: str
-    mapping: dict[str, Any]
+    root: yaml.Node | None
+    value: Any
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file of a chain. `parents` are the models that it inherits, in order."""
+
+    file: YamlFile
     parents: tuple[str, ...]
 
+    @property
+    def shown(self) -> str:
+        """Return the display path."""
+        return self.file.shown
 
-def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
-    """Read a file as plain YAML. Raises ConfigError if it is not a plain model file."""
-    file = display_path(path)
-    raw = path.read_bytes()[: LARGEST + 1]
-    if len(raw) > LARGEST:
+    @property
+    def mapping(self) -> dict[str, Any]:
+        """Return the mapping of the file, which nobody changes."""
+        return cast(dict[str, Any], self.file.value)
+
+
+_read: dict[tuple[Path, str, bool], tuple[tuple[int, ...], YamlFile]] = {}  # files as they were when they were read
+
+
+def read_yaml_file(path: Path, *, plain: bool = False) -> YamlFile:
+    """Read and parse a YAML file, once as long as it does not change. Raises ConfigError and OSError.
+
+    `plain` is set for model files: at most 64 KB of plain values under unique names, without aliases and tags.
+    """
+    path = path.resolve()
+    stat = path.stat()
+    state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    key = (path, file := display_path(path), plain)
+    known = _read.get(key)
+    if known is None or known[0] != state:
+        known = _read[key] = (state, _parse(path, file, plain))
+    return known[1]
+
+
+def _parse(path: Path, file: str, plain: bool) -> YamlFile:
+    address, text = file if plain else path.stem, ""
+    with path.open("rb") as stream:
+        raw = stream.read(LARGEST + 1 if plain else -1)
+    if plain and len(raw) > LARGEST:
         help = "inherit from another model and write only the differences"
         raise _refuse(file, f"a model file has at most {LARGEST // 1024} KB", help=help)
     try:
         text = raw.decode("utf-8")
-        _inspect(text, file)
-        mapping = yaml.load(text, SAFE_LOADER)
+        document = _Document(_checked_events(text, address, file, plain))
+        root = document.get_single_node()
+        if plain:
+            _expect_plain(root, file)
+        return YamlFile(file, text, root, document.construct_document(root) if root else None)
     except UnicodeDecodeError as error:
-        raise _refuse(file, "is not UTF-8 text", raw[: error.start].count(b"\n") + 1, "save it as UTF-8") from None
+        line, rule, help = raw[: error.start].count(b"\n") + 1, "is not UTF-8 text", "save it as UTF-8"
     except yaml.MarkedYAMLError as error:
         line = getattr(error.problem_mark, "line", 0) + 1
-        raise _refuse(file, f"is not YAML: {error.problem}", line, suggest_yaml_fix(text, line)) from None
+        rule, help = f"is not YAML: {error.problem}", suggest_yaml_fix(text, line)
     except yaml.YAMLError as error:
+        line, rule = None, f"is not YAML: {str(error).splitlines()[0]}"
         help = "save it as plain text, without control characters"
-        raise _refuse(file, f"is not YAML: {str(error).splitlines()[0]}", help=help) from None
-    except ValueError as error:  # invalid dates
-        raise _refuse(file, f"has a value that cannot be read: {error}", help="put it in quotes") from None
-    for number, line in enumerate(text.splitlines(), 1):
+    except ValueError as error:  # an integer with too many digits
+        line, rule = None, f"has a value that cannot be read: {error}"
+        help = "write a smaller value, or put it in quotes"
+    raise _refuse(file, rule, line, help, address) from None
+
+
+class _Document(Composer, SafeConstructor, Resolver):
+    """Build the nodes and the value of a document from the parser's events, as OmegaConf does: dates are text."""
+
+    def __init__(self, events: Iterable[yaml.Event]) -> None:
+        self.events = deque(events)
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+
+    def check_event(self, *choices: type[yaml.Event]) -> bool:
+        return bool(self.events) and isinstance(self.events[0], choices)
+
+    def peek_event(self) -> yaml.Event:
+        return self.events[0]
+
+    def get_event(self) -> yaml.Event:
+        return self.events.popleft()
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that is written twice, of which YAML would silently keep the last value."""
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise ConstructorError(
+                    problem=f"the key {shown(key.value)} is written twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+_Document.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+0123456789.")
+)
+_Document.add_constructor("tag:yaml.org,2002:timestamp", _Document.construct_yaml_str)
+
+
+def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
+    """Read a file as plain YAML. Raises ConfigError if it is not a plain model file."""
+    file = read_yaml_file(path, plain=True)
+    for number, line in enumerate(file.text.splitlines(), 1):
         if _DIRECTIVE.match(line) and line != HEADER:
             help = f"the only allowed directive is {HEADER}"
-            raise _refuse(file, f"has the directive {shown(line.strip())}", number, help)
-    if HEADER not in text[:512].splitlines():
-        raise _refuse(file, "lacks the required first line", help=f"begin the file with {HEADER}")
-    if not isinstance(mapping, dict):
-        raise _refuse(file, "must be a mapping of knobs and the key model", help="write heads: 8, model: {…}")
-    return ModelFile(file, text, mapping, _root(mapping, file, text, root_keys))
+            raise _refuse(file.shown, f"has the directive {shown(line.strip())}", number, help)
+    if HEADER not in file.text[:512].splitlines():
+        raise _refuse(file.shown, "lacks the required first line", help=f"begin the file with {HEADER}")
+    if not isinstance(file.value, dict):
+        raise _refuse(file.shown, "must be a mapping of knobs and the key model", help="write heads: 8, model: {…}")
+    return ModelFile(file, _root(file.value, file.shown, file.text, root_keys))
 
 
 def expect_unambiguous(event: yaml.Event, address: str, file: str) -> None:
@@ -106,29 +192,34 @@ def nested_events(text: str) -> Iterator[tuple[Any, int]]:
         yield event, depth
 
 
-def _inspect(text: str, file: str) -> None:
-    """Check the parser's events without building objects, so that alias bombs and deep nesting cost nothing."""
+def _checked_events(text: str, address: str, file: str, plain: bool) -> Iterator[yaml.Event]:
+    """Yield the parser's events after checking them, so that alias bombs and deep nesting cost nothing."""
     for event, depth in nested_events(text):
         line = event.start_mark.line + 1 if event.start_mark else None
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise _refuse(file, "uses a YAML alias or anchor", line, "write the value out, or make it a knob: ${knob}")
-        tag = getattr(event, "tag", None)
-        if tag:
-            raise _refuse(file, f"uses the YAML tag {tag}", line, "model files hold plain values only")
-        if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
-            rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
-            raise _refuse(file, rule, line, "a value holds one ${knob} at most; put arithmetic in model.args")
-        expect_unambiguous(event, file, file)
+        if plain:
+            _expect_plain_event(event, file, line)
+        expect_unambiguous(event, address, file)
         if depth > DEEPEST:
-            raise _refuse(file, f"nests deeper than {DEEPEST}", line, "write inner layers as sibling nodes")
-    _plain(yaml.compose(text, Loader=SAFE_LOADER), file)
+            fix = "write inner layers as sibling nodes" if plain else "check the brackets, or write fewer levels"
+            raise _refuse(file, f"nests deeper than {DEEPEST}", line, fix, address)
+        yield event
 
 
-def _plain(node: yaml.Node | None, file: str) -> None:
+def _expect_plain_event(event: Any, file: str, line: int | None) -> None:
+    if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+        raise _refuse(file, "uses a YAML alias or anchor", line, "write the value out, or make it a knob: ${knob}")
+    if tag := getattr(event, "tag", None):
+        raise _refuse(file, f"uses the YAML tag {tag}", line, "model files hold plain values only")
+    if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
+        rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
+        raise _refuse(file, rule, line, "a value holds one ${knob} at most; put arithmetic in model.args")
+
+
+def _expect_plain(node: yaml.Node | None, file: str) -> None:
     """Check that values are plain, and that keys are unique strings: YAML would silently keep the last duplicate."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _plain(item, file)
+            _expect_plain(item, file)
     if isinstance(node, yaml.ScalarNode):
         _plain_scalar(node, file)
     seen: set[str] = set()
@@ -146,7 +237,7 @@ def _plain(node: yaml.Node | None, file: str) -> None:
         if key.value in seen:
             raise _refuse(file, f"has the key {shown(key.value)} twice", line, "remove one of them")
         seen.add(key.value)
-        _plain(value, file)
+        _expect_plain(value, file)
 
 
 def _plain_scalar(node: yaml.ScalarNode, file: str) -> None:
@@ -189,5 +280,5 @@ def _parents(names: Any, file: str) -> tuple[str, ...]:
     return tuple(name for name in names if name != "_self_")
 
 
-def _refuse(file: str, rule: str, line: int | None = None, help: str = "") -> ConfigError:
-    return ConfigError(Problem(file, rule, Place(file, line), help=help))
+def _refuse(file: str, rule: str, line: int | None = None, help: str = "", address: str = "") -> ConfigError:
+    return ConfigError(Problem(address or file, rule, Place(file, line), help=help))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from tfm_blocks.errors import shown
 from tfm_blocks.language.add_norm import AddNorm, read_steps
 from tfm_blocks.language.arguments import RawValue
-from tfm_blocks.language.references import ENTRY, NamedOutput, Scope
 from tfm_blocks.language.spec import Node, Path
-from tfm_blocks.language.tree import JoinTree, LayerTree, ParallelTree, Tree
+from tfm_blocks.language.tree import ENTRY, JoinTree, LayerTree, NamedOutput, ParallelTree, Scope, Tree
 from tfm_blocks.registry.values import Kind
 
 if TYPE_CHECKING:

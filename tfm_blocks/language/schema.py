@@ -10,14 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfm_blocks.language.add_norm import PRESETS, STEPS, VALUED
-from tfm_blocks.language.ordering import PLACEMENT
-from tfm_blocks.language.read import FORMS
-from tfm_blocks.language.references import ENTRY, INDEX
+from tfm_blocks.language.read import FORMS, PLACEMENT
 from tfm_blocks.language.repeat import MOST_REPEATS
+from tfm_blocks.language.tree import ENTRY, INDEX
 from tfm_blocks.registry.blocks import CATEGORIES, GRAMMAR, BlockInfo, Registry
-from tfm_blocks.registry.class_parameters import Argument
 from tfm_blocks.registry.expression import LONGEST
-from tfm_blocks.registry.signature import Port
+from tfm_blocks.registry.signature import Argument, Port
 from tfm_blocks.registry.values import Kind, Part
 
 Schema = dict[str, Any]

@@ -10,7 +10,7 @@ from itertools import takewhile
 import yaml
 
 from tfm_blocks.errors import Place, Problem
-from tfm_blocks.language.files import SAFE_LOADER
+from tfm_blocks.language.files import YamlFile
 from tfm_blocks.language.spec import Path
 from tfm_blocks.registry.blocks import Registry
 
@@ -29,22 +29,21 @@ class SourceKey:
 class Sources:
     """Map each path to the location that set it last. `chosen` are the requested files without their parents.
 
-    `files` holds the text of each file, in the order in which they are merged.
+    `files` holds each file by its display path, in the order in which they are merged.
     """
 
     written: dict[Path, SourceKey] = field(default_factory=dict)
     overrides: dict[Path, str] = field(default_factory=dict)
     chosen: set[str] = field(default_factory=set)
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, YamlFile] = field(default_factory=dict)
 
-    def add_file(self, file: str, text: str, prefix: Path = (), *, chosen: bool = False) -> None:
+    def add_file(self, file: YamlFile, prefix: Path = (), *, chosen: bool = False) -> None:
         """Record every key of a YAML file, below `prefix`; the last file with a key wins."""
-        root = yaml.compose(text, Loader=SAFE_LOADER)
-        self.files[file] = text
-        if isinstance(root, yaml.MappingNode):
-            self._walk(root, prefix, file, text.splitlines())
+        self.files[file.shown] = file
+        if isinstance(file.root, yaml.MappingNode):
+            self._walk(file.root, prefix, file.shown, file.text.splitlines())
         if chosen:
-            self.chosen.add(file)
+            self.chosen.add(file.shown)
 
     def _walk(self, node: yaml.MappingNode, path: Path, file: str, lines: Sequence[str]) -> None:
         for key, value in node.value:
@@ -58,14 +57,14 @@ class Sources:
     def by_file(self) -> list[Sources]:
         """Return the locations that each file sets, whether or not a later file sets them too."""
         alone = [Sources() for _ in self.files]
-        for sources, (file, text) in zip(alone, self.files.items(), strict=True):
-            sources.add_file(file, text)
+        for sources, file in zip(alone, self.files.values(), strict=True):
+            sources.add_file(file)
         return alone
 
     def excerpt(self, path: Path) -> str:
         """Return the lines that write `path`: the line of its key, and the following lines that are indented deeper."""
         place = self.written[path].place
-        lines = self.files[place.file].splitlines()[(place.line or 1) - 1 :]
+        lines = self.files[place.file].text.splitlines()[(place.line or 1) - 1 :]
         indents = [len(line) - len(line.lstrip()) for line in lines]
         inside = takewhile(
             lambda pair: pair[1] > indents[0] and pair[0].strip(), zip(lines[1:], indents[1:], strict=True)
@@ -89,6 +88,12 @@ class Sources:
         if knob and (knob,) in self.overrides:
             return f"{knob} comes from the command line: {self.overrides[(knob,)]}"
         return f"{knob} is set at {written.place}" if written else ""
+
+    def rank(self, path: Path) -> int | None:
+        """Return the position in merge order of the file that sets `path`, the last for the command line, or None."""
+        if path in self.overrides:
+            return len(self.files)
+        return list(self.files).index(self.written[path].place.file) if path in self.written else None
 
     def knob(self, path: Path) -> str | None:
         """Return the knob in the value of `path`, such as `heads` of `${heads}`."""

@@ -123,6 +123,8 @@ class Node:
 class Spec:
     """Inputs and nodes in execution order; the last node is the sink. `mapping` is the resolved config.
 
+    `mapping` lacks the arguments that replaced blocks had, which `notes` lists.
+
     `head` is the number of nodes at the end that treat each position separately. Training runs them only on the
     positions that count in the loss.
     """
@@ -132,6 +134,7 @@ class Spec:
     mapping: Mapping[str, Any]
     head: int = 1
     warnings: tuple[Problem, ...] = ()
+    notes: tuple[Problem, ...] = ()
 
     @property
     def sink(self) -> Node:

@@ -1,14 +1,138 @@
-"""A model as written, one object per node: keys and forms are valid, but nothing is resolved yet."""
+"""A model as written: references to inputs and nodes with the scopes of their names, and one object per node.
+
+`encoder` is an output; `encoder.0`, `encoder.-1`, `encoder.(n-1-i)` are layers of a stack; `encoder.*` is all layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfm_blocks.language.references import Reference
+from tfm_blocks.errors import RuleError, shown, suggest
 from tfm_blocks.language.spec import Input, Path
-from tfm_blocks.registry.blocks import BlockInfo
+from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo
+
+ENTRY = "entry"
+ALL = "*"
+_REFERENCE = re.compile(r"(?P<name>[^\W\d]\w*)(?:\.(?P<layer>\*|0|-?[1-9][0-9]{0,3}|\([^()]*(?:\([^()]*\)[^()]*)*\)))?")
+INDEX = {"i": "index", "n": "number"}
+Refusal = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A name and a layer of that stack: "" for the stack's output, `*` for all layers, or arithmetic."""
+
+    name: str
+    layer: str = ""
+
+    def __str__(self) -> str:
+        if not self.layer:
+            return self.name
+        plain = self.layer == ALL or self.layer.lstrip("-").isdigit()
+        return f"{self.name}.{self.layer}" if plain else f"{self.name}.({self.layer})"
+
+
+def read_reference(value: Any) -> Reference:
+    """Parse a reference. Raises ValueError if `value` is not a reference."""
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if not match:
+        raise ValueError(
+            f"must name an input, an earlier node, or a layer of a stack (encoder.0), but is {shown(value)}"
+        )
+    layer = match["layer"] or ""
+    return Reference(match["name"], layer[1:-1] if layer.startswith("(") else layer)
+
+
+@dataclass(frozen=True)
+class NamedOutput:
+    """The output that a name refers to, and the layers if it is a stack.
+
+    `layers` are the addresses of the layers' outputs. `last` is the address of the operations at the stack's end.
+    """
+
+    output: str
+    block: bool = False
+    layers: tuple[str, ...] = ()
+    last: str | None = None
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names of a graph and of the graphs around it. `part_of` is the stack or parallel that contains the graph."""
+
+    names: dict[str, NamedOutput] = field(default_factory=dict)
+    outer: Scope | None = None
+    part_of: str = ""
+
+    def find(self, name: str) -> NamedOutput:
+        """Look up a name. Raises RuleError if it cannot be read from this graph."""
+        for scope in self._outwards():
+            if name in scope.names:
+                return scope.names[name]
+        if any(name == scope.part_of for scope in self._outwards()):
+            rule = f"{name!r} contains this node, so its output does not exist yet"
+            raise RuleError(rule, f"write {ENTRY}: in a layer, that is the output of the previous layer")
+        rule = f"{name!r} is neither an input nor an earlier node that can be read here"
+        raise RuleError(rule, suggest(name, self.known()) or "name it under model.inputs")
+
+    def known(self) -> list[str]:
+        """Return every name that can be read from this graph."""
+        return [name for scope in self._outwards() for name in scope.names]
+
+    def _outwards(self) -> Iterator[Scope]:
+        yield self
+        if self.outer:
+            yield from self.outer._outwards()
+
+
+def referenced_layers(reference: Reference, seen: NamedOutput, evaluate: Callable[[str], Any]) -> list[int]:
+    """Return the indices of the layers that a reference names. Raises ValueError."""
+    count = len(seen.layers)
+    if not count:
+        raise ValueError(f"{reference.name} has no layers: {reference} needs a stack, which is a layer with repeat")
+    if reference.layer == ALL:
+        return list(range(count))
+    index = evaluate(reference.layer)
+    if type(index) is not int or not -count <= index < count:
+        raise ValueError(f"{reference} is layer {index}, but {reference.name} has layers 0 to {count - 1}")
+    return [index % count]
+
+
+def check_node_name(name: str, inputs: Collection[str], reserved: Collection[str]) -> Refusal | None:
+    """Check that a node's name is not an input, a reserved word, or an attribute of the modules that hold nodes."""
+    other = f"call the node something else, such as {name.strip('_') or 'my'}_block"
+    if name in inputs:
+        return f"{name} is already an input", "call the node something else"
+    if name in GRAMMAR or name == ENTRY:
+        return f"{name!r} is a reserved word", other
+    if name in reserved or name.startswith(("_", "in_")):
+        return f"{shown(name)} is an attribute name of modules", other
+    return _no_identifier(name)
+
+
+def check_input_name(name: str) -> Refusal | None:
+    """Check an input's name: it becomes a keyword argument of the network, next to `keep`."""
+    if name in (ENTRY, "keep", "self"):
+        return f"{name!r} is a reserved word", "call the input something else"
+    return _no_identifier(name)
+
+
+def check_arg_name(name: str) -> Refusal | None:
+    """Check an arg's name: in arithmetic, `i` and `n` are the index and the number of layers."""
+    if name in INDEX:
+        rule = f"{name} is the {INDEX[name]} of layers in arithmetic"
+        return rule, "call the arg something else, or write it on its nodes"
+    return _no_identifier(name)
+
+
+def _no_identifier(name: str) -> Refusal | None:
+    if name.isidentifier():
+        return None
+    return f"a name consists of letters, digits and _, but is {shown(name)}", "call it something else"
+
 
 MODEL = ("model",)
 

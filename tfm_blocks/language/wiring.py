@@ -14,7 +14,8 @@ from tfm_blocks.registry.blocks import Registry
 
 def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: Sources) -> list[Problem]:
     """Return a problem for each unread input, and for each node except the sink whose output is unread."""
-    read = {address for node in nodes.values() for address in (*node.read, *_added(node))}
+    read = {address for node in nodes.values() for address in node.read}
+    read |= {node.residual for node in nodes.values() for step in node.post if step.kind == "add"}
     problems = []
     for tensor in tree.inputs:
         if tensor.name not in read:
@@ -29,23 +30,21 @@ def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: 
     return problems
 
 
-def _added(node: Node) -> list[str]:
-    """Return the residual of a node that adds it."""
-    return [node.residual for step in node.post if step.kind == "add"]
-
-
 def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sources: Sources) -> list[Problem]:
     """Return a problem for each arg that no block takes, if the chosen file or the command line sets it."""
     accepted = {argument for node in nodes.values() for argument in node.arguments}
-    return [
-        sources.problem(
-            path,
-            f"no block takes {path[-1]!r} from here",
-            help=suggest(path[-1], accepted - {path[-1]}) or "leave it out",
-        )
-        for path in dict.fromkeys(_args(tree))
-        if path not in used and sources.is_set_by_user(path)
-    ]
+    problems = []
+    for path in dict.fromkeys(_args(tree)):
+        if path in used or not sources.is_set_by_user(path):
+            continue
+        *around, _, name = path
+        inside = [node for node in nodes.values() if [*node.path[: len(around)]] == around and name in node.arguments]
+        rule, help = f"no block takes {name!r} from here", suggest(name, accepted - {name}) or "leave it out"
+        if inside:
+            rule = f"every block that takes {name!r} has a value closer to it, such as {'.'.join(inside[0].path)}"
+            help = f"leave it out, or remove the closer value: {name}: null"
+        problems.append(sources.problem(path, rule, help=help))
+    return problems
 
 
 def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> Iterator[Problem]:

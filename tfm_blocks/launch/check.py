@@ -74,7 +74,8 @@ class CheckedRun(CheckedModel):
         if size == self.composed.mapping["vocab"]:
             return self
         composed = self.composed.with_vocab(size)
-        return replace(self, composed=composed, spec=read_model(composed.model, composed.sources))
+        spec = read_model(composed.model, composed.sources)
+        return replace(self, composed=composed.with_model(spec.mapping), spec=spec)
 
     def with_config(self, config: dict[str, Any]) -> CheckedRun:
         """Return the run with the config of its folder, which has the vocabulary of the tokenizer."""
@@ -132,7 +133,7 @@ def _check(
     (run,), (spec,) = settings, specs
     tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
     plugins = plugins_in_use(run.plugins, spec.blocks, tasks)
-    return CheckedRun(composed, spec, run.model_copy(update={"plugins": plugins}))
+    return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
 
 
 def load_listed(modules: object) -> None:

@@ -14,7 +14,7 @@ from tfm_blocks.blocks.layers.linear import Dropout
 from tfm_blocks.blocks.layers.state import Stepping, apply_order, reading_order
 from tfm_blocks.language.spec import Node, Shape, Spec, Step
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
-from tfm_blocks.registry.class_parameters import KEEP, RIGHT_PADDED
+from tfm_blocks.registry.signature import KEEP, RIGHT_PADDED
 from tfm_blocks.registry.values import Part
 
 Values = dict[str, Tensor]

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from tfm_blocks.errors import suggest
-from tfm_blocks.registry.class_parameters import (
+from tfm_blocks.registry.expression import names_in, split_rule
+from tfm_blocks.registry.signature import (
     KEEP,
     RIGHT_PADDED,
     Argument,
+    Signature,
     constructor_parameters,
     forward_letters,
     forward_ports,
+    is_letter,
+    parse_signature,
 )
-from tfm_blocks.registry.expression import names_in, split_rule
-from tfm_blocks.registry.signature import Signature, is_letter, parse_signature
 from tfm_blocks.registry.values import Part
 
 GRAMMAR = frozenset(

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.registry.blocks import BlockInfo, Registry
-from tfm_blocks.registry.class_parameters import REQUIRED, Argument
-from tfm_blocks.registry.signature import parse_signature
+from tfm_blocks.registry.signature import REQUIRED, Argument, parse_signature
 from tfm_blocks.registry.values import Kind, Part
 
 FILE = Path(__file__).with_name("declarations.json")  # written by docs/generate.py

@@ -34,6 +34,11 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] | None =
         _import(module)
 
 
+def is_loaded(module: str) -> bool:
+    """Return True if the command line or the caller named this plug-in, and it was imported."""
+    return module in _registered
+
+
 def plugins_in_use(modules: Sequence[str], blocks: Iterable[str], tasks: Iterable[str] = ()) -> list[str]:
     """Return the `modules` that register at least one of `blocks` or of the probe `tasks`."""
     if not modules:

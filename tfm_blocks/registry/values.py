@@ -127,7 +127,8 @@ def convert(value: Any, kind: Kind) -> Any:
     if kind.name == "int" and isinstance(value, float):
         whole = f"write {int(value)}, or // for a division" if value.is_integer() else "// divides and rounds down"
         raise ValueError(f"must be an int, but is {value!r}: {whole}")
-    raise ValueError(f"must be {_article(str(kind))}, but is {shown(value)}")
+    article = "an" if str(kind)[0] in "aeiou" else "a"
+    raise ValueError(f"must be {article} {kind}, but is {shown(value)}")
 
 
 def example_value(kind: Kind) -> str:
@@ -155,7 +156,3 @@ def _rate(value: float) -> float:
     if not 0 <= value < 1:
         raise ValueError(f"must be from 0 to below 1, but is {value}")
     return value
-
-
-def _article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

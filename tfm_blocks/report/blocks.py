@@ -9,7 +9,7 @@ import yaml
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.network.contract.case import HOSTS, guess
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
-from tfm_blocks.registry.class_parameters import Argument
+from tfm_blocks.registry.signature import Argument
 from tfm_blocks.report.probes import split_fields
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.show import COMPLEXITY, shortened

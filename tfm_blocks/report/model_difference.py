@@ -12,8 +12,7 @@ from tfm_blocks.figures.figure import picture_of
 from tfm_blocks.figures.picture import FigurePicture, mark_nodes, place_side_by_side
 from tfm_blocks.figures.themes import Mark
 from tfm_blocks.language.difference import AlikeNodes, Change, find_changes
-from tfm_blocks.language.notation import write_nodes
-from tfm_blocks.language.outline import Outline
+from tfm_blocks.language.outline import Outline, write_nodes
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values

@@ -14,12 +14,11 @@ from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
 from tfm_blocks.figures.picture import mark_nodes
 from tfm_blocks.figures.themes import THEMES, Mark, Theme
-from tfm_blocks.language.notation import write_add_norm, write_references, write_steps, write_value
-from tfm_blocks.language.outline import Outline
+from tfm_blocks.language.outline import Outline, write_add_norm, write_references, write_steps, write_value
 from tfm_blocks.language.pairing import pattern
-from tfm_blocks.language.references import ENTRY
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Spec, format_shape
+from tfm_blocks.language.tree import ENTRY
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.model_difference import changes_table, compare_models, difference_marks, summary_lines

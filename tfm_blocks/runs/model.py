@@ -64,8 +64,8 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
     """Return the checked model of a run folder. Raises RunError."""
-    file = read_saved_model(folder, plugins)
     load_plugins(plugins)
+    file = read_saved_model(folder)
     try:
         return check_model(file.model)
     except ConfigError as error:

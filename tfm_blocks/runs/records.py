@@ -11,6 +11,7 @@ from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.metric_schema import FINAL_SCORES
+from tfm_blocks.registry.plugins import is_loaded
 from tfm_blocks.runs.files import JsonFile, json_bytes
 from tfm_blocks.runs.folder import MODEL, RUN, STATUS, SWEEP, expect_folder
 from tfm_blocks.runs.metrics import Best
@@ -201,15 +202,15 @@ class SavedModel(JsonFile):
     columns: tuple[str, ...] = ()
 
 
-def read_saved_model(folder: Path, plugins: Sequence[str]) -> SavedModel:
-    """Return the content of `model.json`. Raises RunError if its format is unknown, or a plug-in not in `plugins`."""
+def read_saved_model(folder: Path) -> SavedModel:
+    """Return the content of `model.json`. Raises RunError if its format is unknown, or a plug-in is not loaded."""
     expect_folder(folder)
     file, where = SavedModel.read(folder), str(folder / MODEL)
     if file.format != FORMAT:
         rule = f"has the format {file.format}, but this version reads {FORMAT}"
         raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it"))
     for module in file.plugins:
-        if module not in plugins:  # the caller names them, because a run folder never imports code
+        if not is_loaded(module):  # the caller names them, because a run folder never imports code
             rule = f"the model uses blocks of the plug-in {shown(module)}"
             raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
     return file

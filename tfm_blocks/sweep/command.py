@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tfm_blocks.compose.command_line import job_options, prepare_arguments
+from tfm_blocks.compose.command_line import Request, parse_request
 from tfm_blocks.compose.job import JobComposer, compose_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import (
@@ -44,24 +44,24 @@ PREEMPTED = 75
 LONGEST_NAME = 80  # characters; leaves room for .log and a number
 
 
-def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[str]) -> int:
+def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> int:
     """Run a sweep and return its exit status: 0 if it succeeded, 75 if a signal stopped it, else 1.
 
     A grid succeeds if all jobs are done, a search by optuna if one trial is done. Raises ConfigError before any job
     starts.
     """
     refuse_launched_sweep(os.environ)
-    request = read_sweep(arguments)
-    chosen = read_launcher(request.launcher)
-    settings = read_sweep_settings(request.settings, on_cluster=chosen.on_cluster)
-    jobs = _jobs(request, settings, chosen.check)
-    command = shlex.join([*program, *arguments])
+    plan = read_sweep(request)
+    chosen = read_launcher(plan.launcher)
+    settings = read_sweep_settings(plan.settings, on_cluster=chosen.on_cluster)
+    jobs = _jobs(plan, settings, chosen.check)
+    command = shlex.join([*program, *request.arguments])
     launcher = chosen.open(settings.parallel, settings.timeout)
-    name = settings.name or sweep_name(request.swept)
+    name = settings.name or sweep_name(plan.swept)
     configs = [job.config for job in jobs if settings.method != "optuna"]  # a search is known by its overrides alone
-    folder = claim_sweep(ROOT, name, request.texts, command, [*program, *job_options(arguments)], configs)
+    folder = claim_sweep(ROOT, name, plan.texts, command, [*program, *request.job_options], configs)
     with launcher, hold(folder.path):
-        source = _source(folder, jobs, request, settings, chosen.check)
+        source = _source(folder, jobs, plan, settings, chosen.check)
         folder.expect_unchanged(source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         before = sum(job.state != WAITING for job in source.jobs)
@@ -74,8 +74,7 @@ def sweep(arguments: Sequence[str], *, program: Sequence[str], start: Sequence[s
 
 def check_sweep(arguments: Sequence[str], check: Callable[[Composed], CheckedModel]) -> None:
     """Print all jobs of the sweep that `tfm train` would run. Raises ConfigError if `check` refuses any of them."""
-    prepare_arguments(arguments)
-    request = read_sweep(arguments)
+    request = read_sweep(parse_request(arguments))
     _jobs(request, read_sweep_settings(request.settings), check)
 
 

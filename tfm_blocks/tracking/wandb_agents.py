@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tfm_blocks.compose.command_line import prepare_arguments
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.sweep import Interval, OpenKey, combinations, parse_parts, vary_one_key
 from tfm_blocks.errors import ConfigError, Problem, suggest
 from tfm_blocks.metric_schema import METRIC_KEYS
@@ -29,7 +29,7 @@ def sweep_file(overrides: Sequence[str], config_dir: Path | None, method: str, m
     Raises ConfigError for overrides that train.py or the method does not accept.
     """
     options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
-    prepare_arguments([*options, "-m", *overrides])
+    parse_request([*options, "-m", *overrides])
     goals = {key.name: GOALS[key.summary] for key in METRIC_KEYS if key.summary in GOALS and "{" not in key.name}
     if metric not in goals:
         raise ConfigError(Problem("--metric", f"is not a metric of a run: {metric}", help=suggest(metric, goals)))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import EpochPlan, Ranks
-from tfm_blocks.devices import fork_generators, peak_memory
+from tfm_blocks.devices import CPU, fork_generators, peak_memory
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import PlannedCorpus
@@ -107,12 +107,28 @@ class MemoryCheck:
         layers = [list(unit.parameters()) for unit in units_of(network)] if self.copies.by_layer else []
         held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
         kept = _keep_gradients(network, set(chain.from_iterable(layers)))
+        begun = _follow(network)
         for batch in batches:
             with self.precision, fork_generators(self.device):
-                loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
-                loss.backward()  # type: ignore[no-untyped-call]
+                try:
+                    loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
+                    loss.backward()  # type: ignore[no-untyped-call]
+                except (NotImplementedError, TypeError) as error:
+                    if self.device.type == CPU:
+                        raise
+                    rule = f"{self.device.type} lacks an operation of this node: {str(error).splitlines()[0]}"
+                    help = "train on the CPU, trainer.accelerator=cpu, or change the node"
+                    raise RunError(Problem(begun[-1], rule, help=help)) from error
         exchanged = _copies(kept, self.copies.by_layer)
         del held, exchanged
+
+
+def _follow(network: Network) -> list[str]:
+    """Return a list to which the network adds the address of each node that it begins."""
+    begun = ["model"]
+    for call in (*network.calls, *network.head_calls):
+        call.block.register_forward_pre_hook(lambda block, arguments, address=call.address: begun.append(address))
+    return begun
 
 
 def _smallest_cap(planned_corpus: PlannedCorpus) -> int:

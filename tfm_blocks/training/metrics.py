@@ -36,7 +36,8 @@ class _Sums(Metric):
 
         def moved(sums: Tensor) -> Tensor:
             device = fn(torch.empty(0, device=sums.device)).device
-            return fn(sums.to(sum_dtype(device)))
+            dtype = sum_dtype(device)
+            return fn(sums if dtype == torch.float64 else sums.to(dtype)).to(dtype)
 
         super()._apply(moved, *args, **options)
         return self

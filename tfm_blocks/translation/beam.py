@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -66,7 +67,7 @@ def beam_search(
     """
     begun = begin(network, sources, bounds, before_BN)
     search = _Search(network, begun, bounds, beam, penalty, nbest, math.inf if patient else beam, watch)
-    for position in range(begun.first, int(bounds.longest_B.max())):
+    for position in range(begun.first, max(search.longest)):
         search.step(position)
         if not search.sentences:
             break
@@ -92,7 +93,7 @@ class _Extensions(NamedTuple):
 
     def live(self, beam: int, ends: tuple[int, ...]) -> _Extensions:
         """Return the first `beam` extensions without an end; of (1 + ends)·beam extensions, so many have none."""
-        is_end_BC = (self.token_BC[:, :, None] == torch.tensor(ends, device=self.token_BC.device)).any(2)
+        is_end_BC = reduce(torch.logical_or, (self.token_BC == end for end in ends))
         live_BK = is_end_BC.to(torch.int8).argsort(dim=1, stable=True)[:, :beam]
         return _Extensions(*(tensor.gather(1, live_BK) for tensor in self))
 
@@ -100,7 +101,8 @@ class _Extensions(NamedTuple):
 class _Search:
     """The unfinished sentences, `beam` rows each, best first, and the finished hypotheses of all sentences.
 
-    Scores are on the device and ids on the CPU; each step synchronises once, to read the best extensions.
+    Scores are on the device and ids on the CPU. Each step synchronises once, to read the best extensions. If it ends
+    sentences, it also sends the numbers of the others.
     """
 
     def __init__(
@@ -133,9 +135,10 @@ class _Search:
             incremental.reorder(self.decoding, origin_BK)
         rows = zip(range(len(token)), log_p, origin, token, strict=True)
         kept = [row for row, *extensions in rows if self._continues(row, position, *extensions)]
-        if len(kept) < len(token):
-            token_BK = self._keep(kept, token_BK)
+        self.sentences = [self.sentences[row] for row in kept]
         if kept:
+            if len(kept) < len(token):
+                token_BK = self._keep(kept, token_BK)
             self.x_RD, self.decoding = incremental.step(self.network, token_BK.flatten(), self.decoding)
 
     def _extensions(self, x_RD: Tensor, position: int) -> _Extensions:
@@ -198,24 +201,23 @@ class _Search:
 
     def _keep(self, kept: list[int], token_BK: Tensor) -> Tensor:
         """Remove the finished sentences; return the last tokens of the others."""
-        for name in ("sentences", "longest", "ids"):
-            setattr(self, name, [getattr(self, name)[row] for row in kept])
-        rows = torch.tensor(kept, dtype=torch.int64, device=token_BK.device)
-        if kept:
-            self.score_BK = self.score_BK[rows]
-            self.bounds, self.decoding = self.bounds.select(rows), incremental.select(self.decoding, rows)
+        self.longest = [self.longest[row] for row in kept]
+        self.ids = [self.ids[row] for row in kept]
+        rows = torch.tensor(kept, device=token_BK.device)
+        self.score_BK = self.score_BK[rows]
+        self.bounds, self.decoding = self.bounds.select(rows), incremental.select(self.decoding, rows)
         return token_BK[rows]
 
 
 def _read(best: _Extensions, live: _Extensions) -> list[list[list[float]]]:
     """Copy the `beam` best and the live extensions to the CPU: sums, origins and tokens of each sentence.
 
-    It is a single transfer, as float64, which represents all of them exactly.
+    It is a single transfer, as float32: the sums have this type, and it represents integers up to 2^24 exactly.
     """
     beam = live.token_BC.shape[1]
     pairs = zip(best, live, strict=True)
     read: list[list[list[float]]] = torch.stack(
-        [torch.cat((first[:, :beam], second), 1).double() for first, second in pairs]
+        [torch.cat((first[:, :beam], second), 1).float() for first, second in pairs]
     ).tolist()
     return read
 

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.data.vocabulary import Conventions
+from tfm_blocks.devices import CPU, sum_dtype
 from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
 from tfm_blocks.translation.settings import Sampling
 
 PAD, BOS, EOS = 0, 1, 2
+DEFAULT = torch.device(CPU)
 CHUNK = 64  # columns; 32 and 128 were slower for the 8 largest of 10,000
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
@@ -194,7 +196,7 @@ def one_by_one(
         log_p_BV = next_log_p(network, x_BD, bounds, position)
         ids_B = choose(log_p_BV, position, sentences_B)
         log_p_B = log_p_B + log_p_BV.gather(1, ids_B[:, None])[:, 0]
-        sums, tokens = torch.stack((log_p_B.double(), ids_B.double())).tolist()  # the only synchronisation
+        sums, tokens = torch.stack((log_p_B, ids_B.float())).tolist()  # the only synchronisation
         if over := _append(sums, tokens, sentences, ids, longest, bounds.ends, watch):
             done |= {sentences[row]: hypothesis(ids[sentences[row]], sums[row], bounds.ends) for row in over}
             kept = [row for row in range(len(sentences)) if row not in over]
@@ -219,10 +221,13 @@ def hypothesis(ids: list[int], log_p: float, ends: Collection[int]) -> Hypothesi
     return Hypothesis(ids[:-1] if ids[-1] in ends else ids, log_p, len(ids))
 
 
-def chooser(sampling: Sampling, numbers: Sequence[int], length: int) -> Choose:
-    """Return the sampler for sentences with these numbers, which seed it, of at most `length` tokens."""
+def chooser(sampling: Sampling, numbers: Sequence[int], length: int, device: torch.device = DEFAULT) -> Choose:
+    """Return the sampler for sentences with these numbers, which seed it, of at most `length` tokens.
+
+    It works on `device`, in the precision of `sum_dtype`.
+    """
     streams = [np.random.default_rng((sampling.seed, number)).random(length) for number in numbers]
-    return _Chooser(sampling, torch.from_numpy(np.stack(streams)))
+    return _Chooser(sampling, torch.from_numpy(np.stack(streams)).to(sum_dtype(device)).to(device))
 
 
 @dataclass(frozen=True)
@@ -231,13 +236,14 @@ class _Chooser:
     uniform_BT: Tensor
 
     def __call__(self, log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
-        p_BV, ids_BV = torch.softmax(log_p_BV.double() / self.sampling.temperature, 1).sort(1, descending=True)
+        logits_BV = log_p_BV.to(self.uniform_BT.dtype) / self.sampling.temperature
+        p_BV, ids_BV = torch.softmax(logits_BV, 1).sort(1, descending=True)
         if self.sampling.top_k:
             p_BV[:, self.sampling.top_k :] = 0
         before_BV = p_BV.cumsum(1) - p_BV
         total_B1 = p_BV.sum(1, keepdim=True)
-        p_BV[before_BV >= self.sampling.top_p * total_B1] = 0
+        p_BV.masked_fill_(before_BV >= self.sampling.top_p * total_B1, 0)
         reached_BV = p_BV.cumsum(1)
-        drawn_B1 = self.uniform_BT[sentences_B.cpu(), position, None].to(p_BV.device) * reached_BV[:, -1:]
+        drawn_B1 = self.uniform_BT[sentences_B, position, None] * reached_BV[:, -1:]
         place_B1 = (reached_BV <= drawn_B1).sum(1, keepdim=True)
         return ids_BV.gather(1, place_B1)[:, 0]

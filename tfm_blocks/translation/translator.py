@@ -269,7 +269,10 @@ class Translator:
         if search.beam > 1:
             return self._beam(sources, bounds, search, before_BN, proceeds)
         numbers = [task.number for task in batch]
-        choose = chooser(search.sampling, numbers, int(bounds.longest_B.max())) if search.sampling else likeliest
+        choose = likeliest
+        if search.sampling:
+            device = bounds.longest_B.device
+            choose = chooser(search.sampling, numbers, int(bounds.longest_B.max()), device)
         hypotheses = one_by_one(self.network, sources, bounds, choose, before_BN, proceeds)
         return [[hypothesis] if math.isfinite(hypothesis.log_p) else [] for hypothesis in hypotheses]
 

@@ -53,7 +53,7 @@ def test_a_wrong_part_is_named_with_the_block_that_uses_it(wrong_blocks, overrid
 def test_nodes_that_are_alike_are_tried_once_and_others_each(wrong_blocks):
     alike = "++model.graph.encoder.layer.bad={block: forgets_sees, after: attn}"
     assert [one.address for one in problems("layers=3", alike)] == ["model.graph.encoder.layer.bad"]
-    wider = "++model.graph.encoder.layer.attn={block: ignores_padding, mask: null}"
+    wider = "++model.graph.encoder.layer.attn={block: ignores_padding}"
     assert len(problems(alike, wider)) == 2
 
 

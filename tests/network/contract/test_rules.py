@@ -1,9 +1,12 @@
 """Each rule detects the block that breaks it, and no other block."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tfm_blocks.blocks.attention import SEES, SIGNATURE, Attention
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.network.contract.rules import first_breach
@@ -48,6 +51,23 @@ def test_the_random_state_of_the_caller_does_not_change(wrong_blocks):
     before = torch.get_rng_state()
     assert first_breach(cases_of(wrong_blocks["draws_in_eval"]))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_norm_over_the_wrong_axis_is_not_called_an_unused_parameter(registry):
+    @block("norms_heads", SIGNATURE, branch=True, sees=SEES, source="none")
+    class NormsHeads(Attention):
+        """Normalise the heads before they are joined, over the width of the model."""
+
+        def __init__(self, D: int, E: int | None, *, heads: int, mask: Literal["causal"] | None = None) -> None:
+            super().__init__(D, E, heads=heads, mask=mask)
+            self.norm = nn.LayerNorm(D)
+
+        def finish(self, y_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
+            return super().finish(self.norm(y_BHTK), x_BTD)
+
+    breach = first_breach(cases_of(REGISTRY.blocks["norms_heads"]))
+    assert breach and "fails when run: Given normalized_shape=[" in breach.measured
+    assert breach.fix.startswith("compare the axes") and "every parameter" not in breach.fix
 
 
 def test_a_norm_may_see_no_other_position_whatever_it_declares(registry):

@@ -18,8 +18,7 @@ from tfm_blocks.network.build import build_network
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
-from tfm_blocks.registry.class_parameters import Argument
-from tfm_blocks.registry.signature import Port, is_letter
+from tfm_blocks.registry.signature import Argument, Port, is_letter
 
 NODE = "node"
 BATCH = 3

@@ -36,7 +36,8 @@ DECLARED = {
     "itself": "without an entry in sees, an output position sees only the same position",
     "past": "sees declares that an output position sees only the same and earlier positions",
 }
-META = "use every parameter in forward, without detach or .data, and let nothing depend on the values of a tensor"
+UNTRAINED = "use every parameter in forward, without detach or .data"
+META = "compare the axes that each operation reads with its tensors, and let nothing depend on the values of a tensor"
 
 
 @torch.no_grad()
@@ -103,7 +104,8 @@ def _over(keep_BN: Tensor, value: Tensor) -> Tensor:
 def runs_on_the_meta_device(case: Case) -> None:
     """Check that the block runs on the meta device at two lengths, and that every parameter gets a gradient."""
     for problem in trace(case.spec, Sources()):
-        raise BreachError(f"{problem.rule} (on the meta device)", META)
+        fix = UNTRAINED if problem.rule.startswith("the parameter ") else META
+        raise BreachError(f"{problem.rule} (on the meta device)", fix)
 
 
 def has_no_weights_if_weightless(case: Case) -> None:

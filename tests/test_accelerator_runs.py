@@ -1,0 +1,151 @@
+"""Runs and commands on a pretended accelerator: the values of the CPU, bit for bit.
+
+The CPU computes without its shortcuts: with them it rounds differently, and draws different numbers for dropout.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import pretend
+from tests.conftest import SMALL
+from tfm_blocks.runs.checkpoints import list_checkpoints
+
+ROOT = Path(__file__).parent.parent
+MAIN = """
+import sys
+if {plain}:
+    from tests import pretend
+    pretend.without_shortcuts()
+"""
+TRAIN = "from tfm_blocks.cli import main; main(['train', *sys.argv[1:]])"
+COMMANDS = """
+from contextlib import nullcontext
+from pathlib import Path
+from starlette.testclient import TestClient
+from tfm_blocks.cli import main
+from tfm_blocks.serving.app import create_app
+from tfm_blocks.serving.batcher import Batcher
+from tfm_blocks.serving.metrics import Metrics
+from tfm_blocks.serving.settings import Limits
+from tfm_blocks.translation.translator import Translator
+
+Path("src").write_text("3 March 1987\\n1. Mai 2001\\n")
+Path("ref").write_text("1987-03-03\\n2001-05-01\\n")
+device = sys.argv[1]
+for command in (
+    "translate runs/run --beam 3 --nbest 2",
+    "translate runs/run --sample --temperature 1 --top-k 20",
+    "evaluate runs/run --src src --ref ref",
+    "attention runs/run 1.Mai -o attention.html",
+    "generate runs/decoder --tokens 8",
+):
+    with open("src") as sys.stdin:
+        try:
+            main([*command.split(), "--device", device])
+        except SystemExit as end:
+            assert not end.code, command
+translator = Translator.load("runs/run", device=device)
+with TestClient(create_app(Batcher(translator, Limits(), Metrics(), nullcontext), ["testserver"])) as client:
+    print(client.post("/translate", json={"texts": ["3 March 1987"], "beam": 2}).json())
+"""
+DROPS = ["dropout=0.1", "trainer.checkpoint_every=2", "trainer.clip=0.5"]
+FAULTY = "++model.graph.bad={block: faulty, harm: poison, sound: 0, steps: 3-, after: src_pos}"
+RUNS = {
+    "adam": ["optimizer=adam", "trainer.average=2", "trainer.validate_every=3", *DROPS],
+    "adamw": ["optimizer=adamw", "trainer.ema=0.9", *DROPS],
+    "skipped": ["plugins=[faulty]", FAULTY, *DROPS],
+    "bf16": ["trainer.precision=bf16", "trainer.activation_checkpointing=true", *DROPS],
+    "decoder": ["model=decoder_only", "layers=2", *DROPS],
+}
+
+
+def start(folder: Path, code: str, *arguments: str, device: str) -> subprocess.Popen[str]:
+    """Start Python code in the folder, on a machine with the pretended accelerator or without an accelerator."""
+    path = [
+        str(ROOT),
+        str(ROOT / "tests"),
+        *([str(pretend.backend_folder(folder / "backend"))] if device == "pretend" else []),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "TFM_BLOCKS_CACHE": str(folder / "cache")}
+    text = MAIN.format(plain=device == "cpu") + code
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen([sys.executable, "-c", text, *arguments], cwd=folder, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output
+
+
+def overrides(device: str, *more: str) -> list[str]:
+    texts = (*SMALL, f"trainer.accelerator={device}", "name=run", *more)
+    return list({text.partition("=")[0]: text for text in texts}.values())
+
+
+def content(run: Path) -> dict[str, object]:
+    """Return what a run computed: its files, without times and speeds."""
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = [
+            {name: row[name] for name in row if not name.endswith(("second", "seconds", "waiting"))}
+            for row in csv.DictReader(file)
+        ]
+    files = ("weights.safetensors", "losses.csv", "translations.jsonl")
+    skipped = run / "skipped.jsonl"
+    return {name: (run / name).read_bytes() for name in files} | {
+        "metrics": rows,
+        "skipped": skipped.read_text() if skipped.exists() else "",
+        "scores": json.loads((run / "status.json").read_text())["scores"]["test/loss"],
+    }
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_on_the_device_is_bit_equal_to_the_cpu_also_after_a_kill(name: str, tmp_path: Path) -> None:
+    """The block that poisons a step counts its calls from the start of the process, so that run is not killed."""
+    folders = {place: tmp_path / place for place in ("cpu", "pretend", "killed")}
+    for folder in folders.values():
+        folder.mkdir()
+    whole = [start(folders[place], TRAIN, *overrides(place, *RUNS[name]), device=place) for place in ("cpu", "pretend")]
+    outputs = [end(process) for process in whole]
+    assert "memory: " in outputs[1]
+    # in bf16, autocast rounds other operations on the CPU
+    expected = content(folders["pretend" if name == "bf16" else "cpu"] / "runs" / "run")
+    run = folders["pretend"] / "runs" / "run"
+    assert content(run) == expected
+    assert json.loads((run / "run.json").read_text())["facts"]["hardware"]["device"] == "pretend"
+    if name == "skipped":
+        assert expected["skipped"]
+        return
+    run = folders["killed"] / "runs" / "run"
+    killed = start(folders["killed"], TRAIN, *overrides("pretend", *RUNS[name]), device="pretend")
+    while not list_checkpoints(run / "checkpoints") or list_checkpoints(run / "checkpoints")[0].step < 2:
+        assert killed.poll() is None, killed.communicate()[0]
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    end(start(folders["killed"], TRAIN, "resume=runs/run", device="pretend"))
+    assert content(run) == expected
+
+
+@pytest.mark.grid
+def test_commands_on_the_device_print_what_they_print_on_the_cpu(tmp_path: Path) -> None:
+    end(start(tmp_path, TRAIN, *overrides("cpu"), device="cpu"))
+    end(start(tmp_path, TRAIN, *overrides("cpu", "model=decoder_only", "name=decoder"), device="cpu"))
+    outputs, pages = [], []
+    for device in ("cpu", "pretend"):
+        outputs.append(end(start(tmp_path, COMMANDS, device, device=device)))
+        pages.append((tmp_path / "attention.html").read_bytes())
+    assert outputs[0] == outputs[1]
+    assert pages[0] == pages[1]
+    assert "'outputs': " in outputs[0]
