@@ -20,7 +20,7 @@ import tfm_blocks as tfm
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.measures import MEASURES
-from tfm_blocks.scoring.significance import correct, over_seeds
+from tfm_blocks.scoring.significance import correct, seed_test
 
 ALPHA = 0.05
 SIZE = ["d_model=16", "d_ff=32", "heads=2", "layers=1", "vocab=300", "dropout=0.1", "logger=csv"]
@@ -51,7 +51,7 @@ def finished_runs(folder: Path, count: int) -> list[Path]:
 def p_values(first: list[Path], second: list[Path]) -> dict[str, tuple[float, float]]:
     """Return the p-value over seeds and the corrected p-value of each score, corrected for all scores."""
     groups = [Group("", [SavedRun(run) for run in runs]) for runs in (first, second)]
-    tests = [over_seeds(*(group.over_seeds(name) for group in groups)) for name in MEASURES]
+    tests = [seed_test(*(group.scores_over_seeds(name) for group in groups)) for name in MEASURES]
     p = {index: test.p for index, test in enumerate(tests) if test}
     corrected = correct(p, {index: test.least for index, test in enumerate(tests) if test})
     return {name: (p[index], corrected[index]) for index, name in enumerate(MEASURES) if index in p}

@@ -15,7 +15,7 @@ from statistics import fmean
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.saved_run import Setting
-from tfm_blocks.scoring.significance import correct, over_seeds
+from tfm_blocks.scoring.significance import correct, seed_test
 
 LITE = ["experiment=probe/lite", "attention_position=null"]
 RATES = "schedule.peak=1e-3,3e-3,1e-2,3e-2"
@@ -130,15 +130,15 @@ def main() -> None:
     names = arguments.only or list(SWEEPS)
     for name in names:
         train(name, SWEEPS[name], arguments.parallel)
-    groups = {name: list(compare_runs([Path("runs", f"orderings-{name}")]).compared) for name in names}
+    groups = {name: list(compare_runs([Path("runs", f"orderings-{name}")]).best_rate_groups) for name in names}
     rows = {}
     for ordering in ORDERINGS:
         if ordering.sweep in names:
             sides = [find_group(groups[ordering.sweep], side) for side in (ordering.better, ordering.worse)]
-            rows[ordering.claim] = sides, [side.over_seeds(ordering.score) for side in sides]
+            rows[ordering.claim] = sides, [side.scores_over_seeds(ordering.score) for side in sides]
     tests = {}
     for claim, (_, (better, worse)) in rows.items():
-        test = tests[claim] = over_seeds(worse, better)
+        test = tests[claim] = seed_test(worse, better)
         if test is None:
             sys.exit(f"{claim}: two runs of each side need a score, but there are {len(better)} and {len(worse)}")
     p_values = correct(

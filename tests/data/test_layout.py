@@ -7,7 +7,7 @@ import torch
 from tfm_blocks.data.corpus import Corpus, write_corpus, write_examples, write_packed
 from tfm_blocks.data.layout import Appended, AtPositions, OneSequence, PlainText, Sides, layout_of
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.probes.example import Example
+from tfm_blocks.probes.task import Example
 
 PAD, BOS, EOS = 0, 1, 2
 ROWS = [("a red house", "a page", "ein rotes Haus"), ("dogs", "two pages", "hunde"), ("a", "b", "c d e")]

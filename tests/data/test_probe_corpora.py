@@ -63,7 +63,7 @@ def test_another_seed_gives_other_examples_and_the_same_seed_the_same(conf, tmp_
 
 PLUGGED = """
 from dataclasses import dataclass
-from tfm_blocks.probes.bits import BitTask, Parity
+from tfm_blocks.probes.automata import BitTask, Parity
 from plugged_tasks.answers import answers
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import columns_of
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.probes.catalogue import TASKS
-from tfm_blocks.probes.mqar import Mqar
+from tfm_blocks.probes.recall import Mqar
 
 
 def mapping(conf, name, **changes):

@@ -1,4 +1,4 @@
-"""Modular arithmetic, against Python's evaluation of the printed text."""
+"""Arithmetic, against Python's evaluation of the printed text and its integers."""
 
 from collections import Counter
 
@@ -6,8 +6,7 @@ import pytest
 from scipy.stats import chisquare
 
 from tests.probes.printed import printed
-from tfm_blocks.errors import ConfigError
-from tfm_blocks.probes.arithmetic import Arithmetic, ArithmeticBrackets
+from tfm_blocks.probes.arithmetic import Addition, Arithmetic, ArithmeticBrackets
 
 LENGTHS = {Arithmetic: (1, 3, 5, 39, 255), ArithmeticBrackets: (1, 2, 3, 4, 5, 6, 7, 40, 256)}
 
@@ -49,15 +48,14 @@ def test_without_brackets_the_length_is_odd():
     assert [length for length in range(8) if not Arithmetic().misfit(length)] == [1, 3, 5, 7]
 
 
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"modulus": 1}, "data.modulus: must be at least 2, but is 1"),
-        ({"operators": "+/"}, r"data.operators: must be one or more of \+-\*, each at most once, but is '\+/'"),
-        ({"operators": ""}, "data.operators"),
-        ({"operators": "++"}, "each at most once"),
-    ],
-)
-def test_invalid_settings_are_refused(settings, rule):
-    with pytest.raises(ConfigError, match=rule):
-        ArithmeticBrackets(**settings)
+@pytest.mark.parametrize("length", [1, 2, 5, 40])
+def test_the_answer_is_the_sum(length):
+    for one in printed(Addition(), [length]):
+        left, right = "".join(one.question).split("+")
+        assert len(left) == len(right) == length and str(int(left)) == left and str(int(right)) == right
+        assert "".join(one.answer) == str(int(left) + int(right)) and one.positions is None
+
+
+def test_every_pair_of_digits_occurs():
+    texts = {"".join(one.question): "".join(one.answer) for one in printed(Addition(), [1], count=2000)}
+    assert len(texts) == 100 and texts["0+0"] == "0" and texts["9+9"] == "18"

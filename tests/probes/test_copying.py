@@ -1,12 +1,22 @@
-"""Selective copying and compression, against the words of the question."""
+"""Copying and reordering, against the words of the question, lists and counts."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
 from tests.probes.printed import printed
-from tfm_blocks.errors import ConfigError
-from tfm_blocks.probes.copying import Compression, SelectiveCopying
+from tfm_blocks.probes.copying import (
+    BucketSort,
+    Compression,
+    Copy,
+    OddsFirst,
+    Reverse,
+    ReverseString,
+    SelectiveCopying,
+    Sort,
+)
 
 
 @pytest.mark.parametrize(("settings", "length"), [({}, 256), ({"tokens": 1, "vocab": 4}, 3), ({"tokens": 5}, 11)])
@@ -34,14 +44,34 @@ def test_compression_repeats_the_string_from_the_first_compression_token_on(leng
         assert one.positions == tuple(range(length - 1, 2 * length - 2))
 
 
+def counted(words):
+    """Return the words in the order of their numbers, by counting."""
+    return [word for word, times in sorted(Counter(words).items(), key=lambda item: int(item[0])) for _ in range(times)]
+
+
+def odds_first(words):
+    places = [place for place in range(len(words)) if place % 2 == 0] + [
+        place for place in range(len(words)) if place % 2
+    ]
+    return [words[place] for place in places]
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 40, 100])
+@pytest.mark.parametrize("symbols", [2, 5, 30])
 @pytest.mark.parametrize(
-    ("make", "rule"),
-    [
-        (lambda: SelectiveCopying(vocab=3), "data.vocab: must be at least 4, but is 3"),
-        (lambda: SelectiveCopying(tokens=0), "data.tokens: must be at least 1, but is 0"),
-        (lambda: Compression(vocab=2), "data.vocab: must be at least 3, but is 2"),
-    ],
+    ("task", "solve"),
+    [(ReverseString, lambda words: [*reversed(words)]), (OddsFirst, odds_first), (BucketSort, counted)],
 )
-def test_settings_without_enough_symbols_are_refused(make, rule):
-    with pytest.raises(ConfigError, match=rule):
-        make()
+def test_the_answer_is_due_at_as_many_blanks_as_the_string_has_symbols(task, solve, symbols, length):
+    for one in printed(task(symbols=symbols), [length], count=50):
+        assert one.answer == solve(one.string)
+        assert one.positions == tuple(range(length, 2 * length)) and set(one.question[length:]) == {"_"}
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 40])
+@pytest.mark.parametrize(
+    ("task", "solve"), [(Copy, list), (Reverse, lambda words: [*reversed(words)]), (Sort, counted)]
+)
+def test_the_answer_is_generated_after_the_string(task, solve, length):
+    for one in printed(task(), [length], count=100):
+        assert len(one.question) == length and one.answer == solve(one.question) and one.positions is None

@@ -1,20 +1,81 @@
-"""Properties of every task: reproducible examples, valid presets, and lengths that fit."""
+"""Properties of every task: random draws, reproducible examples, valid presets, lengths that fit, and documentation."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
-from itertools import pairwise
+from collections import Counter
+from dataclasses import fields
+from itertools import pairwise, permutations
+from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import chisquare
 
 from tests.probes.digests import digest
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.probes.catalogue import TASKS
-from tfm_blocks.probes.mqar import Mqar
-from tfm_blocks.probes.strings import ReverseString
-from tfm_blocks.probes.task import BLOCK, check_length, fitting_lengths
+from tfm_blocks.probes.copying import ReverseString
+from tfm_blocks.probes.recall import Mqar
+from tfm_blocks.probes.task import (
+    BLOCK,
+    Example,
+    at_blanks,
+    at_positions,
+    check_length,
+    distinct,
+    fitting_lengths,
+    generated,
+    integers,
+    order,
+    random_stream,
+)
+
+
+def test_integers_are_uniform_between_their_bounds():
+    drawn = integers(random_stream(1, "integers"), 3, 10, (70_000,))
+    assert chisquare(np.bincount(drawn, minlength=10)[3:]).pvalue > 0.001 and drawn.min() == 3 and drawn.max() == 9
+
+
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_every_arrangement_of_different_integers_is_equally_likely(each):
+    rows = Counter(map(tuple, distinct(random_stream(1, "distinct"), 5, 9, 24_000, each).tolist()))
+    assert set(rows) == set(permutations(range(5, 9), each))
+    assert chisquare(list(rows.values())).pvalue > 0.001
+
+
+def test_rows_are_permuted_independently_and_uniformly():
+    rows = Counter(map(tuple, order(random_stream(1, "order"), (12_000, 3)).tolist()))
+    assert set(rows) == set(permutations(range(3))) and chisquare(list(rows.values())).pvalue > 0.001
+
+
+def test_each_seed_and_name_has_another_stream():
+    names = [
+        (1, "train", 8, 0),
+        (1, "train", 8, 1),
+        (1, "train", 80),
+        (1, "train", 8),
+        (1, "val", 8, 0),
+        (2, "train", 8, 0),
+    ]
+    assert len({random_stream(*name).random() for name in names}) == len(names)
+
+
+def test_a_label_is_due_where_it_is_not_minus_one():
+    questions, labels = np.array([[5, 6, 7], [8, 9, 4]]), np.array([[-1, 0, 3], [2, -1, -1]])
+    assert at_positions(questions, labels) == [Example((5, 6, 7), (0, 3), (1, 2)), Example((8, 9, 4), (2,), (0,))]
+
+
+def test_blanks_follow_the_string_and_may_be_more_than_the_answer():
+    assert at_blanks(np.array([[1, 2]]), np.array([[3, 4, -1]]), blank=9) == [Example((1, 2, 9, 9, 9), (3, 4), (2, 3))]
+
+
+def test_a_generated_answer_has_no_positions():
+    assert generated(np.array([[1, 2]]), np.array([[-1, 4]])) == [Example((1, 2), (4,), None)]
+
 
 SIZES = [(name, size) for name in TASKS for size in TASKS[name].presets]
 DIGESTS = {
@@ -150,6 +211,43 @@ def test_a_length_that_does_not_fit_is_refused_with_one_that_does(name, length, 
     assert problem.address == "data.test_lengths" and rule in problem.rule and help in problem.help
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "rule"),
+    [
+        ("in_context_recall", {"vocab": 3}, "data.vocab: must be at least 4, but is 3"),
+        ("noisy_recall", {"vocab": 19}, "data.vocab: must be at least 20, but is 19"),
+        ("noisy_recall", {"noise_tokens": 0}, "data.noise_tokens: must be at least 1"),
+        ("noisy_recall", {"noise": 1.0}, "data.noise: must be at least 0 and below 1, but is 1.0"),
+        ("fuzzy_recall", {"vocab": 6}, "data.vocab: must be at least 7, for motifs of 3 different tokens, but is 6"),
+        ("fuzzy_recall", {"motif": 0}, "data.motif: must be at least 1, but is 0"),
+        ("mqar", {"vocab": 9}, "data.vocab: must be even and at least 10, for 4 different keys, but is 9"),
+        ("mqar", {"vocab": 8}, "at least 10"),
+        ("mqar", {"vocab": 33}, "must be even"),
+        ("mqar", {"pairs": 0}, "data.pairs: must be at least 1, but is 0"),
+        ("mqar", {"filler": "noise"}, "data.filler: must be blank or random, but is noise"),
+        ("memorisation", {"vocab": 3}, "data.vocab: must be at least 4"),
+        ("memorisation", {"map": -1}, "data.map: must be at least 0"),
+        ("selective_copying", {"vocab": 3}, "data.vocab: must be at least 4, but is 3"),
+        ("selective_copying", {"tokens": 0}, "data.tokens: must be at least 1, but is 0"),
+        ("compression", {"vocab": 2}, "data.vocab: must be at least 3, but is 2"),
+        ("bucket_sort", {"symbols": 1}, "data.symbols: must be at least 2, but is 1"),
+        ("cycle_navigation", {"modulus": 1}, "data.modulus: must be at least 2, but is 1"),
+        ("word_problem", {"group": "Z60"}, "data.group: must be one of S3, A5, S5, but is Z60"),
+        ("arithmetic_brackets", {"modulus": 1}, "data.modulus: must be at least 2, but is 1"),
+        (
+            "arithmetic_brackets",
+            {"operators": "+/"},
+            "data.operators: must be one or more of +-*, each at most once, but is '+/'",
+        ),
+        ("arithmetic_brackets", {"operators": ""}, "data.operators"),
+        ("arithmetic_brackets", {"operators": "++"}, "each at most once"),
+    ],
+)
+def test_settings_that_do_not_fit_a_task_are_refused(name, settings, rule):
+    with pytest.raises(ConfigError, match=re.escape(rule)):
+        TASKS[name](**settings)
+
+
 def test_settings_that_no_memory_holds_are_refused():
     with pytest.raises(ConfigError, match=r"data.vocab: must be at most 1,000,000, but is 1000000000"):
         Mqar(vocab=10**9)
@@ -171,3 +269,16 @@ def test_a_task_that_no_length_fits_is_refused():
     with pytest.raises(ConfigError) as error:
         check_length(Mqar(pairs=3000), "data.test_lengths", 64)
     assert error.value.problems[0].help == "change the settings of the task"
+
+
+CONF = Path(__file__).parents[2] / "conf/data"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_file_of_a_task_has_its_question_its_source_and_the_meanings_of_its_settings(name):
+    text = " ".join((CONF / f"{name}.yaml").read_text("utf-8").replace("\n#", "").removeprefix("#").split())
+    lines = inspect.getdoc(TASKS[name]).splitlines()
+    assert text.startswith(f"{lines[0]} Source: {TASKS[name].source}.")
+    for setting in fields(TASKS[name]):
+        meaning = next(line.removeprefix(f"{setting.name}: ") for line in lines if line.startswith(f"{setting.name}: "))
+        assert f"{setting.name}: null # {meaning.rstrip('.')}" in text

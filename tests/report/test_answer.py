@@ -8,7 +8,7 @@ from tfm_blocks.metric_schema import find_score
 from tfm_blocks.report.charts import forests_of
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.matrix import score_matrix
-from tfm_blocks.report.matrix_table import answer
+from tfm_blocks.report.matrix_table import verdict
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
 
@@ -30,7 +30,7 @@ def matrix_of(scores, metric="accuracy", baseline=None):
 
 
 def test_the_best_model_of_one_task_is_named_with_what_differs_from_it():
-    one, other = answer(matrix_of({"x": {"a": [10, 11, 12] * 2, "b": [50, 51, 52] * 2, "c": [49, 52, 50] * 2}}))
+    one, other = verdict(matrix_of({"x": {"a": [10, 11, 12] * 2, "b": [50, 51, 52] * 2, "c": [49, 52, 50] * 2}}))
     assert one == "b has the best accuracy, %: 51.0 ± 0.9, 6 seeds."
     assert other == (
         "the best model differs significantly from a (p < 0.05, corrected for 3 tests). "
@@ -41,7 +41,7 @@ def test_the_best_model_of_one_task_is_named_with_what_differs_from_it():
 def test_each_task_has_its_best_model_and_ties_are_named():
     scores = {"x": {"a": [1, 2], "b": [5, 6]}, "y": {"a": [3, 3], "b": [1, 1]}, "z": {"a": [7, 8], "b": [7, 8]}}
     scores = {task: {model: 3 * values for model, values in row.items()} for task, row in scores.items()}
-    best, tie, *_, tests = answer(matrix_of(scores))
+    best, tie, *_, tests = verdict(matrix_of(scores))
     assert best == "Best accuracy of 3 tasks: b on 1 (x); a on 1 (y)."
     assert tie == "On z, a, b share the best accuracy."
     assert tests.startswith("Of 3 differences from the best model, 2 are significant (p < 0.05")
@@ -50,27 +50,27 @@ def test_each_task_has_its_best_model_and_ties_are_named():
 
 def test_less_is_better_of_a_perplexity():
     matrix = matrix_of({"x": {"a": [4.0], "b": [2.0]}}, "perplexity")
-    assert next(answer(matrix)).startswith("b has the best perplexity") and matrix.shades() == {(0, 0): 0, (1, 0): 1}
+    assert next(verdict(matrix)).startswith("b has the best perplexity") and matrix.shades() == {(0, 0): 0, (1, 0): 1}
 
 
 def test_nothing_is_said_about_significance_without_a_test():
-    _, untested = answer(matrix_of({"x": {"a": [1], "b": [2]}}))
+    _, untested = verdict(matrix_of({"x": {"a": [1], "b": [2]}}))
     assert untested == (
         "No difference was tested: a test needs at least two seeds of both models, and a score of each seed."
     )
-    assert list(answer(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 ± 6.4, 2 seeds."]
+    assert list(verdict(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 ± 6.4, 2 seeds."]
 
 
 def test_a_baseline_is_named_as_the_reference():
-    *_, tests = answer(matrix_of({"x": {"a": [1, 2, 1, 2], "b": [9, 9, 8, 8]}}, baseline="a"))
+    *_, tests = verdict(matrix_of({"x": {"a": [1, 2, 1, 2], "b": [9, 9, 8, 8]}}, baseline="a"))
     assert tests == "a differs significantly from b (p < 0.05, corrected for 1 test)."
 
 
 def test_a_forest_spans_the_intervals_of_all_models():
     (forest,) = forests_of(matrix_of({"x": {"a": [0, 10], "b": [5]}}))
-    wide, single = forest.rows
-    assert (wide.low, wide.high, wide.mean) == pytest.approx((0, 100, 50))
-    assert single.low == single.mean == single.high == pytest.approx(50) and single.text == "5.0"
+    wide, single = forest["rows"]
+    assert (wide["low"], wide["high"], wide["mean"]) == pytest.approx((0, 100, 50))
+    assert single["low"] == single["mean"] == single["high"] == pytest.approx(50) and single["text"] == "5.0"
 
 
 def test_shades_of_percents_span_all_possible_percents():
@@ -79,11 +79,11 @@ def test_shades_of_percents_span_all_possible_percents():
 
 def test_a_model_at_chance_is_never_the_best():
     at_chance = {"a": [2, 0, 4], "b": [0, 1, -1], "c": [9, 6]}
-    assert list(answer(matrix_of({"x": at_chance}, "scaled accuracy"))) == [
+    assert list(verdict(matrix_of({"x": at_chance}, "scaled accuracy"))) == [
         "No model scores above chance with a score for each seed."
     ]
     matrix = matrix_of({"x": at_chance, "y": {"a": [2, 0, 4], "b": [0, 1, 98], "c": [3, 3]}}, "scaled accuracy")
-    best, *others = answer(matrix)
+    best, *others = verdict(matrix)
     assert best == "Best scaled accuracy of 2 tasks: b on 1 (y)."
     assert others[0] == "On x, no model scores above chance with a score for each seed."
     assert [cell.text for cell in matrix.cells.values()] == [
@@ -93,7 +93,7 @@ def test_a_model_at_chance_is_never_the_best():
 
 
 def test_too_few_seeds_are_named_with_the_number_that_a_difference_needs():
-    _, tests = answer(matrix_of({"x": {"a": [1, 2, 1], "b": [99, 98, 97]}}))
+    _, tests = verdict(matrix_of({"x": {"a": [1, 2, 1], "b": [99, 98, 97]}}))
     assert (
         tests
         == "No single difference can be significant (p < 0.05, corrected for 1 test): that needs 4 seeds of each model."
@@ -102,5 +102,5 @@ def test_too_few_seeds_are_named_with_the_number_that_a_difference_needs():
 
 def test_models_that_differ_over_all_tasks_are_named():
     scores = {task: {"a": [1, 2, 3], "b": [11, 12, 14]} for task in "xyz"}
-    _, overall, _ = answer(matrix_of(scores))
+    _, overall, _ = verdict(matrix_of(scores))
     assert overall == "Over all tasks together, b differs significantly from a (p < 0.05, corrected)."

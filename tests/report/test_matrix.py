@@ -15,7 +15,7 @@ from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.differences import ModelGrid
-from tfm_blocks.report.matrix_table import answer
+from tfm_blocks.report.matrix_table import verdict
 from tfm_blocks.scoring.significance import over_tasks
 
 SCORES = {  # scaled accuracies of six seeds
@@ -125,7 +125,7 @@ def test_a_model_with_a_seed_that_diverged_is_marked_and_neither_best_nor_tested
     assert table["gru", "parity"]["p_corrected"] is None and table["gru", "parity"]["seeds_without_score"] == 1
     assert table["rnn", "parity"]["against"] == "lstm" and table["rnn", "mqar"]["against"] == "gru"
     assert "**98.25 ± 1.54**" in said(*runs, *tmp_path.glob("*parity*"), "--markdown"), "the best of one task"
-    best, *_, untested = answer(compare_runs([*runs, *tmp_path.glob("*parity*")], metric="scaled accuracy").matrix)
+    best, *_, untested = verdict(compare_runs([*runs, *tmp_path.glob("*parity*")], metric="scaled accuracy").matrix)
     assert best.startswith("lstm has the best") and untested.startswith("1 difference could not be tested")
 
 

@@ -11,9 +11,9 @@ from tfm_blocks.scoring.significance import (
     RANDOM,
     correct,
     half_interval,
-    over_seeds,
     over_tasks,
     quantile,
+    seed_test,
     seeds_needed,
     two_sided,
 )
@@ -46,7 +46,7 @@ def test_p_over_seeds_is_the_larger_one_of_scipys_permutation_test_and_welch_tes
     exact = scipy.stats.permutation_test(
         (before, after), lambda x, y, axis: abs(mean_difference(x, y, axis)), vectorized=True, alternative="greater"
     )
-    test = over_seeds(before, after)
+    test = seed_test(before, after)
     assert test.p == pytest.approx(max(welch.pvalue, exact.pvalue)) and test.least <= test.p
     assert test.interval == pytest.approx(tuple(welch.confidence_interval(0.95)))
 
@@ -58,12 +58,12 @@ def test_sides_without_variance_are_tested_by_permutations_alone():
         ([0.0] * 5, [100.0] * 5, 2 / 252),
         ([7.1] * 3, [7.1] * 3, 1),
     ):
-        test = over_seeds(before, after)
+        test = seed_test(before, after)
         assert test.p == pytest.approx(p) and test.interval is None
 
 
 def test_one_seed_gives_no_p_value_over_seeds():
-    assert over_seeds([1.0], [2.0, 3.0]) is None and over_tasks([([1.0, 2.0], [2.0, 3.0]), ([1.0], [2.0])]) is None
+    assert seed_test([1.0], [2.0, 3.0]) is None and over_tasks([([1.0, 2.0], [2.0, 3.0]), ([1.0], [2.0])]) is None
 
 
 def test_p_over_two_tasks_counts_the_permutations_within_each_task():
@@ -88,10 +88,10 @@ def test_random_permutations_are_close_to_a_monte_carlo_test_of_scipy(seeds):
     random = np.random.default_rng(seeds)
     before, after = random.normal([[0.0], [0.7]], 1, (2, seeds))
     theirs = scipy.stats.permutation_test((before, after), mean_difference, n_resamples=20_000, rng=1)
-    assert over_seeds(list(before), list(after)).p == pytest.approx(
+    assert seed_test(list(before), list(after)).p == pytest.approx(
         max(theirs.pvalue, scipy.stats.ttest_ind(before, after, equal_var=False).pvalue), abs=0.01
     )
-    far = over_seeds(list(before), list(after + 50))
+    far = seed_test(list(before), list(after + 50))
     assert 1 / RANDOM <= far.p < 1e-4, "the observed order counts as one of the permutations"
 
 
@@ -133,7 +133,7 @@ def test_the_number_of_seeds_at_which_a_difference_can_be_significant():
     assert [seeds_needed(tests, 0.05) for tests in (1, 2, 6, 7, 540)] == [4, 5, 5, 6, 9]
     for tests in (1, 6, 7):
         seeds = seeds_needed(tests, 0.05)
-        p = [over_seeds([0.0] * count, [1.0] * count).p for count in (seeds - 1, seeds)]
+        p = [seed_test([0.0] * count, [1.0] * count).p for count in (seeds - 1, seeds)]
         assert tests * p[0] >= 0.05 > tests * p[1]
 
 
@@ -142,7 +142,7 @@ def corrected_tests(scores_MTN):
     tests = {}
     for one, other in combinations(range(len(scores_MTN)), 2):
         pairs = [tuple(map(list, pair)) for pair in zip(scores_MTN[one], scores_MTN[other], strict=True)]
-        tests |= {(one, other, task): over_seeds(*pair) for task, pair in enumerate(pairs)}
+        tests |= {(one, other, task): seed_test(*pair) for task, pair in enumerate(pairs)}
         tests[one, other, None] = over_tasks(pairs)
     return correct({key: test.p for key, test in tests.items()}, {key: test.least for key, test in tests.items()})
 

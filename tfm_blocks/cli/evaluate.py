@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
-from tfm_blocks.cli.saved_scores import evaluate_and_save
+from tfm_blocks.cli.saved_scores import evaluate_and_save, translate_rows
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
@@ -145,15 +145,9 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
 
 
 def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[str, ...]], search: Search) -> list[str]:
-    from tfm_blocks.translation.stream import fitting
-
     translator = options.translator_of(arguments, None if folder == arguments.folder else folder)
     translator.expect_sources()
     if len(arguments.src) != len(translator.sources):
         rule = f"names {len(arguments.src)} files, but {folder} reads {', '.join(translator.sources)}"
         raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
-    fit = fitting(rows, translator, search, str(arguments.src[0]), strict=arguments.strict)
-    with options.precision_of(arguments, translator.network):
-        nbest = translator.search(fit, search, batch_tokens=arguments.batch_tokens)
-    translator.warn_of_unknown()
-    return [best.text for best, *_ in nbest]
+    return translate_rows(arguments, translator, rows, search, arguments.src[0])

@@ -42,8 +42,7 @@ def _test_tasks(module: str, names: Sequence[str]) -> int:
 
     Raises ConfigError if the module cannot be imported, or registers none of the tasks.
     """
-    from tfm_blocks.probes.catalogue import TASKS
-    from tfm_blocks.probes.contract import broken_rules
+    from tfm_blocks.probes.catalogue import TASKS, broken_rules
     from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 
     load_plugins([module])

@@ -87,7 +87,8 @@ def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search
     rows = _read_rows(arguments.test, translator) if arguments.test.name else _own_rows(folder, translator)
     test_set = _describe_rows(rows)
     _expect_same_set(folder, name, test_set)
-    outputs = _translate(arguments, translator, rows, search, arguments.test if arguments.test.name else folder)
+    where = arguments.test if arguments.test.name else folder
+    outputs = translate_rows(arguments, translator, [row[:-1] for row in rows], search, where)
     scores = score(outputs, [row[-1] for row in rows], metrics(arguments.bleu, tokenised=arguments.tokenised))
     pairs = list(zip(rows, outputs, strict=True))
     saved = SavedScores(
@@ -112,12 +113,13 @@ def _expect_same_set(run: Path, name: str, test_set: ScoredSet) -> None:
         raise RunError(Problem(str(folder), rule, help="rename the file of --test, or delete this folder"))
 
 
-def _translate(
+def translate_rows(
     arguments: argparse.Namespace, translator: Translator, rows: Sequence[Row], search: Search, where: Path
 ) -> list[str]:
+    """Return the best output for the sources of each row; warnings name the rows by `where`."""
     from tfm_blocks.translation.stream import fitting
 
-    fit = fitting([row[:-1] for row in rows], translator, search, str(where), strict=arguments.strict)
+    fit = fitting(rows, translator, search, str(where), strict=arguments.strict)
     with precision_of(arguments, translator.network):
         nbest = translator.search(fit, search, batch_tokens=arguments.batch_tokens)
     translator.warn_of_unknown()

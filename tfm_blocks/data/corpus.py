@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tfm_blocks.data.cache import SUMS
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.probes.example import Example
+from tfm_blocks.probes.task import Example
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 FORMAT = 4  # version of the files

@@ -14,8 +14,7 @@ from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import FORMAT, Corpus, write_examples
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.probes.example import Example
-from tfm_blocks.probes.task import ProbeTask
+from tfm_blocks.probes.task import Example, ProbeTask
 
 
 @dataclass(frozen=True)

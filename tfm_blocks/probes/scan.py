@@ -8,9 +8,7 @@ from functools import cache
 from itertools import product
 from typing import ClassVar, Literal
 
-from tfm_blocks.probes.example import Example
-from tfm_blocks.probes.streams import order, random_stream
-from tfm_blocks.probes.task import Preset, ProbeTask, require_at_least, setting_error
+from tfm_blocks.probes.task import Example, Preset, ProbeTask, order, random_stream, require_at_least, setting_error
 
 Words = tuple[str, ...]
 Pair = tuple[Words, Words]  # a command and its actions

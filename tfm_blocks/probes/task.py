@@ -1,7 +1,12 @@
-"""The interface of probe tasks, and the presets of their sizes."""
+"""The interface of probe tasks, the presets of their sizes, their examples, and random numbers.
+
+The random numbers are the same on every machine and in every process: draws use only `Generator.random`, which is 53
+bits of PCG64 in every version of NumPy.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +15,78 @@ from itertools import islice
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.probes.example import Example
-from tfm_blocks.probes.streams import integers, random_stream
 
 BLOCK = 1000  # examples per random stream; any block can be generated without the blocks before it
 LONGEST = 10_000  # tokens; a block of such strings must fit into memory
 LARGEST = 1_000_000  # symbols of an alphabet
+Ids = NDArray[np.int64]  # token ids; in answers, -1 means that nothing is expected
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question, its answer, and where each answer token is expected."""
+
+    question: tuple[int, ...]  # token ids, which index the task's alphabet
+    answer: tuple[int, ...]
+    positions: tuple[int, ...] | None  # question index at which each answer token is expected; None: generated after it
+
+
+def at_positions(questions: Ids, labels: Ids) -> list[Example]:
+    """Return an example for each row; `labels` has the shape of `questions`, and -1 where nothing is expected."""
+    rows, columns = np.nonzero(labels >= 0)
+    answers, positions = labels[rows, columns].tolist(), columns.tolist()
+    bounds = [0, *np.cumsum((labels >= 0).sum(axis=1)).tolist()]
+    return [
+        Example(tuple(question), tuple(answers[begin:end]), tuple(positions[begin:end]))
+        for question, begin, end in zip(questions.tolist(), bounds, bounds[1:], strict=False)
+    ]
+
+
+def at_blanks(strings: Ids, answers: Ids, blank: int) -> list[Example]:
+    """Append a blank to the strings for each column of `answers`, whose tokens are expected at the blanks."""
+    questions = np.concatenate([strings, np.full_like(answers, blank)], axis=1)
+    return at_positions(questions, np.concatenate([np.full_like(strings, -1), answers], axis=1))
+
+
+def generated(strings: Ids, answers: Ids) -> list[Example]:
+    """Return examples whose answer is generated after the question; -1 in `answers` is skipped."""
+    return [
+        Example(tuple(question), tuple(token for token in answer if token >= 0), None)
+        for question, answer in zip(strings.tolist(), answers.tolist(), strict=True)
+    ]
+
+
+def random_stream(seed: int, *names: str | int) -> np.random.Generator:
+    """Return the generator for a seed and names such as the split, the length and the block of examples."""
+    digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
+    key = tuple(np.frombuffer(digest, "<u4").tolist())
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def integers(rng: np.random.Generator, low: int, high: int, shape: tuple[int, ...]) -> Ids:
+    """Draw integers uniformly from low, …, high - 1."""
+    return low + (rng.random(shape) * (high - low)).astype(np.int64)
+
+
+def distinct(rng: np.random.Generator, low: int, high: int, count: int, each: int) -> Ids:
+    """Draw `count` rows of `each` different integers from low, …, high - 1, in random order.
+
+    Floyd's algorithm (Bentley and Floyd 1987), for all rows at once, draws each set with equal probability.
+    """
+    rows = np.empty((count, each), np.int64)
+    for column, last in enumerate(range(high - low - each, high - low)):
+        drawn = integers(rng, 0, last + 1, (count,))
+        repeats = (rows[:, :column] == drawn[:, None]).any(axis=1)
+        rows[:, column] = np.where(repeats, last, drawn)
+    return low + np.take_along_axis(rows, order(rng, (count, each)), axis=1)
+
+
+def order(rng: np.random.Generator, shape: tuple[int, int]) -> Ids:
+    """Draw a random permutation of the columns for each row."""
+    return np.argsort(rng.random(shape), axis=1, kind="stable")
 
 
 @dataclass(frozen=True)
@@ -149,3 +218,30 @@ def require_at_least(task: ProbeTask, **least: int) -> None:
             raise setting_error(
                 setting, f"must be at most {LARGEST:,}, but is {value}", f"write data.{setting}={LARGEST}"
             )
+
+
+CHOMSKY = {  # tasks of the Chomsky hierarchy, Delétang et al. 2023
+    "paper": Preset(2_000_000, 512, 512, (1, 40), (60, 80, 100, 200, 300, 400, 500)),
+    "lite": Preset(64_000, 1000, 1000, (1, 40), (40, 60, 80, 100)),
+}
+GENERATED_ANSWERS = {  # tasks whose answer is generated, after Kazemnejad et al. 2023
+    "paper": Preset(100_000, 10_000, 10_000, (1, 20), tuple(range(1, 41))),
+    "lite": Preset(50_000, 500, 500, (1, 20), (10, 20, 30, 40)),
+}
+
+
+def mad(length: int, lite_length: int, **lite_settings: int) -> dict[str, Preset]:
+    """Return the sizes of a task of MAD, Poli et al. 2024."""
+    lite = Preset(12_800, 640, 640, (lite_length, lite_length), (lite_length,), lite_settings)
+    return {"paper": Preset(12_800, 1280, 1280, (length, length), (length,)), "lite": lite}
+
+
+def tracking(*test_lengths: int) -> dict[str, Preset]:
+    """Return the sizes of parity and arithmetic, Grazzi et al. 2024.
+
+    The lite size also trains on shorter strings: with them an LSTM learns parity in a quarter of the steps.
+    """
+    return {
+        "paper": Preset(2_000_000, 8192, 8192, (3, 40), test_lengths),
+        "lite": Preset(64_000, 1000, 1000, (1, 40), test_lengths),
+    }

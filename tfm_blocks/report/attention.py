@@ -27,7 +27,6 @@ from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.row_results import TranslatedLine
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.sentence_attention import SentenceAttention, attention_of
-from tfm_blocks.translation.tasks import Text
 from tfm_blocks.translation.translator import Translator
 
 MOST = 64  # tokens on an axis, to limit the size of the picture
@@ -35,6 +34,9 @@ SIDE = 60_000  # pixels: matplotlib draws at most 2^16
 CELL = 0.15  # inches per token, so that labels of 7 points do not overlap
 COLOURS = "Blues"  # from weight 0 to weight 1
 GAP = 2  # cells between heads, for their titles
+MOST_PICTURES = 6  # models, to limit the size of the page
+SHORT = 40  # characters of a test sentence, so that the labels of eight heads fit the picture
+SHADES = 14  # shades of attention; with black and white they make 16 colours, 4 bits a pixel
 # On a dark page, white (no attention) becomes black, and dark blue becomes light blue.
 STYLE = """svg { color: inherit; display: block; } svg text { fill: currentColor; white-space: pre; }
 @media (prefers-color-scheme: dark) { svg image { filter: invert(1) hue-rotate(180deg); } }
@@ -69,7 +71,9 @@ def save_attention(attention: SentenceAttention, path: Path) -> list[str]:
         write_bytes(path, render_attention(attention).encode("utf-8"))
         return []
     write_bytes(path, png(attention))
-    missing = _find_missing_letters(attention)
+    font = get_font(findfont("DejaVu Sans"))
+    letters = {letter for tokens in attention.tokens.values() for token in tokens for letter in token}
+    missing = "".join(sorted(letter for letter in letters if not font.get_char_index(ord(letter))))
     rule = f"the picture has no letters for {missing}: write a .html, which a browser shows in its own fonts"
     return [rule] if missing else []
 
@@ -82,12 +86,6 @@ def check_path(path: Path) -> None:
         raise ConfigError(Problem("-o", f"is a folder: {path}", help="name a file"))
     if not path.parent.is_dir():
         raise ConfigError(Problem("-o", f"there is no folder {path.parent}", help="make it first"))
-
-
-def _find_missing_letters(attention: SentenceAttention) -> str:
-    font = get_font(findfont("DejaVu Sans"))
-    letters = {letter for tokens in attention.tokens.values() for token in tokens for letter in token}
-    return "".join(sorted(letter for letter in letters if not font.get_char_index(ord(letter))))
 
 
 def render_attention(attention: SentenceAttention) -> str:
@@ -167,11 +165,6 @@ def _draw_kind(axes: Axes, image: np.ndarray, attention: SentenceAttention, addr
     axes.spines[:].set_visible(False)
 
 
-MOST_PICTURES = 6  # models, to limit the size of the page
-SHORT = 40  # characters of a test sentence, so that the labels of eight heads fit the picture
-SHADES = 14  # shades of attention; with black and white they make 16 colours, 4 bits a pixel
-
-
 @dataclass(frozen=True)
 class Picture:
     """The attention of one run: a PNG as a data URL, or the reason why there is none."""
@@ -191,7 +184,8 @@ def pictures_of(
     A picture shows the attention between `sentence` and the run's translation. Without a sentence, it shows the first
     short line of the test set and its reference.
     """
-    line = None if sentence else _short_line(lines)
+    first = next(iter(lines.values()), []) if not sentence else []
+    line = min(first, key=lambda one: max(SHORT, len(one.source), len(one.reference)), default=None)
     if sentence is None and line is None:
         return []
     source, target = (sentence or "", None) if line is None else (line.source, line.reference)
@@ -199,27 +193,17 @@ def pictures_of(
     return [_picture(run, source, target, plugins) for run in finished[:MOST_PICTURES]]
 
 
-def _short_line(lines: Mapping[str, Sequence[TranslatedLine]]) -> TranslatedLine | None:
-    """Return the first line that is short on both sides, else the shortest line."""
-    first = next(iter(lines.values()), [])
-    return min(first, key=lambda one: max(SHORT, len(one.source), len(one.reference)), default=None)
-
-
 def _picture(run: SavedRun, source: str, target: str | None, plugins: Sequence[str]) -> Picture:
     try:
         translator = Translator.load(run.folder, plugins=plugins)
-        attention = attention_of(translator, _text(source, translator), target)
+        several = len(translator.sources) > 1  # translations.jsonl joins their texts
+        attention = attention_of(translator, source.split(" | ") if several else source, target)
         address = f"data:image/png;base64,{b64encode(shrink(png(attention))).decode()}"
         return Picture(run.name, source, attention.target, address)
     except TfmError as error:
         return Picture(run.name, source, target or "", reason=error.problems[0].rule)
     except TypeError as error:  # the sentence does not have the model's sources
         return Picture(run.name, source, target or "", reason=str(error))
-
-
-def _text(source: str, translator: Translator) -> Text:
-    """Return the texts of several sources, which translations.jsonl joins."""
-    return source if len(translator.sources) == 1 else source.split(" | ")
 
 
 def shrink(picture: bytes) -> bytes:

@@ -29,13 +29,15 @@ from tfm_blocks.scoring.paired_test import (
     p_of_sacrebleu,
     p_over_sentences,
 )
-from tfm_blocks.scoring.significance import correct, over_seeds
+from tfm_blocks.scoring.significance import correct, seed_test
 
-OF_SACREBLEU = {score.name for score in FINAL_SCORES if score.kind == "corpus"}
+FORMAT = 1  # version of the cached file; increase it when the statistics change
+FILE = "statistics.npz"
+CORPUS_SCORES = {score.name for score in FINAL_SCORES if score.kind == "corpus"}
 
 
 @dataclass(frozen=True)
-class Against:
+class BaselineTest:
     """The difference of a group's score from the baseline's. A value is None if it cannot be computed.
 
     `sentences` and `seeds` are p-values over test sentences and over seeds, each with the 95 % interval of the
@@ -56,14 +58,14 @@ class Against:
     sacrebleu: float | None = None
 
 
-def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) -> tuple[list[Against], list[str]]:
+def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) -> tuple[list[BaselineTest], list[str]]:
     """Test every group that has scores against the runs of the baseline's model on its test set.
 
     Return also why some groups are not tested.
     """
     notes: list[str] = []
     systems: dict[int, System] = {}
-    tests: list[Against] = []
+    tests: list[BaselineTest] = []
     for group in groups:
         counterpart = grid.counterpart(group, baseline)
         if group is counterpart:
@@ -87,34 +89,27 @@ def _why_untested(group: Group, baseline: Group) -> str:
     return f"{group.label} was not scored on the test set of {baseline.label}"
 
 
-def _rows(group: Group, baseline: Group, before: System, after: System) -> Iterator[Against]:
+def _rows(group: Group, baseline: Group, before: System, after: System) -> Iterator[BaselineTest]:
     """Yield a row for each score that both groups have, computed in the same way."""
     p_values = p_over_sentences(before, after) if before and after else {}
     for name in MEASURES:
-        values, others = group.over_seeds(name), baseline.over_seeds(name)
+        values, others = group.scores_over_seeds(name), baseline.scores_over_seeds(name)
         if values and others and group.methods(name) == baseline.methods(name):
-            row = Against(group, name, fmean(values) - fmean(others))
-            if len(values) == len(group.counted) and len(others) == len(baseline.counted):
-                row = _with_seeds(row, others, values)
-            yield _with_sentences(row, p_values[name], before, after) if name in p_values else row
+            row = BaselineTest(group, name, fmean(values) - fmean(others))
+            complete = len(values) == len(group.counted) and len(others) == len(baseline.counted)
+            if complete and (test := seed_test(others, values)):
+                row = replace(row, seeds=test.p, seeds_interval=test.interval, least=test.least)
+            if name in p_values:
+                single = len(before) == len(after) == 1 and name in CORPUS_SCORES
+                sacrebleu = p_of_sacrebleu(name, before[0], after[0]) if single else None
+                interval = interval_over_sentences(name, before, after)
+                row = replace(row, sentences=p_values[name], sentences_interval=interval, sacrebleu=sacrebleu)
+            yield row
 
 
-def _with_seeds(row: Against, before: Sequence[float], after: Sequence[float]) -> Against:
-    test = over_seeds(before, after)
-    return replace(row, seeds=test.p, seeds_interval=test.interval, least=test.least) if test else row
-
-
-def _with_sentences(row: Against, p: float, before: System, after: System) -> Against:
-    measure = MEASURES[row.score]
-    single = len(before) == len(after) == 1 and row.score in OF_SACREBLEU
-    sacrebleu = p_of_sacrebleu(measure, before[0], after[0]) if single else None
-    interval = interval_over_sentences(measure, before, after)
-    return replace(row, sentences=p, sentences_interval=interval, sacrebleu=sacrebleu)
-
-
-def _corrected(tests: Sequence[Against]) -> list[Against]:
+def _corrected(tests: Sequence[BaselineTest]) -> list[BaselineTest]:
     """Correct the p-values of all rows of a score together, separately for sentences and for seeds."""
-    corrected: dict[int, Against] = {}
+    corrected: dict[int, BaselineTest] = {}
     for name in dict.fromkeys(test.score for test in tests):
         rows = {place: test for place, test in enumerate(tests) if test.score == name}
         sentences = correct({place: test.sentences for place, test in rows.items() if test.sentences is not None})
@@ -126,20 +121,11 @@ def _corrected(tests: Sequence[Against]) -> list[Against]:
 
 
 def _system(group: Group, notes: list[str]) -> list[Statistics]:
-    """Return the line statistics of the runs that are done."""
+    """Return the line statistics of the runs that are done, with the tokenizer of their BLEU, from its signature."""
     done = [run for run in group.counted if run.scored_on]
-    return [run_statistics(run, _tokenizer(done), notes) for run in done]
-
-
-def _tokenizer(runs: Sequence[SavedRun]) -> str:
-    """Return the tokenizer of the BLEU of these runs, from its signature."""
-    signatures = [run.scores["BLEU"].signature for run in runs if "BLEU" in run.scores]
+    signatures = [run.scores["BLEU"].signature for run in done if "BLEU" in run.scores]
     known = re.search(r"tok:(13a|none|char|intl|zh)(?:\||$)", signatures[0]) if signatures else None
-    return known[1] if known else "13a"
-
-
-FORMAT = 1  # version of the cached file; increase it when the statistics change
-FILE = "statistics.npz"
+    return [run_statistics(run, known[1] if known else "13a", notes) for run in done]
 
 
 def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str, Floats]:

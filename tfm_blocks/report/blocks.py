@@ -17,6 +17,23 @@ from tfm_blocks.report.table import Table, markdown, texts
 
 FIELDS = ("Also known as", "Use", "Cost", "Example")  # lines of the last paragraph of a docstring
 FROM_MODEL = ("d_model", "d_ff", "heads", "vocab")  # arguments that `model.args` sets in most models
+PAGE = """\
+# The blocks
+
+This page lists every block that a model file can name, by category. `tfm blocks --markdown` makes it from the registry.
+`tfm blocks NAME` prints one block. [language.md](language.md#inputs-and-axes) explains the axes.
+
+Attention, recurrences, convolutions and feed-forward networks are branches: [add & norm](language.md#add--norm)
+surrounds them. A value of a category, such as `norm`, stands in an argument of another block or in `args`.
+In examples, `node` is a name of yours, and `args` below `model` give the width, the heads and the vocabulary."""
+TITLES = {
+    "attention": "Attention",
+    "sequence": "Recurrences and convolutions",
+    "position-wise": "Feed-forward networks and experts",
+    "node": "Embeddings, maps and other nodes",
+}
+ARGUMENT = ("argument", "type", "default")
+FEWEST = 3  # equal arguments for which a reference replaces the rows
 
 
 def description(info: BlockInfo) -> str:
@@ -92,25 +109,6 @@ def _values(info: BlockInfo) -> dict[str, object]:
 def _flow(mapping: object) -> str:
     text = yaml.safe_dump(mapping, default_flow_style=True, sort_keys=False, width=1000).strip()
     return text.removeprefix("{").removesuffix("}")
-
-
-PAGE = """\
-# The blocks
-
-This page lists every block that a model file can name, by category. `tfm blocks --markdown` makes it from the registry.
-`tfm blocks NAME` prints one block. [language.md](language.md#inputs-and-axes) explains the axes.
-
-Attention, recurrences, convolutions and feed-forward networks are branches: [add & norm](language.md#add--norm)
-surrounds them. A value of a category, such as `norm`, stands in an argument of another block or in `args`.
-In examples, `node` is a name of yours, and `args` below `model` give the width, the heads and the vocabulary."""
-TITLES = {
-    "attention": "Attention",
-    "sequence": "Recurrences and convolutions",
-    "position-wise": "Feed-forward networks and experts",
-    "node": "Embeddings, maps and other nodes",
-}
-ARGUMENT = ("argument", "type", "default")
-FEWEST = 3  # equal arguments for which a reference replaces the rows
 
 
 def blocks_page(blocks: Iterable[BlockInfo]) -> str:

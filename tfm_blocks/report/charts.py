@@ -1,10 +1,12 @@
 """The charts of a comparison as values: lines of models through the means of their seeds, and forest plots.
 
-A line has a band from the lowest seed to the highest. `drawing.py` draws lines for a page or a paper."""
+A line has a band from the lowest seed to the highest. `drawing.py` draws lines for a page or a paper.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SECONDS, TOKENS, FinalScore
+from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import Group, ModelGrid, TaskGroups
 from tfm_blocks.report.matrix import Matrix
-from tfm_blocks.report.rates import RateCurve
+from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.runs.folder import METRICS
 from tfm_blocks.runs.metrics import Row, read_rows
-from tfm_blocks.runs.saved_run import SavedRun
 
 Floats = npt.NDArray[np.float64]
+MOST_POINTS = 500  # per curve, to limit the size of a page of many runs
+AXES = {"steps": "step", "tokens": TOKENS, "seconds": SECONDS}
+CHARTS = sorted((key for key in METRIC_KEYS if key.chart), key=lambda key: key.summary == "last")  # scores first
+LENGTH_SCORE = "accuracy@"  # prefix of the scores of single lengths
+LENGTH_AXIS = "test length"
 
 
 @dataclass(frozen=True)
@@ -59,25 +66,24 @@ def line_through(axis: str, label: str, curves: Sequence[Mapping[str, Floats]]) 
     Between the points of a curve, its values are interpolated. The means leave out curves that end before a point.
     """
     x_N = np.unique(np.concatenate([curve[axis] for curve in curves]))
-    across = {
-        name: np.ma.masked_invalid([_at(x_N, curve[axis], curve[name]) for curve in curves]) for name in curves[0]
-    }
+    across = {}
+    for name in curves[0]:
+        columns = [np.interp(x_N, curve[axis], curve[name], left=np.nan, right=np.nan) for curve in curves]
+        across[name] = np.ma.masked_invalid(columns)
     y_RN = across.pop("y")
     axes = {name: _plain(values_RN.mean(0)) for name, values_RN in across.items()}
     return Line(label, axes, *(_plain(values_N) for values_N in (y_RN.mean(0), y_RN.min(0), y_RN.max(0))))
-
-
-def _at(x_N: Floats, known: Floats, values: Floats) -> Floats:
-    return np.interp(x_N, known, values, left=np.nan, right=np.nan)
 
 
 def _plain(values_N: np.ma.MaskedArray[Any, Any]) -> Floats:
     return np.asarray(np.ma.filled(values_N, np.nan), np.float64)
 
 
-MOST_POINTS = 500  # per curve, to limit the size of a page of many runs
-AXES = {"steps": "step", "tokens": TOKENS, "seconds": SECONDS}
-CHARTS = sorted((key for key in METRIC_KEYS if key.chart), key=lambda key: key.summary == "last")  # scores first
+def line_charts(comparison: Comparison, tasks: TaskGroups, matrix: Matrix | None) -> list[LineChart]:
+    """Return the learning curves of these models, their accuracy over test lengths, and all models over their rates."""
+    score = matrix.score if matrix else None
+    rates = rate_charts(comparison.grid, comparison.curves, score)
+    return [*learning_curves(tasks), *length_charts(tasks), *rates]
 
 
 def learning_curves(tasks: TaskGroups) -> list[LineChart]:
@@ -123,96 +129,55 @@ def _passed(rows: Sequence[Row], key: str, kept: Sequence[Row]) -> Floats:
     return np.array([row.get(key, passed) for row, passed in zip(kept, between, strict=True)])
 
 
-SCORE = "accuracy@"  # prefix of the scores of single lengths
-AXIS = "test length"
-
-
-def accuracy_by_length(run: SavedRun) -> dict[int, float]:
-    """Return the accuracy of a run for each test length, ascending; empty if it has none."""
-    named = {name.removeprefix(SCORE): value for name, value in run.values.items() if name.startswith(SCORE)}
-    return dict(sorted((int(length), value) for length, value in named.items()))
-
-
 def length_charts(tasks: TaskGroups) -> list[LineChart]:
-    """Return a chart for each task with several test lengths."""
+    """Return a chart for each task with several test lengths, of the accuracy of each model."""
     charts = []
     for task, groups in tasks.items():
         values = {label: _by_length(group) for label, group in groups.items()}
-        lines = [line_over(AXIS, label, by_length) for label, by_length in values.items() if len(by_length) > 1]
-        charts.append(LineChart("test accuracy over length", task, lines, [AXIS], "accuracy"))
+        lines = [line_over(LENGTH_AXIS, label, by_length) for label, by_length in values.items() if len(by_length) > 1]
+        charts.append(LineChart("test accuracy over length", task, lines, [LENGTH_AXIS], "accuracy"))
     return [chart for chart in charts if chart.lines]
 
 
 def _by_length(group: Group) -> dict[float, list[float]]:
-    values: dict[float, list[float]] = {}
+    values: dict[float, list[float]] = defaultdict(list)
     for run in group.counted:
-        for length, accuracy in accuracy_by_length(run).items():
-            values.setdefault(length, []).append(accuracy)
+        for name, accuracy in run.values.items():
+            if name.startswith(LENGTH_SCORE):
+                values[int(name.removeprefix(LENGTH_SCORE))].append(accuracy)
     return values
 
 
 def rate_charts(grid: ModelGrid, curves: Sequence[RateCurve], score: FinalScore | None) -> list[LineChart]:
     """Return for each task a chart of the best validation loss and one of a score over each setting of RATES."""
-    places = {id(group): place for place, group in grid.groups.items()}
+    labels, places = grid.labels, {id(group): place for place, group in grid.groups.items()}
+    measures: list[tuple[str, str, Callable[[Rate], Sequence[float]]]]
+    measures = [(f"best {OBJECTIVE}", OBJECTIVE, lambda rate: rate.losses)]
+    if score:
+        measures.append((score.name, score.heading, lambda rate: rate.group.scores_over_seeds(score.name)))
     charts = []
     for column, task in enumerate(grid.tasks):
-        known = [
-            (grid.labels[places[id(one.best.group)][0]], one)
-            for one in curves
-            if places[id(one.best.group)][1] == column
-        ]
-        for key in dict.fromkeys(curve.key for _, curve in known):
-            same = [(label, curve) for label, curve in known if curve.key == key]
-            charts.append(_losses(task, key, same))
-            charts += [_scores(task, key, same, score)] if score else []
+        known = [curve for curve in curves if places[id(curve.best.group)][1] == column]
+        for key in dict.fromkeys(curve.key for curve in known):
+            for name, unit, values_of in measures:
+                lines = []
+                for curve in known:
+                    values = {rate.value: scores for rate in curve.rates if (scores := values_of(rate))}
+                    if curve.key == key and values:
+                        lines.append(line_over(key, labels[places[id(curve.best.group)][0]], values))
+                charts.append(LineChart(f"{name} over {key}", task, lines, [key], unit, log_x=True))
     return [chart for chart in charts if chart.lines]
 
 
-def _losses(task: str, key: str, curves: Sequence[tuple[str, RateCurve]]) -> LineChart:
-    lines = [
-        line_over(key, label, {rate.value: rate.losses for rate in curve.rates if rate.losses})
-        for label, curve in curves
-    ]
-    return LineChart(f"best {OBJECTIVE} over {key}", task, lines, [key], OBJECTIVE, log_x=True)
+def forests_of(matrix: Matrix) -> list[dict[str, Any]]:
+    """Return a forest plot for each task with scores: its rows, and the scores at both ends of the plot.
 
-
-def _scores(task: str, key: str, curves: Sequence[tuple[str, RateCurve]], score: FinalScore) -> LineChart:
-    values = [
-        (label, {rate.value: scores for rate in curve.rates if (scores := rate.group.over_seeds(score.name))})
-        for label, curve in curves
-    ]
-    lines = [line_over(key, label, by_rate) for label, by_rate in values if by_rate]
-    return LineChart(f"{score.name} over {key}", task, lines, [key], score.heading, log_x=True)
-
-
-@dataclass(frozen=True)
-class ForestRow:
-    """A model. Positions are percents of the width of the plot: the mean, and the ends of the interval."""
-
-    label: str
-    text: str
-    mean: float
-    low: float
-    high: float
-    differs: bool
-
-
-@dataclass(frozen=True)
-class Forest:
-    """The rows of a task, and the scores at both ends of the plot."""
-
-    task: str
-    rows: Sequence[ForestRow]
-    start: str
-    end: str
-
-
-def forests_of(matrix: Matrix) -> list[Forest]:
-    """Return a plot for each task with scores."""
+    Positions in a row are percents of the width of the plot: the mean, and the ends of the interval over seeds.
+    """
     return [_forest(matrix, column) for column in sorted({column for _, column in matrix.cells})]
 
 
-def _forest(matrix: Matrix, column: int) -> Forest:
+def _forest(matrix: Matrix, column: int) -> dict[str, Any]:
     cells = {row: cell for (row, other), cell in sorted(matrix.cells.items()) if other == column}
     form = matrix.score.cell
     ends = {row: (cell.mean - (cell.half or 0), cell.mean + (cell.half or 0)) for row, cell in cells.items()}
@@ -222,5 +187,6 @@ def _forest(matrix: Matrix, column: int) -> Forest:
     rows = []
     for row, cell in cells.items():
         mean, low, high = (100 * (value - start) / (end - start) for value in (cell.mean, *ends[row]))
-        rows.append(ForestRow(matrix.grid.labels[row], cell.text, mean, low, high, cell.differs))
-    return Forest(matrix.grid.tasks[column], rows, form.format(start), form.format(end))
+        texts = {"label": matrix.grid.labels[row], "text": cell.text, "differs": cell.differs}
+        rows.append({**texts, "mean": mean, "low": low, "high": high})
+    return {"task": matrix.grid.tasks[column], "rows": rows, "start": form.format(start), "end": form.format(end)}

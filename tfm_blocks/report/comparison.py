@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from tfm_blocks.runs.listing import find_runs
 from tfm_blocks.runs.saved_run import SavedRun
 
 if TYPE_CHECKING:
-    from tfm_blocks.report.baseline_tests import Against
+    from tfm_blocks.report.baseline_tests import BaselineTest
     from tfm_blocks.report.matrix import Matrix
 
 NAMED = 3  # runs that a note names; the others are counted
@@ -37,20 +38,20 @@ SAME_TOKENS = 0.01  # relative difference below which numbers of tokens count as
 class Comparison:
     """A comparison of runs. `notes` name what is missing or not comparable.
 
-    `curves` have the validation losses over learning rates. `compared` are the groups with the best rate of each curve,
-    and those without a curve. `grid` arranges them by model and task. `matrix` has their scores, if a metric was
-    requested or there are several models and several tasks.
+    `curves` have the validation losses over learning rates. `best_rate_groups` are the groups with the best rate of
+    each curve, and those without a curve. `grid` arranges them by model and task. `matrix` has their scores, if a
+    metric was requested or there are several models and several tasks.
     """
 
     runs: Sequence[SavedRun]
     factors: Sequence[Factor]
     groups: Sequence[Group]
     curves: Sequence[RateCurve] = ()
-    compared: Sequence[Group] = ()
+    best_rate_groups: Sequence[Group] = ()
     grid: ModelGrid = NO_MODELS
     matrix: Matrix | None = None
     baseline: Group | None = None
-    against: Sequence[Against] = ()
+    baseline_tests: Sequence[BaselineTest] = ()
     notes: Sequence[str] = ()
 
 
@@ -66,8 +67,8 @@ def compare_runs(
         return comparison
     from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
 
-    against, untested = compare_groups(comparison.compared, comparison.baseline, comparison.grid)
-    return replace(comparison, against=against, notes=[*comparison.notes, *untested])
+    tests, untested = compare_groups(comparison.best_rate_groups, comparison.baseline, comparison.grid)
+    return replace(comparison, baseline_tests=tests, notes=[*comparison.notes, *untested])
 
 
 def read_comparison(
@@ -86,13 +87,21 @@ def read_comparison(
     curves = rate_curves(groups, factors)
     compared = best_groups(groups, curves)
     grid = arrange(compared, factors)
-    columns = _columns(grid)
-    parts = [[run for group in column for run in group.runs] for column in columns] if len(columns) > 1 else [runs]
+    columns: dict[int, list[Group]] = defaultdict(list)
+    for (_, column), group in grid.groups.items():
+        columns[column].append(group)
+    parts = [[run for group in column for run in group.runs] for column in columns.values()]
+    parts = parts if len(parts) > 1 else [runs]
     notes = [*(note for part in parts for note in unlike(part)), *find_notes(runs), *_repeats(groups)]
-    notes += [*rate_notes(curves, columns), *_without_scores(runs, scores)]
+    notes += rate_notes(curves, list(columns.values()))
+    if missing := [run for run in runs if scores and run.state == "done" and not run.scored_on]:
+        weights = f"{scores} of their final weights: {_names(missing)}"
+        notes.append(f"without scores {weights}; tfm evaluate writes them with --test")
     if pruned := len(records) - len(runs):
         notes.append(f"{pruned:,} jobs of a sweep were pruned before they began")
-    chosen = _at_best_rate(_find_group(groups, baseline), curves) if baseline else None
+    chosen = _find_group(groups, baseline) if baseline else None
+    if chosen and (curve := curve_of(chosen, curves)):
+        chosen = curve.best.group
     matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
     return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, notes=notes)
 
@@ -117,14 +126,6 @@ def _score(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matri
     return matrix if matrix.cells else None
 
 
-def _columns(grid: ModelGrid) -> list[list[Group]]:
-    """Return the groups of each task."""
-    columns: dict[int, list[Group]] = {}
-    for (_, column), group in grid.groups.items():
-        columns.setdefault(column, []).append(group)
-    return list(columns.values())
-
-
 def _with_saved(runs: Sequence[SavedRun], name: str) -> list[SavedRun]:
     """Return the runs with the scores of this name. Raises ConfigError if no run has them."""
     known = sorted({name for run in runs for name in run.saved_names})
@@ -132,18 +133,6 @@ def _with_saved(runs: Sequence[SavedRun], name: str) -> list[SavedRun]:
         help = suggest(name, known) if known else "tfm evaluate RUNS --beam 4 --test writes scores"
         raise ConfigError(Problem("--scores", f"no run has scores called {shown(name)}", help=help))
     return [run.with_saved_scores(name) for run in runs]
-
-
-def _without_scores(runs: Sequence[SavedRun], name: str | None) -> Iterator[str]:
-    missing = [run for run in runs if name and run.state == "done" and not run.scored_on]
-    if missing:
-        yield f"without scores {name} of their final weights: {_names(missing)}; tfm evaluate writes them with --test"
-
-
-def _at_best_rate(group: Group, curves: Sequence[RateCurve]) -> Group:
-    """Return the group of the same model with the best learning rate."""
-    curve = curve_of(group, curves)
-    return curve.best.group if curve else group
 
 
 def _find_group(groups: Sequence[Group], baseline: str) -> Group:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfm_blocks.errors import printable
-from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, FinalScore, find_key
+from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
 from tfm_blocks.report.matrix import Matrix
@@ -20,10 +20,6 @@ from tfm_blocks.report.screen import clock, print_json, print_table, screen, spl
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, csv_text, latex, markdown, markdown_text, texts
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
-
-if TYPE_CHECKING:
-    from tfm_blocks.report.baseline_tests import Against
-
 
 SCORES = {score.name: score for score in FINAL_SCORES}
 WITH_INTERVAL = [score.name for score in FINAL_SCORES if score.kind != "token"]
@@ -44,10 +40,10 @@ def tables_of(comparison: Comparison) -> list[Table]:
         tables.append(scores_table(comparison))
     if comparison.curves:
         tables.append(rates_table(comparison.curves))
-    if any(len(group.counted) > 1 for group in comparison.compared):
+    if any(len(group.counted) > 1 for group in comparison.best_rate_groups):
         tables.append(seeds_table(comparison))
     if comparison.baseline:
-        tables.append(against_table(comparison, comparison.baseline))
+        tables.append(baseline_table(comparison, comparison.baseline))
     if comparison.matrix:
         tables.append(matrix_table(comparison.matrix))
     return tables + [factor_table(factor) for factor in comparison.factors if factor.others]
@@ -136,43 +132,33 @@ def seeds_table(comparison: Comparison) -> Table:
         *(Column(score.name, score.mean, "" if several_tasks else score.better) for score in scores),
     ]
     rows = []
-    for group in comparison.compared:
+    for group in comparison.best_rate_groups:
         best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
         done = sum(bool(run.scored_on) for run in group.counted)
-        means = [_spread(best, loss), *(_spread(_over_seeds(group, score), score.mean) for score in scores)]
+        means = [_spread(best, loss)]
+        for score in scores:
+            values = group.scores_over_seeds(score.name)  # none unless its runs share a test set and a method
+            if score.kind == "token":
+                values = [run.values[score.name] for run in group.counted if score.name in run.values]
+            means.append(_spread(values, score.mean))
         means = [replace(cell, ranked=done == len(group.counted)) if cell else None for cell in means]
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([group.label, Cell(count, done), *means])
     return Table("over seeds: mean ± standard deviation", columns, rows)
 
 
-def _over_seeds(group: Group, score: FinalScore) -> list[float]:
-    """Return the values to average: the mean of a score with an interval needs one test set and one method."""
-    if score.kind == "token":
-        return [run.values[score.name] for run in group.counted if score.name in run.values]
-    return group.over_seeds(score.name)
-
-
-def against_table(comparison: Comparison, baseline: Group) -> Table:
+def baseline_table(comparison: Comparison, baseline: Group) -> Table:
     """Return a row for each score of each other group."""
     tests = [f"{what}, {over}" for over in ("sentences", "seeds") for what in ("95 %", "p", "corrected")]
     columns = [*texts("model", "score"), *(Column(heading, P_VALUE) for heading in ("difference", *tests))]
-    rows = [_against(test, SCORES[test.score].difference) for test in comparison.against]
+    rows: list[list[Value]] = []
+    for test in comparison.baseline_tests:
+        form = SCORES[test.score].difference
+        sentences = [interval(test.sentences_interval, form), test.sentences, test.sentences_corrected]
+        seeds = [interval(test.seeds_interval, form), test.seeds, test.seeds_corrected]
+        difference = Cell(form.format(test.difference), test.difference)
+        rows.append([test.group.label, test.score, difference, *sentences, *seeds])
     return Table(f"against {baseline.label}", columns, rows, keys=2, note=TESTS if rows else "")
-
-
-def _against(one: Against, form: str) -> list[Value]:
-    return [
-        one.group.label,
-        one.score,
-        Cell(form.format(one.difference), one.difference),
-        interval(one.sentences_interval, form),
-        one.sentences,
-        one.sentences_corrected,
-        interval(one.seeds_interval, form),
-        one.seeds,
-        one.seeds_corrected,
-    ]
 
 
 def interval(ends: tuple[float, float] | None, form: str) -> Cell | None:
@@ -274,17 +260,22 @@ def print_comparison_json(comparison: Comparison) -> None:
         factor.key: {value: dict(zip(factor.others, others, strict=True)) for value, others in factor.values.items()}
         for factor in comparison.factors
     }
+    curves: list[dict[str, Any]] = []
+    for curve in comparison.curves:
+        rates = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
+        best = {"best": curve.best.value, "edge": curve.edge}
+        curves.append({"model": curve.label, "key": curve.key, **best, "values": rates})
     record = {
         "differences": factors,
         "groups": [
             {"group": group.label, "runs": [_run_record(run, comparison) for run in group.runs]}
             for group in comparison.groups
         ],
-        "learning_rates": [_curve_record(curve) for curve in comparison.curves],
+        "learning_rates": curves,
         "baseline": comparison.baseline.label if comparison.baseline else None,
         "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
         "all_tasks": list(mean_rows(comparison.matrix)) if comparison.matrix else [],
-        "against": [{**asdict(test), "group": test.group.label} for test in comparison.against],
+        "against": [{**asdict(test), "group": test.group.label} for test in comparison.baseline_tests],
         "notes": comparison.notes,
     }
     print_json(record)
@@ -293,11 +284,6 @@ def print_comparison_json(comparison: Comparison) -> None:
 def print_matrix_json(matrix: Matrix, notes: Sequence[str]) -> None:
     """Print the cells of the matrix and the notes, unrounded."""
     print_json({"matrix": list(matrix_rows(matrix)), "all_tasks": list(mean_rows(matrix)), "notes": notes})
-
-
-def _curve_record(curve: RateCurve) -> dict[str, Any]:
-    values = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
-    return {"model": curve.label, "key": curve.key, "best": curve.best.value, "edge": curve.edge, "values": values}
 
 
 def _run_record(run: SavedRun, comparison: Comparison) -> dict[str, Any]:

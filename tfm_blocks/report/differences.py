@@ -50,7 +50,7 @@ class Group:
             newest[run.settings.get(SEED)] = run
         return [run for run in self.runs if newest[run.settings.get(SEED)] is run]
 
-    def over_seeds(self, name: str) -> list[float]:
+    def scores_over_seeds(self, name: str) -> list[float]:
         """Return the values of one score of the counted runs; empty unless they share a test set and a method."""
         values = [value for run in self.counted if (value := run.value_of(name)) is not None]
         return values if len(self.methods(name)) == 1 else []
@@ -71,27 +71,26 @@ def find_factors(runs: Sequence[SavedRun]) -> list[Factor]:
     determines, and the name of a probe task and the settings it determines.
     """
     known = [settings_of(run) for run in runs if run.settings]
-    keys = dict.fromkeys(key for settings in known for key in settings)
-    names = _parts([_hashable(settings[MODEL]) for settings in known])
-    tasks = _parts([_hashable(settings.get(TASK, ABSENT)) for settings in known])
+
+    def parts_of(key: str) -> tuple[int, ...]:
+        """Return for each run the index of its value among the distinct values."""
+        seen: dict[Hashable, int] = {}
+        return tuple(seen.setdefault(_hashable(settings.get(key, ABSENT)), len(seen)) for settings in known)
+
+    names, tasks = parts_of(MODEL), parts_of(TASK)
     together: dict[tuple[int, ...], list[str]] = {}
-    for key in keys:
-        if _makes_another(key):
-            parts = _parts([_hashable(settings.get(key, ABSENT)) for settings in known])
-            if max(parts):
-                of_model = _is_of_models(key, known) and _determines(names, parts)
-                of_task = _determines(tasks, parts)
-                together.setdefault(names if of_model else tasks if of_task else parts, []).append(key)
+    for key in dict.fromkeys(key for settings in known for key in settings):
+        parts = parts_of(key)
+        if _makes_another(key) and max(parts):
+            # parts of the graph, and knobs that some models lack
+            is_of_models = key.startswith(f"{MODEL}.") or any(key not in settings for settings in known)
+            of_model = is_of_models and _determines(names, parts)
+            together.setdefault(names if of_model else tasks if _determines(tasks, parts) else parts, []).append(key)
     return [_factor(group, known) for group in together.values()]
 
 
 def _makes_another(key: str) -> bool:
     return key != SEED and key.partition(".")[0] not in NO_EXPERIMENT
-
-
-def _is_of_models(key: str, known: Sequence[Mapping[str, Setting]]) -> bool:
-    """Return True for a part of the graph, or for a knob that some models lack."""
-    return key.startswith(f"{MODEL}.") or any(key not in settings for settings in known)
 
 
 def _determines(parts: tuple[int, ...], others: tuple[int, ...]) -> bool:
@@ -140,36 +139,23 @@ def _hashable(value: Setting) -> Hashable:
     return isinstance(value, bool), value
 
 
-def _parts(values: Sequence[Hashable]) -> tuple[int, ...]:
-    """Return for each value the index of its first equal value, among the distinct values."""
-    seen: dict[Hashable, int] = {}
-    return tuple(seen.setdefault(value, len(seen)) for value in values)
-
-
-def _rank(key: str, known: Sequence[Mapping[str, Setting]]) -> tuple[bool, bool, bool, int, str]:
-    """Return a sort key: the names of the model and the task first, then other names, then keys with fewer parts."""
-    named = any(isinstance(settings.get(key), str) for settings in known)
-    return key != MODEL, key != TASK, not named, key.count("."), key
-
-
 def _factor(keys: Sequence[str], known: Sequence[Mapping[str, Setting]]) -> Factor:
-    first = min(keys, key=lambda key: _rank(key, known))
+    def rank(key: str) -> tuple[bool, bool, bool, int, str]:
+        """Put the names of the model and the task first, then other names, then keys with fewer parts."""
+        named = any(isinstance(settings.get(key), str) for settings in known)
+        return key != MODEL, key != TASK, not named, key.count("."), key
+
+    def repeats(key: str, other: str) -> bool:
+        return key != other and all(settings.get(key, ABSENT) == settings.get(other, ABSENT) for settings in known)
+
+    first = min(keys, key=rank)
     rest = sorted(set(keys) - {first}, key=lambda key: (key.count("."), key))
-    others = [key for key in rest if not any(_repeats(key, knob, known) for knob in (first, _knob(key)))]
+    others = [key for key in rest if not repeats(key, first) and not repeats(key, key.rpartition(".")[2])]
     values = {
         show_setting(settings.get(first, ABSENT)): tuple(show_setting(settings.get(key, ABSENT)) for key in others)
         for settings in known
     }
     return Factor(first, tuple(others), values)
-
-
-def _knob(key: str) -> str:
-    """Return the last part of a key, such as `heads` of `model.args.heads`."""
-    return key.rpartition(".")[2]
-
-
-def _repeats(key: str, other: str, known: Sequence[Mapping[str, Setting]]) -> bool:
-    return key != other and all(settings.get(key, ABSENT) == settings.get(other, ABSENT) for settings in known)
 
 
 TaskGroups = dict[str, dict[str, Group]]  # by task and by model

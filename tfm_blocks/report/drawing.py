@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.report.charts import Line, LineChart, learning_curves, length_charts, rate_charts
+from tfm_blocks.report.charts import Line, LineChart, line_charts
 from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.matrix import ALPHA, Matrix
 from tfm_blocks.runs.files import write_bytes
@@ -101,15 +101,6 @@ def panels(tasks: int, height: float) -> tuple[Figure, list[Axes]]:
     for unused in axes[tasks:]:
         unused.remove()
     return drawn, axes[:tasks]
-
-
-def save_figure(drawn: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PDF and SVG."""
-    paths = [folder / f"{name}{suffix}" for suffix in UNDATED]
-    for path in paths:
-        drawn.savefig(content := BytesIO(), format=path.suffix[1:], metadata=UNDATED[path.suffix])
-        write_bytes(path, content.getvalue())
-    return paths
 
 
 def draw_lines(charts: Sequence[LineChart]) -> Figure:
@@ -204,11 +195,9 @@ def _marked(points: int, few: int, many: int) -> list[int]:
 
 def _tooltips(unit: str, axis: str, line: Line) -> list[str]:
     """Return a text for each marker of a line in a page."""
-    marked = _marked(len(line.mean), ALL_MARKED, MANY)
     texts = []
-    for x, mean, low, high in zip(
-        *(values[marked] for values in (line.x[axis], line.mean, line.low, line.high)), strict=True
-    ):
+    columns = np.stack([line.x[axis], line.mean, line.low, line.high])
+    for x, mean, low, high in columns[:, _marked(len(line.mean), ALL_MARKED, MANY)].T:
         if np.isfinite(x) and np.isfinite(mean):
             spread = f"\nseeds from {low:.5g} to {high:.5g}" if high > low else ""
             place = f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
@@ -270,14 +259,11 @@ def draw_heat_map(matrix: Matrix) -> Figure:
     for place, shade in matrix.shades().items():
         shades[place] = shade
     axes.imshow(shades, cmap=SHADES, vmin=0, vmax=1, aspect="auto")
-    for place, cell in matrix.cells.items():
-        dark = np.mean(colormaps[SHADES](shades[place])[:3]) < 0.5
-        text = matrix.score.cell.format(cell.mean) + cell.marks
-        options: dict[str, Any] = {
-            "fontsize": SMALL if len(grid.tasks) > NARROW else None,
-            "color": "white" if dark else "black",
-        }
-        axes.text(*place[::-1], text, ha="center", va="center", **options)
+    size = SMALL if len(grid.tasks) > NARROW else None
+    for (row, column), cell in matrix.cells.items():
+        dark = np.mean(colormaps[SHADES](shades[row, column])[:3]) < 0.5
+        text, color = matrix.score.cell.format(cell.mean) + cell.marks, "white" if dark else "black"
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
     axes.set_xticks(range(len(grid.tasks)), grid.tasks, rotation=90)
     axes.set_yticks(range(len(grid.models)), grid.labels)
     axes.set_xlabel(matrix.score.heading)
@@ -288,35 +274,22 @@ def draw_heat_map(matrix: Matrix) -> Figure:
 
 def draw_means(matrix: Matrix) -> Figure:
     """Draw for each task the mean of each model with its 95 % interval; empty markers differ from the reference."""
-    tasks = sorted({column for _, column in matrix.cells})
+    labels, tasks = matrix.grid.labels, sorted({column for _, column in matrix.cells})
     drawn, axes = panels(len(tasks), 0.5 + 0.13 * len(matrix.grid.models))
+    style: dict[str, Any] = {"color": "black", "markersize": 3, "linewidth": 0.8, "capsize": 1.5}
     for number, (panel, column) in enumerate(zip(axes, tasks, strict=True)):
-        _draw_task(panel, matrix, column, title=len(tasks) > 1)
-        if number % panel_columns(len(tasks)):
-            panel.set_yticklabels([])
-    reference = "the best" if matrix.baseline is None else matrix.grid.labels[matrix.baseline]
+        for row in range(len(labels)):
+            if cell := matrix.cells.get((row, column)):
+                face = "white" if cell.differs else "black"
+                panel.errorbar(cell.mean, row, xerr=cell.half, fmt="o", markerfacecolor=face, **style)
+        panel.set_yticks(range(len(labels)), [] if number % panel_columns(len(tasks)) else labels)
+        panel.set_ylim(len(labels) - 0.5, -0.5)
+        if len(tasks) > 1:
+            panel.set_title(matrix.grid.tasks[column])
+    reference = "the best" if matrix.baseline is None else labels[matrix.baseline]
     marks = f"\nempty: differs from {reference}, p < {ALPHA} corrected" if matrix.tests else ""
     drawn.supxlabel(f"{matrix.score.heading}, with 95 % intervals over seeds{marks}", fontsize=7)
     return drawn
-
-
-def _draw_task(panel: Axes, matrix: Matrix, column: int, *, title: bool) -> None:
-    labels = matrix.grid.labels
-    for row in range(len(labels)):
-        if cell := matrix.cells.get((row, column)):
-            face = "white" if cell.differs else "black"
-            style: dict[str, Any] = {
-                "color": "black",
-                "markerfacecolor": face,
-                "markersize": 3,
-                "linewidth": 0.8,
-                "capsize": 1.5,
-            }
-            panel.errorbar(cell.mean, row, xerr=cell.half, fmt="o", **style)
-    panel.set_yticks(range(len(labels)), labels)
-    panel.set_ylim(len(labels) - 0.5, -0.5)
-    if title:
-        panel.set_title(matrix.grid.tasks[column])
 
 
 def save_figures(comparison: Comparison, folder: Path) -> list[Path]:
@@ -325,21 +298,21 @@ def save_figures(comparison: Comparison, folder: Path) -> list[Path]:
         raise ConfigError(Problem("--figures", f"must be a folder, but is a file: {folder}"))
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
+
+    def save(drawn: Figure, name: str) -> None:
+        for suffix, metadata in UNDATED.items():
+            paths.append(folder / f"{name}{suffix}")
+            drawn.savefig(content := BytesIO(), format=suffix[1:], metadata=metadata)
+            write_bytes(paths[-1], content.getvalue())
+
     with drawing_style():
         if matrix := matrix_of(comparison):
-            paths += save_figure(draw_means(matrix), folder, "means")
+            save(draw_means(matrix), "means")
             if comparison.grid.crossed:
-                paths += save_figure(draw_heat_map(matrix), folder, "matrix")
-        for title, charts in _by_title(comparison, matrix).items():
-            paths += save_figure(draw_lines(charts), folder, re.sub(r"\W+", "-", title))
+                save(draw_heat_map(matrix), "matrix")
+        by_title: dict[str, list[LineChart]] = {}
+        for chart in line_charts(comparison, comparison.grid.by_task(), matrix):
+            by_title.setdefault(chart.title, []).append(chart)
+        for title, charts in by_title.items():
+            save(draw_lines(charts), re.sub(r"\W+", "-", title))
     return paths
-
-
-def _by_title(comparison: Comparison, matrix: Matrix | None) -> dict[str, list[LineChart]]:
-    """Return the line charts; each has all tasks."""
-    tasks = comparison.grid.by_task()
-    rates = rate_charts(comparison.grid, comparison.curves, matrix.score if matrix else None)
-    titles: dict[str, list[LineChart]] = {}
-    for chart in (*learning_curves(tasks), *length_charts(tasks), *rates):
-        titles.setdefault(chart.title, []).append(chart)
-    return titles

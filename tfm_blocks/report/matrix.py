@@ -126,8 +126,8 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
     Raises ConfigError if `metric` is not a score, or if no group has it.
     """
     score = _find_score(grid, metric)
-    cells = {place: ScoreCell(group, group.over_seeds(score.name), score) for place, group in grid.groups.items()}
-    cells = {place: cell for place, cell in cells.items() if cell.values}
+    scores = {place: group.scores_over_seeds(score.name) for place, group in grid.groups.items()}
+    cells = {place: ScoreCell(grid.groups[place], values, score) for place, values in scores.items() if values}
     if metric and not cells:
         rule = f"no run has the score {shown(score.name)}"
         raise ConfigError(Problem("--metric", rule, help=suggest(metric, _measured(grid))))
@@ -153,7 +153,7 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
 def _find_score(grid: ModelGrid, metric: str | None) -> FinalScore:
     groups = grid.groups.values()
     if metric is None:
-        return find_score(max(PREFERRED, key=lambda name: sum(bool(group.over_seeds(name)) for group in groups)))
+        return find_score(max(PREFERRED, key=lambda name: sum(bool(group.scores_over_seeds(name)) for group in groups)))
     try:
         return find_score(metric)
     except KeyError:
@@ -164,7 +164,7 @@ def _find_score(grid: ModelGrid, metric: str | None) -> FinalScore:
 def _measured(grid: ModelGrid) -> list[str]:
     """Return the names of the scores that some group has."""
     names = [score.name for score in FINAL_SCORES]
-    return [name for name in names if any(group.over_seeds(name) for group in grid.groups.values())]
+    return [name for name in names if any(group.scores_over_seeds(name) for group in grid.groups.values())]
 
 
 def _columns(cells: Mapping[Place, ScoreCell]) -> dict[int, list[int]]:

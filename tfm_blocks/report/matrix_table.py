@@ -8,7 +8,11 @@ from typing import Any
 from tfm_blocks.errors import listed
 from tfm_blocks.report.differences import RATES, settings_of
 from tfm_blocks.report.matrix import ALPHA, CHANCE, Matrix
-from tfm_blocks.report.table import Cell, Column, Table, texts
+from tfm_blocks.report.table import Cell, Column, Table, Value, texts
+
+NAMED = 4  # models or tasks that a sentence lists; more are counted
+NEEDS = "at least two seeds of both models, and a score of each seed"
+NO_BEST = "{} model scores above chance with a score for each seed."
 
 
 def matrix_table(matrix: Matrix) -> Table:
@@ -16,14 +20,13 @@ def matrix_table(matrix: Matrix) -> Table:
     grid, score = matrix.grid, matrix.score
     tasks = [*grid.tasks, *(["all tasks"] if matrix.overall else [])]
     columns = [*texts(*grid.keys), *(Column(task, score.cell, score.better) for task in tasks)]
-    rows = [
-        [
-            *model,
-            *(_cell(matrix, row, column) for column in range(len(grid.tasks))),
-            *([_mean(matrix, row)] if matrix.overall else []),
-        ]
-        for row, model in enumerate(grid.models)
-    ]
+    rows: list[list[Value]] = []
+    for row, model in enumerate(grid.models):
+        rows.append([*model, *(_cell(matrix, row, column) for column in range(len(grid.tasks)))])
+        if matrix.overall:
+            mean, p = matrix.overall.get(row, (None, None))
+            star = "*" * (p is not None and p < ALPHA)
+            rows[-1].append(None if mean is None else Cell(f"{score.cell.format(mean)}{star}", mean))
     heading = f"{score.heading}: mean ± half of the 95 % interval over seeds"
     return Table(heading, columns, rows, keys=len(grid.keys), note=legend(matrix))
 
@@ -34,13 +37,6 @@ def _cell(matrix: Matrix, row: int, column: int) -> Cell | None:
     if not cell:
         return Cell(group.counted[0].state) if group else None
     return Cell(cell.text, cell.mean, ranked=cell.ranked)
-
-
-def _mean(matrix: Matrix, row: int) -> Cell | None:
-    if row not in matrix.overall:
-        return None
-    mean, p = matrix.overall[row]
-    return Cell(f"{matrix.score.cell.format(mean)}{'*' * (p is not None and p < ALPHA)}", mean)
 
 
 def legend(matrix: Matrix) -> str:
@@ -98,12 +94,7 @@ def mean_rows(matrix: Matrix) -> Iterator[dict[str, Any]]:
         }
 
 
-NAMED = 4  # models or tasks that a sentence lists; more are counted
-NEEDS = "at least two seeds of both models, and a score of each seed"
-NO_BEST = "{} model scores above chance with a score for each seed."
-
-
-def answer(matrix: Matrix) -> Iterator[str]:
+def verdict(matrix: Matrix) -> Iterator[str]:
     """Yield sentences."""
     if len(matrix.grid.tasks) > 1:
         yield from _best_of_tasks(matrix)
@@ -174,17 +165,14 @@ def _counted(matrix: Matrix, tested: list[tuple[int, int]]) -> str:
     if len(matrix.grid.tasks) == 1 and len(tested) <= NAMED:
         rest = [labels[row] for row, _ in tested if not matrix.cells[row, 0].differs]
         others = listed([labels[row] for row, _ in significant], NAMED)
-        named = [f"{name} differs significantly from {others} {how}."] if significant else []
-        return " ".join(
-            [*named, *([f"No significant difference from {listed(rest, NAMED)} was found {how}."] if rest else [])]
-        )
+        sentences = [f"{name} differs significantly from {others} {how}."] if significant else []
+        sentences += [f"No significant difference from {listed(rest, NAMED)} was found {how}."] if rest else []
+        return " ".join(sentences)
     verb = "is" if len(significant) == 1 else "are"
     text = f"Of {_times(len(tested), 'difference')} from {name}, {len(significant)} {verb} significant {how}."
-    return (
-        text
-        if len(significant) == len(tested)
-        else f"{text} The others are not, which does not mean that the models are equal."
-    )
+    if len(significant) == len(tested):
+        return text
+    return f"{text} The others are not, which does not mean that the models are equal."
 
 
 def _times(count: int, noun: str) -> str:

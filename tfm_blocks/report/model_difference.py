@@ -87,8 +87,9 @@ def summary_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
     if not difference.changes:
         return [f"{' and '.join(difference.names)} are the same model"]
     costs = [_cost_line(name, before, after) for name, (before, after) in difference.costs.items()]
-    condition = f"for one row with {_lengths_text(*difference.lengths)}"
-    return [*costs, condition, *_weight_lines(difference, a, b)]
+    lengths = {**difference.lengths[0], **difference.lengths[1]}
+    condition = ", ".join(f"{axis} = {length}" for axis, length in lengths.items())
+    return [*costs, f"for one row with {condition}", *_weight_lines(difference, a, b)]
 
 
 def changes_table(difference: ModelDifference) -> Table:
@@ -111,10 +112,6 @@ def _cost_line(name: str, before: int, after: int) -> str:
     return f"{name}: {before:,} → {after:,} ({after - before:+,}{relative})"
 
 
-def _lengths_text(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
-    return ", ".join(f"{axis} = {length}" for axis, length in {**ours, **theirs}.items())
-
-
 def _weight_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
     first, second = difference.names
     weights = difference.weights
@@ -135,20 +132,17 @@ def _names_text(names: Sequence[str], spec: Spec) -> str:
     return listed(texts, MOST_NAMES)
 
 
-def marks_of_first(spec: Spec, difference: ModelDifference) -> dict[str, Mark]:
-    """Return the marks of the first model: what was removed or changed."""
-    return _marks(spec, ((change, change.old) for change in difference.changes))
-
-
-def marks_of_second(spec: Spec, difference: ModelDifference) -> dict[str, Mark]:
-    """Return the marks of the second model: what was added or changed."""
-    return _marks(spec, ((change, change.new) for change in difference.changes))
+def difference_marks(a: Spec, b: Spec, difference: ModelDifference) -> list[dict[str, Mark]]:
+    """Return the marks of both models: what was removed or changed in the first, and added or changed in the second."""
+    old = [(change, change.old) for change in difference.changes]
+    new = [(change, change.new) for change in difference.changes]
+    return [_marks(a, old), _marks(b, new)]
 
 
 def difference_picture(a: Spec, b: Spec, difference: ModelDifference) -> FigurePicture:
     """Return both models next to each other with their marks."""
-    first = mark_nodes(picture_of(a, REGISTRY, Content()), marks_of_first(a, difference))
-    second = mark_nodes(picture_of(b, REGISTRY, Content()), marks_of_second(b, difference))
+    marked = zip((a, b), difference_marks(a, b, difference), strict=True)
+    first, second = (mark_nodes(picture_of(spec, REGISTRY, Content()), marks) for spec, marks in marked)
     return place_side_by_side((first, second), difference.names)
 
 

@@ -21,16 +21,20 @@ from tfm_blocks.language.spec import Node, Path, Spec, format_shape
 from tfm_blocks.language.tree import ENTRY
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.report.assets import asset, content_policy, page_template
-from tfm_blocks.report.model_difference import (
-    ModelDifference,
-    changes_table,
-    compare_models,
-    marks_of_first,
-    marks_of_second,
-    summary_lines,
-)
+from tfm_blocks.report.model_difference import changes_table, compare_models, difference_marks, summary_lines
 from tfm_blocks.report.show import measure
 
+MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
+UNFOLDED = "*"  # the key of the figure with every layer
+MOST_NODES = 100  # of a model whose layers are all drawn
+COLOURS = Theme(
+    background="var(--paper)",
+    ink="var(--ink)",
+    faint="var(--soft)",
+    plate="var(--plate)",
+    fills={kind: f"var(--{kind})" for kind in THEMES["paper"].fills},
+    marks={mark: f"var(--{mark})" for mark in THEMES["paper"].marks},
+)
 Row = tuple[str, str, str]
 
 
@@ -72,11 +76,13 @@ def _facts(
     costs: tuple[int, int],
 ) -> NodeFacts:
     info = REGISTRY.blocks[node.block] if node.block else None
+    written = outline.nodes.get(node.address)
+    add_norm = write_add_norm(written, REGISTRY) if written else " → ".join(write_steps(node.post, REGISTRY))
     return NodeFacts(
         block=node.block or "",
         path=".".join(node.path),
         shape=shapes[node.address],
-        add_norm=_add_norm(node, outline),
+        add_norm=add_norm,
         weights=f"of {node.owner}" if node.shares else f"tied to {node.tie}" if node.tie else "",
         parameters=costs[0],
         multiply_adds=costs[1],
@@ -89,12 +95,6 @@ def _facts(
             for place in [file.written[node.path].place]
         ),
     )
-
-
-def _add_norm(node: Node, outline: Outline) -> str:
-    if node.address in outline.nodes:
-        return write_add_norm(outline.nodes[node.address], REGISTRY)
-    return " → ".join(write_steps(node.post, REGISTRY))
 
 
 def _arguments(node: Node, info: BlockInfo, sources: Sources) -> Iterator[Row]:
@@ -139,19 +139,6 @@ def _reads(node: Node, outline: Outline, shapes: Mapping[str, str]) -> Iterator[
         yield "in" if first else port, text, shapes[addresses[0]]
 
 
-MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
-UNFOLDED = "*"  # the key of the figure with every layer
-MOST_NODES = 100  # of a model whose layers are all drawn
-COLOURS = Theme(
-    background="var(--paper)",
-    ink="var(--ink)",
-    faint="var(--soft)",
-    plate="var(--plate)",
-    fills={kind: f"var(--{kind})" for kind in THEMES["paper"].fills},
-    marks={mark: f"var(--{mark})" for mark in THEMES["paper"].marks},
-)
-
-
 @dataclass(frozen=True)
 class ViewedModel:
     """A model of the page: its name on the command line, its spec, and where its values come from."""
@@ -166,9 +153,11 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
 
     `watch` is the version of a page that polls its server for a newer one and for the problems of that one.
     """
-    difference = _difference(models)
-    records = map(_model_record, models, _marks(models, difference))
-    data = {"models": list(records), "blocks": _blocks(models), "watch": watch, "problems": []}
+    a, b = models[0], models[-1]
+    difference = compare_models((a.name, b.name), a.spec, b.spec, {}) if len(models) > 1 else None
+    marks = difference_marks(a.spec, b.spec, difference) if difference else [{}]
+    records = list(map(_model_record, models, marks))
+    data = {"models": records, "blocks": _blocks(models), "watch": watch, "problems": []}
     script = asset("view.js")
     return page_template("view.html").render(
         title=" and ".join(model.name for model in models),
@@ -178,7 +167,7 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
         data=Markup(json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")),
         models=models,
         table=changes_table(difference) if difference and difference.changes else None,
-        summary=summary_lines(difference, models[0].spec, models[-1].spec) if difference else [],
+        summary=summary_lines(difference, a.spec, b.spec) if difference else [],
     )
 
 
@@ -187,20 +176,6 @@ def _blocks(models: Sequence[ViewedModel]) -> dict[str, dict[str, str]]:
     names = sorted({node.block for model in models for node in model.spec.nodes if node.block})
     blocks = {name: REGISTRY.blocks[name] for name in names}
     return {name: {"formula": info.description, "source": info.source} for name, info in blocks.items()}
-
-
-def _difference(models: Sequence[ViewedModel]) -> ModelDifference | None:
-    if len(models) < 2:
-        return None
-    a, b = models
-    return compare_models((a.name, b.name), a.spec, b.spec, {})
-
-
-def _marks(models: Sequence[ViewedModel], difference: ModelDifference | None) -> list[dict[str, Mark]]:
-    if difference is None:
-        return [{} for _ in models]
-    a, b = models
-    return [marks_of_first(a.spec, difference), marks_of_second(b.spec, difference)]
 
 
 def _model_record(model: ViewedModel, marks: Mapping[str, Mark]) -> dict[str, object]:
@@ -249,11 +224,10 @@ def problem_record(problem: Problem) -> dict[str, str]:
 
 def _colour_rules() -> str:
     """Return the colours of figures as CSS variables, for light and dark screens."""
-    colours = (_colours(THEMES[name]) for name in ("paper", "dark"))
-    light, dark = ("".join(f"--{name}: {colour};" for name, colour in rules) for rules in colours)
+    rules = []
+    for theme in (THEMES["paper"], THEMES["dark"]):
+        plain = {"paper": theme.background, "ink": theme.ink, "soft": theme.faint, "plate": theme.plate}
+        colours = [*plain.items(), *theme.fills.items(), *theme.marks.items()]
+        rules.append("".join(f"--{name}: {colour};" for name, colour in colours))
+    light, dark = rules
     return f":root {{{light}}} @media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
-
-
-def _colours(theme: Theme) -> list[tuple[str, str]]:
-    plain = [("paper", theme.background), ("ink", theme.ink), ("soft", theme.faint), ("plate", theme.plate)]
-    return [*plain, *theme.fills.items(), *theme.marks.items()]

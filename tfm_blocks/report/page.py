@@ -6,7 +6,7 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -16,53 +16,20 @@ from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.attention import pictures_of
-from tfm_blocks.report.charts import AXES, MOST_POINTS, forests_of, learning_curves, length_charts, rate_charts
+from tfm_blocks.report.charts import AXES, MOST_POINTS, forests_of, line_charts
 from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.drawing import chart_svg, legend_svg
 from tfm_blocks.report.matrix import Matrix
-from tfm_blocks.report.matrix_table import answer, legend, matrix_table
+from tfm_blocks.report.matrix_table import legend, matrix_table, verdict
 from tfm_blocks.report.model_page import ViewedModel, render_view
 from tfm_blocks.report.samples import MOST_SAMPLES, choose_drawn, choose_models, common_test_set, left_out, samples_of
 from tfm_blocks.report.show import nodes_table
-from tfm_blocks.report.table import Table
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import CONFIG
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
-
-
-@dataclass(frozen=True)
-class PageModel:
-    """A model of a report: the names of its groups, its nodes, and its page; or the error that prevents them."""
-
-    name: str
-    table: Table | None = None
-    page: str = ""
-    error: str = ""
-
-
-def models_of(groups: Sequence[Group], plugins: Sequence[str]) -> list[PageModel]:
-    """Return each model once, with the names of all groups that have it."""
-    names: dict[str, list[str]] = {}
-    specs: dict[str, Spec | str] = {}
-    for group in groups:
-        try:
-            spec: Spec | str = read_spec(group.runs[0].folder, plugins)
-        except TfmError as error:
-            spec = error.problems[0].rule
-        key = group.label if isinstance(spec, str) else repr(spec.mapping)
-        specs[key] = spec
-        names.setdefault(key, []).append(group.label)
-    return [_model("; ".join(names[key]), spec) for key, spec in specs.items()]
-
-
-def _model(name: str, spec: Spec | str) -> PageModel:
-    if isinstance(spec, str):
-        return PageModel(name, error=spec)
-    return PageModel(name, nodes_table(spec), render_view([ViewedModel(name, spec, Sources())]))
-
 
 MOST_ROWS = 40  # of an open table
 FEWEST_SAMPLES = 3  # lines of each of many tasks
@@ -77,9 +44,9 @@ def render_report(
     `sentence` replaces the sentence of the test set whose attention is shown.
     """
     script = asset("page.js")
-    groups = choose_drawn(comparison.compared)
+    groups = choose_drawn(comparison.best_rate_groups)
     matrix = matrix_of(comparison)
-    models = models_of(groups, plugins)
+    models = _models(groups, plugins)
     return page_template("page.html").render(
         title=title,
         policy=content_policy([script, asset("view.js")]),  # pages of models inherit the policy of this page
@@ -92,9 +59,32 @@ def render_report(
         **_charts(comparison, matrix),
         **_samples(comparison.grid, sentence, plugins),
         models=models,
-        model_pages=_compressed([model.page for model in models]),
+        model_pages=_compressed([model["page"] for model in models]),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
+
+
+def _models(groups: Sequence[Group], plugins: Sequence[str]) -> list[dict[str, Any]]:
+    """Return each model once: the names of its groups, its nodes and its page, or the error of its file."""
+    names: dict[str, list[str]] = {}
+    specs: dict[str, Spec | str] = {}
+    for group in groups:
+        try:
+            spec: Spec | str = read_spec(group.runs[0].folder, plugins)
+        except TfmError as error:
+            spec = error.problems[0].rule
+        key = group.label if isinstance(spec, str) else repr(spec.mapping)
+        specs[key] = spec
+        names.setdefault(key, []).append(group.label)
+    models: list[dict[str, Any]] = []
+    for key, spec in specs.items():
+        name = "; ".join(names[key])
+        if isinstance(spec, str):
+            models.append({"name": name, "table": None, "page": "", "error": spec})
+        else:
+            page = render_view([ViewedModel(name, spec, Sources())])
+            models.append({"name": name, "table": nodes_table(spec), "page": page})
+    return models
 
 
 def _answer(matrix: Matrix | None, grid: ModelGrid) -> dict[str, Any]:
@@ -103,7 +93,7 @@ def _answer(matrix: Matrix | None, grid: ModelGrid) -> dict[str, Any]:
         return {"sentences": []}
     heat_map = matrix_table(matrix) if grid.crossed else None
     return {
-        "sentences": list(answer(matrix)),
+        "sentences": list(verdict(matrix)),
         "score": matrix.score.heading,
         "legend": legend(matrix),
         "forests": forests_of(matrix),
@@ -117,16 +107,14 @@ def _charts(comparison: Comparison, matrix: Matrix | None) -> dict[str, Any]:
     tasks = comparison.grid.by_task()
     labels = choose_models(tasks)
     drawn = {task: {label: groups[label] for label in labels if label in groups} for task, groups in tasks.items()}
-    curves = learning_curves(drawn)
-    others = [*length_charts(drawn), *rate_charts(comparison.grid, comparison.curves, matrix.score if matrix else None)]
     all_labels = comparison.grid.labels
     charts = [
         (chart, {axis: chart_svg(chart, axis, all_labels, f"{number} {axis}") for axis in chart.axes})
-        for number, chart in enumerate((*curves, *others))
+        for number, chart in enumerate(line_charts(comparison, drawn, matrix))
     ]
     return {
         "charts": charts,
-        "axes": list(AXES) if curves else [],
+        "axes": list(AXES) if any(chart.axes == list(AXES) for chart, _ in charts) else [],
         "lines": {label: (number, legend_svg(number)) for number, label in enumerate(all_labels) if label in labels},
         "left_out": f"{len(labels)} of {len(all_labels)} models are drawn." if len(labels) < len(all_labels) else "",
         "most_points": MOST_POINTS,

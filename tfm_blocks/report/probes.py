@@ -11,8 +11,7 @@ from rich.console import Console
 
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
-from tfm_blocks.probes.example import Example
-from tfm_blocks.probes.task import Preset, ProbeTask
+from tfm_blocks.probes.task import Example, Preset, ProbeTask
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import Table, texts
 

@@ -6,9 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Literal
+from typing import Any
 
 from tfm_blocks.errors import RunError
 from tfm_blocks.metric_schema import OBJECTIVE
@@ -87,46 +86,12 @@ def _loss(run: SavedRun) -> float:
     return run.best[OBJECTIVE].value if OBJECTIVE in run.best else float("inf")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of an output: `added` is not in the reference, `missing` is only in the reference."""
+def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES) -> dict[str, Any] | None:
+    """Return at most `most` lines of a task on which its runs differ, or any lines if they agree on all.
 
-    kind: Literal["same", "added", "missing"]
-    text: str
-
-
-@dataclass(frozen=True)
-class SampleOutput:
-    """An output, and the runs that have it: names of models, with their numbers of runs if not all have it."""
-
-    pieces: Sequence[Piece]
-    runs: int
-    names: str
-
-
-@dataclass(frozen=True)
-class SampleLine:
-    """A line of the test set, numbered from 1, and the different outputs, the most frequent first."""
-
-    line: int
-    source: str
-    reference: str
-    outputs: Sequence[SampleOutput]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Lines of a task on which its runs differ, or lines on which they agree if they differ on none."""
-
-    task: str
-    runs: int
-    total: int
-    alike: int
-    lines: Sequence[SampleLine]
-
-
-def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES) -> Samples | None:
-    """Return at most `most` sample lines of the models of a task; None if no run has outputs."""
+    Each line has its different outputs, the most frequent first, with the names of the models that have it, and their
+    numbers of runs if not all runs of a model have it. None if no run has outputs.
+    """
     runs = {run.name: label for label, group in groups.items() for run in group.runs}
     outputs = common_test_set([run for group in groups.values() for run in group.runs])
     lines = list(zip(*outputs.values(), strict=True))
@@ -135,7 +100,8 @@ def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES)
     unlike = [place for place, row in enumerate(lines) if len({line.output for line in row}) > 1]
     names = [runs[name] for name in outputs]
     chosen = [_sample(place, lines[place], names) for place in _spread(unlike or range(len(lines)), most)]
-    return Samples(task, len(outputs), len(lines), len(lines) - len(unlike), chosen)
+    counts = {"runs": len(outputs), "total": len(lines), "alike": len(lines) - len(unlike)}
+    return {"task": task, **counts, "lines": chosen}
 
 
 def common_test_set(runs: Sequence[SavedRun]) -> dict[str, Sequence[TranslatedLine]]:
@@ -157,34 +123,30 @@ def _spread(places: Sequence[int], count: int) -> list[int]:
     return [places[number * len(places) // count] for number in range(count)]
 
 
-def _sample(place: int, row: Sequence[TranslatedLine], names: Sequence[str]) -> SampleLine:
-    by_output: dict[str, list[str]] = {}
+def _sample(place: int, row: Sequence[TranslatedLine], names: Sequence[str]) -> dict[str, Any]:
+    by_output: dict[str, Counter[str]] = {}
     for line, name in zip(row, names, strict=True):
-        by_output.setdefault(line.output[:LONGEST], []).append(name)
+        by_output.setdefault(line.output[:LONGEST], Counter())[name] += 1
     source, reference = row[0].source[:LONGEST], row[0].reference[:LONGEST]
-    totals = Counter(names)
-    outputs = [
-        SampleOutput(mark(output, reference), len(having), _name(Counter(having), totals))
-        for output, having in sorted(by_output.items(), key=lambda item: -len(item[1]))
-    ]
-    return SampleLine(place + 1, source, reference, outputs)
+    totals, outputs = Counter(names), []
+    for output, having in sorted(by_output.items(), key=lambda item: -item[1].total()):
+        shown = [
+            name if count == totals[name] else f"{name} ({count} of {totals[name]})" for name, count in having.items()
+        ]
+        outputs.append({"pieces": mark(output, reference), "runs": having.total(), "names": ", ".join(shown)})
+    return {"line": place + 1, "source": source, "reference": reference, "outputs": outputs}
 
 
-def _name(having: Mapping[str, int], totals: Mapping[str, int]) -> str:
-    parts = [name if count == totals[name] else f"{name} ({count} of {totals[name]})" for name, count in having.items()]
-    return ", ".join(parts)
-
-
-def mark(output: str, reference: str) -> list[Piece]:
-    """Return the output in pieces, including the missing pieces of the reference."""
+def mark(output: str, reference: str) -> list[tuple[str, str]]:
+    """Return the output in pieces, each with its kind: `same`, `added`, or `missing` if only the reference has it."""
     ours, theirs = PIECES.findall(output), PIECES.findall(reference)
     found = []
     for kind, a, b, c, d in SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
         if kind == "equal":
-            found.append(Piece("same", "".join(ours[c:d])))
+            found.append(("same", "".join(ours[c:d])))
             continue
         if b > a:
-            found.append(Piece("missing", "".join(theirs[a:b])))
+            found.append(("missing", "".join(theirs[a:b])))
         if d > c:
-            found.append(Piece("added", "".join(ours[c:d])))
+            found.append(("added", "".join(ours[c:d])))
     return found

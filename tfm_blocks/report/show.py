@@ -15,6 +15,8 @@ from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 
+NODE = [*texts("node", "block", "reads", "shape"), Column("parameters", COUNT), Column("multiply-adds", COUNT)]
+
 
 @dataclass(frozen=True)
 class Complexity:
@@ -75,9 +77,6 @@ def shortened(formula: str) -> str:
     return formula.replace("n * n", "n²").replace("d * d", "d²").replace("*", "·")
 
 
-NODE = [*texts("node", "block", "reads", "shape"), Column("parameters", COUNT), Column("multiply-adds", COUNT)]
-
-
 @dataclass(frozen=True)
 class NodeRow:
     """The displayed facts of a node. `parameters` is 0 if the node shares or ties its parameters."""
@@ -116,7 +115,8 @@ def measure(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> ModelSi
     for node in spec.nodes:
         place = sources.place(node.path)
         file = f"{place.file}:{place.line}" if place else ""
-        rows.append(NodeRow(node, _form(node), _parameters(node, network), costs[node.address], file))
+        form = f"{_steps(node)} (same as {node.owner})" if node.shares else _steps(node)
+        rows.append(NodeRow(node, form, _parameters(node, network), costs[node.address], file))
     return ModelSize(rows, sum(parameter.numel() for parameter in network.parameters()), sizes)
 
 
@@ -183,10 +183,6 @@ def _alike(rows: list[NodeRow]) -> list[list[NodeRow]]:
         place = ".".join("i" if part.isdigit() else part for part in node.address.split("."))
         groups.setdefault(str((place, _steps(node), node.shape, node.arguments)), []).append(row)
     return list(groups.values())
-
-
-def _form(node: Node) -> str:
-    return f"{_steps(node)} (same as {node.owner})" if node.shares else _steps(node)
 
 
 def _steps(node: Node) -> str:

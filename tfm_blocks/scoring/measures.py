@@ -6,7 +6,6 @@ The statistics of a line are the numbers that are summed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -19,14 +18,6 @@ Floats = npt.NDArray[np.float64]
 Statistics = Mapping[str, Floats]  # statistics_NK of a text, by the name of the measure
 NGRAMS = 4  # of BLEU
 BETA = 2  # of chrF: recall counts BETA times as much as precision
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A score of K sums over lines: `score` maps sums_RK of R texts to scores_R."""
-
-    name: str
-    score: Callable[[Floats], Floats]
 
 
 def bleu(sums_RK: Floats) -> Floats:
@@ -66,18 +57,16 @@ def mean(sums_RK: Floats) -> Floats:
     return loss_R
 
 
-MEASURES = {
-    measure.name: measure
-    for measure in (
-        Measure("accuracy", lambda sums_RK: 100 * mean(sums_RK)),  # of (fraction of correct tokens, answers)
-        Measure("exact", lambda sums_RK: 100 * mean(sums_RK)),  # of (correct answers, answers)
-        Measure("exact match", lambda sums_RK: 100 * mean(sums_RK)),  # of (matches, lines)
-        Measure("BLEU", bleu),
-        Measure("chrF", chrf),
-        Measure("TER", ter),
-        Measure("loss", mean),
-        Measure("perplexity", lambda sums_RK: np.exp(mean(sums_RK))),
-    )
+# Each maps sums_RK of R texts to scores_R.
+MEASURES: dict[str, Callable[[Floats], Floats]] = {
+    "accuracy": lambda sums_RK: 100 * mean(sums_RK),  # of (fraction of correct tokens, answers)
+    "exact": lambda sums_RK: 100 * mean(sums_RK),  # of (correct answers, answers)
+    "exact match": lambda sums_RK: 100 * mean(sums_RK),  # of (matches, lines)
+    "BLEU": bleu,
+    "chrF": chrf,
+    "TER": ter,
+    "loss": mean,
+    "perplexity": lambda sums_RK: np.exp(mean(sums_RK)),
 }
 
 

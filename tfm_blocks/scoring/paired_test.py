@@ -19,7 +19,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.corpus import RESAMPLES
-from tfm_blocks.scoring.measures import MEASURES, Floats, Measure, Statistics
+from tfm_blocks.scoring.measures import MEASURES, Floats, Statistics
 from tfm_blocks.scoring.significance import quantile
 
 TRIALS = 10_000  # of the randomization test, as in sacreBLEU
@@ -55,7 +55,7 @@ def p_over_sentences(before: System, after: System) -> dict[str, float]:
     for swap_RN in _swaps(len(gap_NK)):
         moved = np.split(swap_RN @ gap_NK, ends, 1)
         for name, sum_K, other_K, moved_RK in zip(names, *sums, moved, strict=True):
-            score = MEASURES[name].score
+            score = MEASURES[name]
             observed = abs(score(other_K[None]) - score(sum_K[None]))
             distance_R = abs(score(other_K - moved_RK) - score(sum_K + moved_RK))
             beyond[name] += int((distance_R >= observed - ROUNDING).sum())
@@ -71,7 +71,7 @@ def _swaps(lines: int) -> Iterator[Floats]:
         yield np.unpackbits(bits, axis=1, count=lines).astype(np.float64)
 
 
-def interval_over_sentences(measure: Measure, before: System, after: System) -> tuple[float, float] | None:
+def interval_over_sentences(measure: str, before: System, after: System) -> tuple[float, float] | None:
     """Return the 95 % interval of the difference of the mean scores, with the jackknife's standard error.
 
     Leaving out one sentence at a time shows how much each adds to the difference (Efron and Stein 1981). None for a
@@ -87,28 +87,28 @@ def interval_over_sentences(measure: Measure, before: System, after: System) -> 
     return difference - half, difference + half
 
 
-def _without_each(measure: Measure, system: System) -> Floats:
+def _without_each(measure: str, system: System) -> Floats:
     """Return the mean score over runs without each of the sentences."""
-    texts = (run[measure.name] for run in system)
-    scores: Floats = np.mean([measure.score(stats_NK.sum(0) - stats_NK) for stats_NK in texts], 0)
+    texts = (run[measure] for run in system)
+    scores: Floats = np.mean([MEASURES[measure](stats_NK.sum(0) - stats_NK) for stats_NK in texts], 0)
     return scores
 
 
-def mean_score(measure: Measure, system: System) -> float:
+def mean_score(measure: str, system: System) -> float:
     """Return the mean over runs of their scores."""
-    return fmean(float(measure.score(run[measure.name].sum(0)[None])[0]) for run in system)
+    return fmean(float(MEASURES[measure](run[measure].sum(0)[None])[0]) for run in system)
 
 
-def p_of_sacrebleu(measure: Measure, before: Statistics, after: Statistics) -> float:
+def p_of_sacrebleu(measure: str, before: Statistics, after: Statistics) -> float:
     """Return the p-value of sacreBLEU's paired bootstrap for two single runs (Koehn 2004).
 
     It counts resamples whose absolute difference exceeds the mean absolute difference by more than the observed one,
     which is about half of a two-sided p-value (docs/decisions/20-significance-over-sentences.md).
     """
-    texts = [run[measure.name] for run in (before, after)]
-    observed = abs(np.subtract(*(measure.score(stats_NK.sum(0)[None]) for stats_NK in texts)))
+    texts = [run[measure] for run in (before, after)]
+    observed = abs(np.subtract(*(MEASURES[measure](stats_NK.sum(0)[None]) for stats_NK in texts)))
     counts_RN = _resamples(len(texts[0]))
-    distance_R = abs(np.subtract(*(measure.score(counts_RN @ stats_NK) for stats_NK in texts)))
+    distance_R = abs(np.subtract(*(MEASURES[measure](counts_RN @ stats_NK) for stats_NK in texts)))
     return float((np.sum(distance_R - distance_R.mean() > observed) + 1) / (RESAMPLES + 1))
 
 
@@ -130,13 +130,12 @@ def compare(
     for name, metric in metrics.items():
         signatures, results = PairedTest(systems, {name: metric}, [list(references)], "bs", RESAMPLES)()
         ((key, signature),) = signatures.items()
-        before, after = (_score(name, result, str(signature)) for result in cast(list[Result], results[key]))
+        before, after = (
+            Score(name, float(result.score), float(result.ci or 0), str(signature), p_sacrebleu=result.p_value)
+            for result in cast(list[Result], results[key])
+        )
         pairs.append((before, _tested(before, after, *(_lines(metric, text, references) for _, text in systems))))
     return [before for before, _ in pairs], [after for _, after in pairs]
-
-
-def _score(name: str, result: Result, signature: str) -> Score:
-    return Score(name, float(result.score), float(result.ci or 0), signature, p_sacrebleu=result.p_value)
 
 
 def _lines(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> Floats:
@@ -145,8 +144,8 @@ def _lines(metric: Metric, outputs: Sequence[str], references: Sequence[str]) ->
 
 def _tested(before: Score, after: Score, before_NK: Floats, after_NK: Floats) -> Score:
     """Add the test over sentences. BLEU of tokenised text has the formula of BLEU."""
-    measure = MEASURES[after.name.partition(",")[0]]
-    systems = [{measure.name: before_NK}], [{measure.name: after_NK}]
+    measure = after.name.partition(",")[0]
+    systems = [{measure: before_NK}], [{measure: after_NK}]
     (p,) = p_over_sentences(*systems).values()
     interval = interval_over_sentences(measure, *systems)
     return replace(after, p=p, difference=after.value - before.value, difference_interval=interval)

@@ -55,11 +55,13 @@ class SeedTest:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Return Welch's 95 % interval of the difference; None if no side varies."""
-        half = quantile(self.freedom) * self.error if self.error else math.nan
-        return (self.difference - half, self.difference + half) if self.error else None
+        if not self.error:
+            return None
+        half = quantile(self.freedom) * self.error
+        return self.difference - half, self.difference + half
 
 
-def over_seeds(before: Sequence[float], after: Sequence[float]) -> SeedTest | None:
+def seed_test(before: Sequence[float], after: Sequence[float]) -> SeedTest | None:
     """Test the difference of two models on one task. Return None for fewer than two runs on a side."""
     return over_tasks([(before, after)])
 
