@@ -14,10 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tests.runs.test_lock import leave_heartbeat
 from tests.sweep.jobs import Small, job_of, sweep_of
 from tfm_blocks.distributed import signals
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.launch.check import check_run
+from tfm_blocks.launch.job import train
 from tfm_blocks.runs import lock
 from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.folder import RUN, STATUS
@@ -134,20 +138,13 @@ def test_the_metrics_of_finished_jobs_are_not_read_again(
 
 
 def test_a_running_run_names_its_process(small: Small, tmp_path: Path) -> None:
-    from tfm_blocks.launch import job
-    from tfm_blocks.launch.check import check_run
+    seen = []
 
-    composed, seen = small(), []
+    class Look(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            seen.append(str(holder_of(tmp_path / "run")))
+            raise RunError(Problem("run", "ends here"))
 
-    class Seen(Exception):  # noqa: N818
-        """Raised in place of the training, to end the run."""
-
-    def look(*_: object) -> None:
-        seen.append(str(holder_of(tmp_path / "run")))
-        raise Seen
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job._Start, "train", look)
-        with pytest.raises(Seen):
-            job.train(check_run(composed), tmp_path)
+    with pytest.raises(RunError, match="ends here"):
+        train(check_run(small()), tmp_path, callbacks=[Look()])
     assert re.fullmatch(rf"{os.getpid()} on \S+", seen[0])
