@@ -32,7 +32,7 @@ from tfm_blocks.errors import TfmError, printable
 from tfm_blocks.launch.check import check_resumed_run, check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.launch.loggers import rows_until
-from tfm_blocks.launch.run_spec import read_saved_run
+from tfm_blocks.launch.run_spec import expect_resumable, read_saved_run
 from tfm_blocks.runs.checkpoints import newest_intact
 from tfm_blocks.sweep.folder import claim_sweep
 from tfm_blocks.sweep.job import Progress, SweepJob, result_of
@@ -108,7 +108,7 @@ class Resumed:
         composed = compose_resumed(self.config, left.config, str(run / "config.yaml"), left.config_text)
         settings = check_resumed_run(composed).settings
         newest = newest_intact(run / "checkpoints")
-        left.expect_resumable(settings, newest.step if newest else 0)
+        expect_resumable(left, settings, newest.step if newest else 0)
         rows_until(run / "metrics.csv", 9)
 
 

@@ -25,6 +25,7 @@ from omegaconf import OmegaConf
 from tests.network.examples import ALL, TESTS
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.chain import Replacement
 from tfm_blocks.language.files import HEADER
 from tfm_blocks.language.spec import Axis
 from tfm_blocks.network.build import build_network, check_model, network_without_values
@@ -205,7 +206,10 @@ def mappings():
         mapping |= {knob: value for knob, value in small.items() if knob in mapping or "defaults" in mapping}
         yield mapping
         overrides = [f"{knob}={value}" for knob, value in small.items()]
-        yield OmegaConf.to_container(compose_model(str(path), overrides).raw, resolve=False)
+        composed = compose_model(str(path), overrides)
+        whole = OmegaConf.to_container(composed.raw, resolve=False)
+        whole["model"] = Replacement(REGISTRY, composed.sources).clean(whole["model"], ("model",))
+        yield whole
 
 
 def run(network):

@@ -33,10 +33,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from starlette.testclient import TestClient
 from tfm_blocks.cli import main
-from tfm_blocks.serving.app import create_app
-from tfm_blocks.serving.batcher import Batcher
-from tfm_blocks.serving.metrics import Metrics
-from tfm_blocks.serving.settings import Limits
+from tfm_blocks.serving import Limits
+from tfm_blocks.serving.batcher import Batcher, Metrics
+from tfm_blocks.serving.server import create_app
 from tfm_blocks.translation.translator import Translator
 
 Path("src").write_text("3 March 1987\\n1. Mai 2001\\n")

@@ -135,7 +135,8 @@ class _FilledValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             parts, place = self.parts[args[0].untyped_storage()._cdata], int(args[0].storage_offset())
             kind, first, second = parts.get(place, ("set", 0.0, 0.0))
             if name in ("normal_", "uniform_"):
-                kind, first, second = name[:-1], float(args[1]), float(args[2])
+                numbers = [*args[1:], *(0.0, 1.0)[len(args) - 1 :]]  # values that equal torch's defaults are left out
+                kind, first, second = name[:-1], float(numbers[0]), float(numbers[1])
             elif name in ("zero_", "fill_"):
                 kind, first = "constant", float(args[1]) if name == "fill_" else 0.0
             elif name == "mul_":
