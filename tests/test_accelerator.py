@@ -315,7 +315,7 @@ def test_an_operation_that_the_device_lacks_is_an_error_with_its_node_before_ste
 def test_a_device_without_float64_trains_and_samples(
     small: Callable[..., Composed], here: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As mps, which has no float64."""
+    """Imitate mps, which has no float64."""
     losses = []
     for lacks in ("", "float64"):
         monkeypatch.setattr(pretend, "LACKS", frozenset({lacks}))

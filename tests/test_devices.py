@@ -1,4 +1,4 @@
-"""Accelerators are told apart in one module, and errors name the devices of the machine."""
+"""One module distinguishes accelerators, and errors name the devices of the machine."""
 
 from __future__ import annotations
 

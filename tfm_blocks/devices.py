@@ -1,4 +1,4 @@
-"""The devices of this machine, on torch.accelerator: the only module that tells kinds of accelerators apart.
+"""The devices of this machine, on torch.accelerator: the only module that distinguishes their kinds.
 
 An accelerator is cuda, mps, xpu, or a device type that a package registers with torch. A process has at most one.
 """

@@ -48,9 +48,10 @@ def _doubled(spec: Spec, composed: Composed | None) -> tuple[dict[str, list[tupl
     A knob that cannot be doubled alone, and one that changes the number of weights, such as layers, is left out.
     """
     shapes = {"": _shapes(spec)}
-    knobs = {key: value for key, value in (composed.mapping if composed else {}).items() if type(value) is int}
+    if composed is None:
+        return shapes, {}
+    knobs = {key: value for key, value in composed.mapping.items() if type(value) is int}
     for knob, value in knobs.items():
-        assert composed
         try:
             doubled = composed.with_values({knob: 2 * value})
             changed = _shapes(read_model(doubled.model, doubled.sources))
@@ -66,7 +67,7 @@ def _shapes(spec: Spec) -> list[tuple[int, ...]]:
 
 
 def show_weights(groups: list[WeightGroup], name: str) -> None:
-    """Print a row for each group, and the number of weights of each role."""
+    """Print a row for each group, and the number of parameters of each role."""
     columns = [*texts("weight", "role", "shape", "size"), Column("parameters", COUNT), *texts("initial values")]
     rows: list[list[Value]] = []
     for group in groups:
