@@ -1,4 +1,4 @@
-"""Runs and commands on a pretended accelerator: the values of the CPU, bit for bit.
+"""Runs and commands on a pretended accelerator: the weights of the CPU, bit for bit, and its output to a relative 1e-5.
 
 The CPU computes without its shortcuts: with them it rounds differently, and draws different numbers for dropout.
 """
@@ -140,7 +140,7 @@ def test_a_run_on_the_device_is_bit_equal_to_the_cpu_also_after_a_kill(name: str
 
 
 @pytest.mark.grid
-def test_commands_on_the_device_print_what_they_print_on_the_cpu(tmp_path: Path) -> None:
+def test_commands_on_the_device_print_the_texts_and_scores_of_the_cpu(tmp_path: Path) -> None:
     end(start(tmp_path, TRAIN, *overrides("cpu"), device="cpu"))
     end(start(tmp_path, TRAIN, *overrides("cpu", "model=decoder_only", "name=decoder"), device="cpu"))
     outputs, pages = [], []
