@@ -212,6 +212,7 @@ FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
     "parameters": "number of parameters; tied and shared ones count once",
     "parameters_asked": "the same with the requested size of the vocabulary, as in `tfm show`",
     "parameters_by_node": "number of parameters by node address",
+    "optimizer_groups": "optimizer, range of rate factors, decay and size of each group of weights",
     "config_hash": "equal for runs that differ only in their seed, or in keys that a resume may change",
     "git_commit": "commit of the folder in which the run started, with -dirty if files differ from it",
     "seed": "seed of weights, order and dropout",

@@ -423,7 +423,7 @@ WRONG = {
     "arithmetic with a call": (
         "{args: {heads: abs(4)}}",
         "model.args.heads",
-        "heads can hold numbers, names, + - * / // % and parentheses",
+        "heads can hold numbers, names, + - * / // % ** and parentheses",
     ),
     "arithmetic with text": (
         "{args: {heads: 'four heads'}}",

@@ -115,6 +115,14 @@ def test_the_stacked_maps_of_a_weight_are_those_of_a_table_made_by_hand(model: s
     assert {weight.name: list(weight.parts) for weight in matrices if len(weight.parts) > 1} == expected
     for weight in matrices:
         assert sum(weight.parts) == weight.shape["experts" in weight.roles]
+        assert len(weight.heads) == len(weight.parts)
+    if model == "gqa":
+        heads = {weight.name: weight.heads for weight in matrices if max(weight.heads) > 1}
+        cross = {"decoder.0.cross.block.q.weight": (8,), "decoder.0.cross.block.kv.weight": (2, 2)}
+        assert (
+            heads
+            == dict.fromkeys(("encoder.0.attn.block.qkv.weight", "decoder.0.self.block.qkv.weight"), (8, 2, 2)) | cross
+        )
 
 
 @pytest.mark.parametrize("path", ALL, ids=name)

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+from torch.optim import Optimizer
 
 import tfm_blocks as tfm
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.module import build_optimizer
-from tfm_blocks.training.settings import AdamSettings, AdamWSettings, OptimizerSettings
+from tfm_blocks.network.weights import list_weights
+from tfm_blocks.training.groups import OptimizerSettings, build_optimizer, settings_type
 
 
-def settings(name: Literal["adam", "adamw"], decay: float) -> OptimizerSettings:
-    cls = AdamSettings if name == "adam" else AdamWSettings
-    return cls.model_validate({"name": name, "betas": [0.9, 0.98], "eps": 1e-9, "weight_decay": decay})
+def settings(name: str, decay: float = 0.1, **keys: Any) -> OptimizerSettings:
+    return TypeAdapter(settings_type()).validate_python({"name": name, "weight_decay": decay, **keys})
 
 
 def network_with_gradients(gradient: float) -> Network:
@@ -56,3 +59,108 @@ def test_adamw_shrinks_a_weight_without_gradient_by_the_decay() -> None:
     before = weight.detach().clone()
     build_optimizer(settings("adamw", 0.1), network).step()
     torch.testing.assert_close(weight.detach(), before * 0.9)
+
+
+RATE = 1e-3
+
+
+class ReferenceLion(Optimizer):
+    """Algorithm 2 of Chen et al. 2023."""
+
+    def __init__(self, groups: Any, **options: Any) -> None:
+        super().__init__(groups, options)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weight in group["params"]:
+                m = self.state[weight].get("m", torch.zeros_like(weight))
+                c = beta1 * m + (1 - beta1) * weight.grad
+                weight -= group["lr"] * (torch.sign(c) + group["weight_decay"] * weight)
+                self.state[weight]["m"] = beta2 * m + (1 - beta2) * weight.grad
+
+
+REFERENCES: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+    "adam": (torch.optim.Adam, {"betas": (0.9, 0.98), "eps": 1e-9}),
+    "adamw": (torch.optim.AdamW, {"betas": (0.9, 0.98), "eps": 1e-9}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.9}),
+    "adafactor": (torch.optim.Adafactor, {}),
+    "lion": (ReferenceLion, {"betas": (0.9, 0.99)}),
+}
+
+
+def random_gradients(network: Network, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+def steps_of(optimizer: Optimizer, network: Network, count: int = 20) -> None:
+    for step in range(count):
+        random_gradients(network, step)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (step + 1) * group.get("rate", 1.0)
+        optimizer.step()
+
+
+def expect_equal(network: Network, other: Network, tolerance: float = 1e-9) -> None:
+    for (name, weight), theirs in zip(network.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(weight, theirs, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_twenty_steps_equal_those_of_the_library(name: str) -> None:
+    network, other = network_with_gradients(0.0), network_with_gradients(0.0)
+    steps_of(build_optimizer(settings(name), network), network)
+    make, options = REFERENCES[name]
+    decays = {parameter.ndim > 1 for parameter in other.parameters()}
+    groups = [
+        {"params": [one for one in other.parameters() if (one.ndim > 1) == matrix], "weight_decay": 0.1 * matrix}
+        for matrix in decays
+    ]
+    steps_of(make(groups, lr=1.0, **options), other)
+    expect_equal(network, other)
+
+
+@pytest.fixture
+def wide_muon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch's Muon iterate in the precision of the weights, as ours does on a CPU."""
+    monkeypatch.setattr(Tensor, "bfloat16", lambda tensor: tensor.clone())
+
+
+SCALES = {"max(1, out/in)**0.5": "original", "0.2*max(out, in)**0.5": "match_rms_adamw"}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.usefixtures("wide_muon")
+def test_twenty_steps_of_muon_equal_those_of_torch_for_each_stacked_map(scale: str, nesterov: bool) -> None:
+    network, other = network_with_gradients(0.0), network_with_gradients(0.0)
+    steps_of(build_optimizer(settings("muon", scale=scale, nesterov=nesterov), network), network)
+    by_name = {weight.name: weight for weight in list_weights(other)}
+    matrices, rest = {}, {True: [], False: []}
+    for name, parameter in other.named_parameters():
+        if by_name[name].roles == ("matrix",):
+            matrices[name] = [part.detach().clone() for part in parameter.split(list(by_name[name].parts))]
+        else:
+            rest[by_name[name].decays].append(parameter)
+    options = {"weight_decay": 0.1, "nesterov": nesterov, "adjust_lr_fn": SCALES[scale]}
+    muon = torch.optim.Muon([part for parts in matrices.values() for part in parts], lr=1.0, **options)
+    groups = [{"params": own, "weight_decay": 0.1 * decays} for decays, own in rest.items()]
+    adamw = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+    for step in range(20):
+        random_gradients(other, step)
+        for name, parts in matrices.items():
+            for part, gradient in zip(
+                parts, other.get_parameter(name).grad.split([len(one) for one in parts]), strict=True
+            ):
+                part.grad = gradient
+        for optimizer in (muon, adamw):
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * (step + 1)
+            optimizer.step()
+    with torch.no_grad():
+        for name, parts in matrices.items():
+            other.get_parameter(name).copy_(torch.cat(parts))
+    expect_equal(network, other, 1e-7)

@@ -75,10 +75,10 @@ class LatentAttention(DotProduct):
         self.heads, self.sizes = heads, (d_head, d_turned, d_value)
         self.causal = mask == "causal"
         self.dropout = attention_dropout
-        self.q = Linear(D, heads * (d_head + d_turned), bias=False)
+        self.q = Linear(D, heads * (d_head + d_turned), bias=False, heads=(heads,))
         self.down = Linear(D, d_latent + d_turned, parts=(d_latent, d_turned), bias=False)
         self.norm = RMSNorm(d_latent, eps=eps)
-        self.up = Linear(d_latent, heads * (d_head + d_value), bias=False, depth_scaled=(0,))
+        self.up = Linear(d_latent, heads * (d_head + d_value), bias=False, depth_scaled=(0,), heads=(heads,))
         self.out = Linear(heads * d_value, D, bias=False, depth_scaled=(0,))
         self.position: Any = REGISTRY.make(position, d_turned)
         if not isinstance(self.position, RotatesHeads):

@@ -85,7 +85,7 @@ class Retention(Recurrence):
         super().__init__()
         self.heads = heads
         self.eps = eps
-        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,))
+        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
         self.gate = Linear(D, D, bias=False)
         self.out = Linear(D, D, bias=False, depth_scaled=(0,))
 
@@ -161,7 +161,7 @@ class GatedDeltaRule(Recurrence):
         self.kernel_size = kernel_size
         self.eps = eps
         self.beta_max = beta_max
-        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,))
+        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
         self.near = nn.Parameter(torch.empty(3 * D, kernel_size))
         self.rates = Linear(D, 2 * heads, parts=2, bias=False)
         self.fade = nn.Parameter(torch.empty(heads))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
+    from tfm_blocks.network.weights import Learning
 
 
 CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
@@ -161,11 +162,26 @@ def _show_weights(arguments: argparse.Namespace) -> None:
     else:
         composed = compose_requested_model(arguments.model, arguments.overrides, arguments)
         spec, _ = _checked_model(composed)
-    groups = group_weights(spec, composed)
+    groups = group_weights(spec, composed, _learned_weights(arguments, spec, composed))
     if arguments.json:
         print_json({"model": arguments.model, "weights": weight_records(groups)})
     else:
         show_weights(groups, arguments.model)
+
+
+def _learned_weights(arguments: argparse.Namespace, spec: Spec, composed: Composed | None) -> dict[str, Learning]:
+    """Return the optimizer, rate and decay of each weight of a run folder, or of a model with overrides of a run."""
+    from tfm_blocks.network.build import network_without_values
+    from tfm_blocks.network.weights import list_weights
+    from tfm_blocks.runs.saved_run import SavedRun
+    from tfm_blocks.training.groups import assign
+    from tfm_blocks.training.settings import read_run
+
+    config = composed.mapping if composed else SavedRun(Path(arguments.model)).config
+    if "optimizer" not in config:
+        return {}
+    learned = assign(read_run(config).optimizer, list_weights(network_without_values(spec)))
+    return {one.weight.name: one.learning for one in learned}
 
 
 def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:

@@ -87,7 +87,7 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
     if kind == "literal_error":
         return _invalid_choice(address, error["input"], _names(annotation))
     if kind.startswith("union_tag"):
-        tag = context["discriminator"].strip("'")
+        tag = context["discriminator"].strip("'()")  # a function is shown as name()
         return _invalid_choice(f"{address}.{tag}", context.get("tag"), _tags(annotation))
     if kind not in WORDINGS:
         return Problem(address, error["msg"])

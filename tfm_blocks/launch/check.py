@@ -21,10 +21,12 @@ from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, n
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
-from tfm_blocks.network.build import check_model, read_model
+from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
+from tfm_blocks.training.groups import expect_usable
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
@@ -131,8 +133,11 @@ def _check(
         if problems:
             raise ConfigError(problems)
     (run,), (spec,) = settings, specs
+    with with_locations(composed):
+        expect_usable(run.optimizer, list_weights(network_without_values(spec)))
     tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
-    plugins = plugins_in_use(run.plugins, spec.blocks, tasks)
+    optimizers = [run.optimizer.name, *(group.name for group in run.optimizer.groups.values())]
+    plugins = plugins_in_use(run.plugins, spec.blocks, tasks, optimizers)
     return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
 
 

@@ -18,17 +18,19 @@ from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import list_weights
 from tfm_blocks.runs.records import RunFile
 from tfm_blocks.runs.saved_run import NO_EXPERIMENT
-from tfm_blocks.training.settings import TrainerSettings
+from tfm_blocks.training.groups import assign, group_rows
+from tfm_blocks.training.settings import RunSettings
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
 
 
-def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
+def record_facts(job: RunSpec, settings: RunSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
     """Write the facts of this start of the run to run.json, and return them for the loggers."""
     start = RunFile.read(job.folder)
-    commands, kind = start.commands or ("",), choose_device(trainer.accelerator)
+    commands, kind = start.commands or ("",), choose_device(settings.trainer.accelerator)
     versions = {"tfm-blocks": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -38,6 +40,7 @@ def record_facts(job: RunSpec, trainer: TrainerSettings, network: Network, rank_
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "parameters_asked": job.asked_parameters,
         "parameters_by_node": parameters_by_node(network),
+        "optimizer_groups": group_rows(assign(settings.optimizer, list_weights(network))),
         "config_hash": config_hash(job.config),
         "git_commit": git_commit(),
         "seed": job.config["seed"],

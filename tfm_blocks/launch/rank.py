@@ -42,6 +42,7 @@ from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import weights_of
+from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
@@ -52,6 +53,7 @@ from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.data_module import RunData
 from tfm_blocks.training.early_stopping import EarlyStopping, StoppedEarly
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, WholeWhileScored, fill_shares, full_tensors
+from tfm_blocks.training.groups import assign, describe_group, group_rows
 from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.memory_check import MemoryCheck, copies_of
 from tfm_blocks.training.module import TrainingModule
@@ -171,9 +173,17 @@ class _Rank:
             self.report(load_matching_weights(self.network, self.prepared.tokenizer, Path(settings.init_from)))
             if self.leads:
                 inherit_record(Path(settings.init_from), self.job.folder)
+        self.report_groups()
         self.report(precision)
         self.report(f"folder: {self.job.folder}")
         return precision
+
+    def report_groups(self) -> None:
+        """Print the optimizer of each group of weights, if there is more than one."""
+        rows = group_rows(assign(self.settings.optimizer, list_weights(self.network)))
+        if len({row["group"] for row in rows}) > 1:
+            for row in rows:
+                self.report(describe_group(row))
 
     def build_trainer(self, precision: Precision, loggers: list[LightningLogger], callbacks: list[Callback]) -> Trainer:
         """Return Lightning's Trainer with all callbacks of the run."""
@@ -238,7 +248,7 @@ def train_rank(
             rank.fit_and_test([], callbacks)
             return
         heartbeat.doing("opening the loggers")
-        facts = record_facts(job, settings.trainer, network, rank_info)
+        facts = record_facts(job, settings, network, rank_info)
         with open_loggers(job, settings, prepared, facts, losses_of(network.spec)) as loggers:
             rank.fit_and_test(loggers, callbacks)
             heartbeat.doing("closing the loggers")

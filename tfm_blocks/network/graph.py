@@ -93,6 +93,7 @@ class Network(nn.ModuleDict):
             _place(self, address.split("."), modules[address])
         self.spec = spec
         self.recomputes = self.by_layer = False
+        self._frozen: tuple[nn.Module, ...] = ()
         target_addresses = {TARGET, *(node.address for node in spec.nodes if node.sees != "nothing")}
         shapes = spec.shapes
         calls = [Call(node, modules[node.owner], target_addresses, shapes) for node in spec.nodes]
@@ -147,6 +148,21 @@ class Network(nn.ModuleDict):
             values = {call.node.entry: x_1ND}
             x_1ND = call.after(call.block(**call.operands(values)), values)
         return x_1ND.view(*x_ND.shape[:-1], -1)
+
+    def freeze(self, names: Iterable[str]) -> None:
+        """Exclude weights from training. Modules whose weights are all frozen stay in eval mode."""
+        for name in names:
+            self.get_parameter(name).requires_grad_(False)
+        weights = {module: list(module.parameters()) for module in self.modules()}
+        frozen = [one for one, own in weights.items() if own and not any(weight.requires_grad for weight in own)]
+        self._frozen = tuple(module for module in frozen if module is not self)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Network:
+        super().train(mode)
+        for module in self._frozen:
+            module.eval()
+        return self
 
     @cached_property
     def first_predicted(self) -> int:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +25,15 @@ NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
 BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
 
 
+class Learning(NamedTuple):
+    """How a weight learns: its group, the name of its optimizer, the factor of its learning rate, and its decay."""
+
+    group: str
+    optimizer: str
+    rate: float
+    decay: float
+
+
 @dataclass(frozen=True)
 class Weight:
     """A weight of a network, under the first of its `names`; a tied weight has several names.
@@ -33,7 +42,7 @@ class Weight:
     read it, those with shared weights and ties included. `depth` is the index of the innermost layer of a stack around
     the node, and the number of layers of this stack; (0, 1) outside of stacks. `parts` are the widths of the maps that
     are stacked along the output axis, such as queries, keys and values; the output axis is the first, or the second of
-    experts.
+    experts. `heads` is the number of attention heads in each part.
     """
 
     names: tuple[str, ...]
@@ -43,11 +52,17 @@ class Weight:
     uses: int
     depth: tuple[int, int]
     parts: tuple[int, ...]
+    heads: tuple[int, ...]
 
     @property
     def name(self) -> str:
         """Return the address of the weight in a state dict."""
         return self.names[0]
+
+    @property
+    def size(self) -> int:
+        """Return the number of parameters."""
+        return math.prod(self.shape)
 
     @property
     def decays(self) -> bool:
@@ -72,16 +87,18 @@ def list_weights(network: Network) -> list[Weight]:
         node = owners[max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)]
         roles = tuple(dict.fromkeys(_role(network, name, parameter.ndim) for name in own))
         shape, depth = tuple(parameter.shape), layers[node.owner]
-        parts = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
-        weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, parts))
+        stacked = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
+        weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, *stacked))
     return weights
 
 
-def _parts(module: nn.Module, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Return the widths of the maps that `module` stacks along an axis of its weight."""
+def _parts(module: nn.Module, shape: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the widths of the maps that `module` stacks along an axis of its weight, and their attention heads."""
     width = shape[axis] if shape else 1
     parts = module.parts if isinstance(module, Linear | ExpertLinear) else [width]
-    return tuple(parts) if sum(parts) == width else (width,)
+    if sum(parts) != width:
+        return (width,), (1,)
+    return tuple(parts), module.heads if isinstance(module, Linear) else (1,) * len(parts)
 
 
 def _role(network: Network, name: str, axes: int) -> Role:

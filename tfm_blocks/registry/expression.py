@@ -14,6 +14,16 @@ LONGEST = 80
 LARGEST = 2**40
 Number = int | float
 
+
+def _power(base: Number, exponent: Number) -> Number:
+    if isinstance(base, int) and abs(base) > 1 and isinstance(exponent, int) and exponent > 40:
+        raise OverflowError  # Python would compute all digits
+    power: Number | complex = base**exponent
+    if isinstance(power, complex):
+        raise ValueError("has a root of a negative number")
+    return power
+
+
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -21,6 +31,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Pow: _power,
 }
 NOT_DECIMAL = re.compile(r"(?<![\w.])(0[bo]|[\d.]+_)", re.IGNORECASE)  # Python's 0b11, 0o17 and 1_000
 COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -33,7 +44,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def evaluate(value: str | Number, lookup: Callable[[str], Number]) -> Number:
-    """Evaluate an expression of numbers, names, `+ - * / // %` and parentheses; `lookup` resolves names.
+    """Evaluate an expression of numbers, names, `+ - * / // % **` and parentheses; `lookup` resolves names.
 
     A single comparison returns a bool, for the `where` rules of blocks. A number is returned as it is.
     Raises ValueError with a sentence.
@@ -74,7 +85,7 @@ def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
             return _apply(ARITHMETIC[type(sign)], _value(left, lookup), _value(right, lookup))
         case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in COMPARISONS:
             return COMPARISONS[type(sign)](_value(left, lookup), _value(right, lookup))
-    raise ValueError("can hold numbers, names, + - * / // % and parentheses")
+    raise ValueError("can hold numbers, names, + - * / // % ** and parentheses")
 
 
 def _apply(operate: Callable[[Number, Number], Number], left: Number, right: Number) -> Number:

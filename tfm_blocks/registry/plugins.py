@@ -1,4 +1,4 @@
-"""Import blocks and probe tasks of other packages.
+"""Import blocks, probe tasks and optimizers of other packages.
 
 They are entry points, or named by `plugins=my_module` on the command line, but never by model files.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, cut, shown
 from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.optimizers import OPTIMIZERS
 
 GROUP = "tfm_blocks.blocks"
 _registered: dict[str, set[tuple[str, str]]] = {}  # plug-in to the kinds and names that its import registered
@@ -39,11 +40,14 @@ def is_loaded(module: str) -> bool:
     return module in _registered
 
 
-def plugins_in_use(modules: Sequence[str], blocks: Iterable[str], tasks: Iterable[str] = ()) -> list[str]:
-    """Return the `modules` that register at least one of `blocks` or of the probe `tasks`."""
+def plugins_in_use(
+    modules: Sequence[str], blocks: Iterable[str], tasks: Iterable[str] = (), optimizers: Iterable[str] = ()
+) -> list[str]:
+    """Return the `modules` that register at least one of `blocks`, of the probe `tasks` or of `optimizers`."""
     if not modules:
         return []
-    names = {*(("block", name) for name in blocks), *(("task", name) for name in tasks)}
+    kinds = {"block": blocks, "task": tasks, "optimizer": optimizers}
+    names = {(kind, name) for kind, own in kinds.items() for name in own}
     used = {name: home for name, home in registrations().items() if name in names}
     return [
         module
@@ -53,12 +57,13 @@ def plugins_in_use(modules: Sequence[str], blocks: Iterable[str], tasks: Iterabl
 
 
 def registrations() -> dict[tuple[str, str], str]:
-    """Return the module of each registered block and probe task, with a dot at its end, by kind and name."""
+    """Return the module of each registered block, probe task and optimizer, with a dot at its end, by kind and name."""
     from tfm_blocks.probes.catalogue import TASKS
 
     blocks = {("block", name): info.cls for name, info in REGISTRY.blocks.items()}
     tasks = {("task", name): cls for name, cls in TASKS.items()}
-    return {name: f"{cls.__module__}." for name, cls in {**blocks, **tasks}.items()}
+    optimizers = {("optimizer", name): info.make for name, info in OPTIMIZERS.items()}
+    return {name: f"{made.__module__}." for name, made in {**blocks, **tasks, **optimizers}.items()}
 
 
 def _import_installed(entry: EntryPoint, warn: Callable[[str], None]) -> None:

@@ -28,7 +28,7 @@ TESTS = (
 
 
 # Facts that other lines or the node table show.
-SHOWN_ELSEWHERE = frozenset({"model", "seed", "command", "resumed", "parameters_by_node"})
+SHOWN_ELSEWHERE = frozenset({"model", "seed", "command", "resumed", "parameters_by_node", "optimizer_groups"})
 
 
 def show_runs(runs: Sequence[SavedRun]) -> None:

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values, read_model
-from tfm_blocks.network.weights import Weight, initial_distributions, list_weights, symbolic_shapes
+from tfm_blocks.network.weights import Learning, Weight, initial_distributions, list_weights, symbolic_shapes
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Weights that differ only in their layer of a stack. `symbols` are their axes as products of knobs."""
+    """Weights that differ only in their layer of a stack, and in their learning rate.
+
+    `symbols` are their axes as products of knobs. `learning` is empty without the config of a run.
+    """
 
     weights: list[Weight]
     symbols: tuple[str, ...]
     initial: str
+    learning: list[Learning]
 
 
-def group_weights(spec: Spec, composed: Composed | None) -> list[WeightGroup]:
+def group_weights(
+    spec: Spec, composed: Composed | None, learned: Mapping[str, Learning] | None = None
+) -> list[WeightGroup]:
     """Return the weights of a model in groups, in the order of the first of each group. No value is allocated.
 
-    Without `composed`, as of a run folder, the axes are numbers.
+    Without `composed`, as of a run folder, the axes are numbers. `learned` has how each weight learns, by name.
     """
     network = network_without_values(spec)
     weights, initial = list_weights(network), initial_distributions(network)
@@ -37,8 +43,11 @@ def group_weights(spec: Spec, composed: Composed | None) -> list[WeightGroup]:
     for weight, own_symbols in zip(weights, symbols, strict=True):
         place = ".".join("i" if part.isdigit() else part for part in weight.name.split("."))
         values = initial.get(weight.name, "set")
-        key = (place, weight.roles, weight.uses, weight.shape, own_symbols, values)
-        groups.setdefault(key, WeightGroup([], own_symbols, values)).weights.append(weight)
+        learning = [learned[weight.name]] if learned else []
+        key = (place, weight.roles, weight.uses, weight.shape, own_symbols, values, *[one[:2] for one in learning])
+        group = groups.setdefault(key, WeightGroup([], own_symbols, values, []))
+        group.weights.append(weight)
+        group.learning.extend(learning)
     return list(groups.values())
 
 
@@ -69,6 +78,7 @@ def _shapes(spec: Spec) -> list[tuple[int, ...]]:
 def show_weights(groups: list[WeightGroup], name: str) -> None:
     """Print a row for each group, and the number of parameters of each role."""
     columns = [*texts("weight", "role", "shape", "size"), Column("parameters", COUNT), *texts("initial values")]
+    columns += texts("group", "optimizer", "rate", "decay") if groups[0].learning else []
     rows: list[list[Value]] = []
     for group in groups:
         weight, count = group.weights[0], len(group.weights)
@@ -76,13 +86,23 @@ def show_weights(groups: list[WeightGroup], name: str) -> None:
         parameters = Cell(f"{size:,}" + (f" × {count}" if count > 1 else ""), size)
         shape, sizes = " × ".join(group.symbols) or "1", " × ".join(map(str, weight.shape)) or "1"
         names, roles = " = ".join(weight.names), ", ".join(weight.roles)
-        rows.append([names, roles, shape, sizes, parameters, group.initial])
+        rows.append([names, roles, shape, sizes, parameters, group.initial, *_learning_cells(group.learning)])
     print_table(Table(f"weights of {name}", columns, rows))
     totals: defaultdict[str, int] = defaultdict(int)
     for group in groups:
         totals[", ".join(group.weights[0].roles)] += sum(math.prod(weight.shape) for weight in group.weights)
     listed = ", ".join(f"{role} {count:,}" for role, count in totals.items())
     screen().print(f"{sum(totals.values()):,} parameters: {listed}")
+
+
+def _learning_cells(learning: Sequence[Learning]) -> list[Value]:
+    """Return the group, the optimizer, the rate and the decay of alike weights, if they are known."""
+    if not learning:
+        return []
+    rates, decays = (sorted({one[place] for one in learning}) for place in (2, 3))
+    spans = [" to ".join(dict.fromkeys(f"{value:g}" for value in (own[0], own[-1]))) for own in (rates, decays)]
+    first = learning[0]
+    return [first.group, first.optimizer, *(spans if first.rate else ["", ""])]
 
 
 def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
@@ -95,10 +115,12 @@ def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
             "shape": list(group.symbols),
             "size": list(weight.shape),
             "parts": list(weight.parts),
+            "heads": list(weight.heads),
             "initial": group.initial,
             "uses": weight.uses,
             "depth": list(weight.depth),
+            **(group.learning[place]._asdict() if group.learning else {}),
         }
         for group in groups
-        for weight in group.weights
+        for place, weight in enumerate(group.weights)
     ]

@@ -14,8 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
-from torch.optim import Adam, AdamW
+from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch, layout_of
@@ -27,37 +26,19 @@ from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.weights import list_weights
 from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
+from tfm_blocks.training.groups import build_optimizer, freeze
 from tfm_blocks.training.loss import Objective, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
-from tfm_blocks.training.settings import AdamWSettings, OptimizerSettings, RunSettings
+from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.training.split_scorer import SplitScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
-
-
-def build_optimizer(settings: OptimizerSettings, network: Network) -> Adam:
-    """Return the optimizer with a learning rate of 1, which the schedule sets in each step.
-
-    Weight decay applies to the weights whose role decays; `tfm show --weights` prints the roles.
-    """
-    parameters: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    for weight in list_weights(network):
-        parameters[weight.decays].append(network.get_parameter(weight.name))
-    groups = [
-        {"params": own, "weight_decay": settings.weight_decay if decays else 0.0}
-        for decays, own in parameters.items()
-        if own
-    ]
-    beta1, beta2 = settings.betas
-    kind = AdamW if isinstance(settings, AdamWSettings) else Adam
-    return kind(groups, 1.0, (beta1, beta2), settings.eps, fused=True)
 
 
 class TrainingModule(LightningModule):
@@ -81,6 +62,7 @@ class TrainingModule(LightningModule):
         self.automatic_optimization = False
         self.network, self.prepared, self.settings, self.ranks = network, prepared, settings, ranks
         self.translator = _translator(network, prepared)
+        freeze(settings.optimizer, network)
         network.recomputes = settings.trainer.activation_checkpointing
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
         self.objective = Objective(network, settings.label_smoothing, compiled)
@@ -114,7 +96,8 @@ class TrainingModule(LightningModule):
             self.objective.trunk = self.network.trunk_with_losses
 
     def configure_optimizers(self) -> Any:
-        return build_optimizer(self.settings.optimizer, self.network)
+        schedule = self.settings.schedule
+        return build_optimizer(self.settings.optimizer, self.network, peak=schedule.rate(schedule.warmup))
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Return the step unchanged: `_backward` moves one micro-batch at a time, to save memory."""
@@ -149,10 +132,10 @@ class TrainingModule(LightningModule):
         sums = self._accumulate(step)
         norm = self._clip([parameter for group in optimizer.param_groups for parameter in group["params"]])
         skipped = ~norm.isfinite()
-        optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels
+        optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels and by JointOptimizer
         rate = self.settings.schedule.rate(self.global_step + 1)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate"]
         optimizer.step()
         self.skipped.note(skipped, self.global_step, step.rows)
         self.steps.update(sums, step, norm, skipped)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator
 
 from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
 from tfm_blocks.data.settings import DataSettings, LmSettings
@@ -14,28 +14,11 @@ from tfm_blocks.devices import kind_problem
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
 from tfm_blocks.tracking.settings import LoggerSettings
+from tfm_blocks.training.groups import OptimizerSettings, settings_type
 from tfm_blocks.training.schedules import ScheduleSettings, length_context
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
 AtLeast0 = Annotated[float, Field(ge=0)]
-
-
-class _AdamNumbers(Settings):
-    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)]
-    eps: AtLeast0
-    weight_decay: AtLeast0
-
-
-class AdamSettings(_AdamNumbers):
-    """Adam (Kingma and Ba 2015). The schedule sets the learning rate."""
-
-    name: Literal["adam"]
-
-
-class AdamWSettings(_AdamNumbers):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
-
-    name: Literal["adamw"]
 
 
 class DeviceSettings(Settings):
@@ -195,9 +178,6 @@ class CallbackSettings(Settings):
     early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
 
 
-OptimizerSettings = Annotated[AdamSettings | AdamWSettings, Field(discriminator="name")]
-
-
 class RunSettings(Settings):
     """All settings of a run except the model."""
 
@@ -232,6 +212,12 @@ class RunSettings(Settings):
         return callbacks
 
 
+def run_settings() -> type[RunSettings]:
+    """Return the type of the settings of a run, with all registered optimizers."""
+    fields: dict[str, Any] = {"optimizer": (settings_type(), ...)}
+    return create_model("RunSettings", __base__=RunSettings, __doc__=RunSettings.__doc__, **fields)
+
+
 def read_run(config: Mapping[str, Any]) -> RunSettings:
     """Read the settings from a resolved config, which also has the model and its knobs.
 
@@ -239,4 +225,4 @@ def read_run(config: Mapping[str, Any]) -> RunSettings:
     """
     known = {key: config[key] for key in RunSettings.model_fields if key in config}
     data = config.get("data")
-    return read_settings(RunSettings, known, length_context(data if isinstance(data, Mapping) else {}))
+    return read_settings(run_settings(), known, length_context(data if isinstance(data, Mapping) else {}))

@@ -17,7 +17,8 @@ class Linear(nn.Linear):
     """x W^T + b. `parts` stacks several maps of the same input: a number of equal maps, or their widths.
 
     W is initialised Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; b with 0. The parts
-    `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down.
+    `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down. `heads` is the number
+    of attention heads in each part.
     """
 
     def __init__(
@@ -28,9 +29,11 @@ class Linear(nn.Linear):
         parts: int | Sequence[int] = 1,
         bias: bool = True,
         depth_scaled: Sequence[int] = (),
+        heads: Sequence[int] = (),
     ) -> None:
         super().__init__(inputs, outputs, bias)
         self.parts = [outputs // parts] * parts if isinstance(parts, int) else list(parts)
+        self.heads = tuple(heads) or (1,) * len(self.parts)
         self.depth_scaled = tuple(depth_scaled)
         self.packed: Product | None = None
 

@@ -139,11 +139,12 @@ class MultiHead(DotProduct):
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
         maps, qkv_bias = self.widths.maps, bias in (True, "qkv")
+        heads = (self.widths.heads, self.widths.kv_heads, self.widths.kv_heads)
         if E is None:
-            self.qkv = Linear(D, sum(maps), parts=maps, bias=qkv_bias, depth_scaled=(2,))
+            self.qkv = Linear(D, sum(maps), parts=maps, bias=qkv_bias, depth_scaled=(2,), heads=heads)
         else:
-            self.q = Linear(D, maps[0], bias=qkv_bias)
-            self.kv = Linear(E, maps[1] + maps[2], parts=maps[1:], bias=qkv_bias, depth_scaled=(1,))
+            self.q = Linear(D, maps[0], bias=qkv_bias, heads=heads[:1])
+            self.kv = Linear(E, sum(maps[1:]), parts=maps[1:], bias=qkv_bias, depth_scaled=(1,), heads=heads[1:])
         self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias in (True, "out"), depth_scaled=(0,))
 
     def _make_norms(self, norm: Part | None, kind: QKNormKind) -> None:
