@@ -26,7 +26,7 @@ from tfm_blocks.registry.declarations import FILE as DECLARATIONS
 from tfm_blocks.registry.declarations import write_declarations
 from tfm_blocks.sweep.launcher import PACKAGE
 from tfm_blocks.sweep.settings import SweepSettings
-from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.training.settings import run_settings
 
 FOLDER = Path(__file__).parent / "reference"
 FIGURES = Path(__file__).parent / "figures"
@@ -210,7 +210,7 @@ def _type(schema: Schema) -> str:
 def _schema() -> Schema:
     """Return the JSON schema of all settings of a run and a sweep, without the model."""
     launchers = [implementation(PACKAGE, name, "LAUNCHER") for name in names_of(PACKAGE)]
-    whole = RunSettings.model_json_schema()
+    whole = run_settings().model_json_schema()
     for name, settings in (("sweep", SweepSettings), ("launcher", reduce(or_, launchers))):
         group = TypeAdapter(settings).json_schema()
         whole["$defs"] |= group.pop("$defs")

@@ -126,9 +126,11 @@ def _follow(annotation: Any, location: Sequence[str | int]) -> tuple[list[str], 
     keys = []
     for part in location:
         members = _members(annotation)
+        if part == "[key]":
+            continue
         if len(members) > 1:
             annotation = next(member for member in members if part in _tags(member))
-        elif part != "[key]":
+        else:
             keys += [str(part)] if isinstance(part, str) else []
             annotation = _fields(members[0]).get(str(part)) or get_args(members[0])[-1]
     return keys, annotation
@@ -156,8 +158,9 @@ def _names(annotation: Any) -> list[str]:
 
 
 def _tags(union: Any) -> list[str]:
-    """Return the tags of a discriminated union: each model has a single Literal."""
-    return [tag for model in _members(union) for field in _fields(model).values() for tag in _names(field)]
+    """Return the tags of a discriminated union: each model has a single Literal of a single value."""
+    values = [_names(field) for model in _members(union) for field in _fields(model).values()]
+    return [names[0] for names in values if len(names) == 1]
 
 
 def names_of(package: str) -> list[str]:

@@ -38,7 +38,7 @@ def adamw(groups: Groups, *, betas: Betas = [0.9, 0.98], eps: AtLeast0 = 1e-9, w
 @optimizer("sgd", source="Sutskever et al. 2013")
 def sgd(groups: Groups, *, momentum: Fraction = 0.9, nesterov: bool = False, weight_decay: AtLeast0 = 0.0) -> Optimizer:
     """Stochastic gradient descent with momentum. Weight decay is added to the gradient."""
-    return SGD(groups, 1.0, fused=True)
+    return SGD(groups, 1.0, momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True)
 
 
 @optimizer("adafactor", source="Shazeer and Stern 2018", decoupled=True)
@@ -55,7 +55,7 @@ def adafactor(
     The rate of a step is at most 1/√step, times the root mean square of the weights. `eps`: null is the precision of
     the numbers.
     """
-    return Adafactor(groups, 1.0)
+    return Adafactor(groups, 1.0, beta2_decay, (eps[0], eps[1] or 0.0), d, weight_decay)
 
 
 @optimizer("lion", source="Chen et al. 2023", decoupled=True)

@@ -1,0 +1,235 @@
+"""Groups of weights: what each learns with, and the errors of groups that nobody meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+import tfm_blocks as tfm
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.launch.check import check_remote_run
+from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import Learning, list_weights
+from tfm_blocks.training.groups import (
+    Factors,
+    OptimizerSettings,
+    assign,
+    build_optimizer,
+    freeze,
+    group_rows,
+    settings_type,
+)
+from tfm_blocks.training.optimizers import JointOptimizer, orthogonal_factors
+
+ISSUE = {
+    "frozen": {"where": {"node": "encoder"}, "train": False},
+    "embeddings": {"where": {"role": ["embedding", "head"]}, "rate": 10, "weight_decay": 0.0},
+    "deep": {"where": {"node": "decoder.ffn"}, "rate": "0.9**(n-1-i)"},
+    "matrices": {"where": {"role": ["matrix", "experts"]}, "name": "muon", "momentum": 0.9},
+}
+
+
+def settings(name: str = "adamw", **keys: Any) -> OptimizerSettings:
+    return TypeAdapter(settings_type()).validate_python({"name": name, **keys})
+
+
+def network() -> Network:
+    return tfm.build("tiny", layers=3, d_model=8, d_ff=12, heads=2, vocab=30, dropout=0.1)
+
+
+def learned(optimizer: OptimizerSettings) -> dict[str, Learning]:
+    return {one.weight.name: one.learning for one in assign(optimizer, list_weights(network()))}
+
+
+def test_each_weight_is_in_the_first_group_that_matches_it() -> None:
+    table = learned(settings(weight_decay=0.1, groups=ISSUE))
+    assert table["encoder.2.ffn.block.inner.weight"] == ("frozen", "frozen", 0.0, 0.0)
+    assert table["src_emb.block.weight"] == ("embeddings", "adamw", 10.0, 0.0)
+    for layer, rate in enumerate((0.81, 0.9, 1.0)):
+        ffn = table[f"decoder.{layer}.ffn.block.inner.weight"]
+        assert ffn[:2] == ("deep", "adamw") and ffn.rate == pytest.approx(rate) and ffn.decay == 0.1
+        assert table[f"decoder.{layer}.ffn.block.inner.bias"].decay == 0.0
+    assert table["decoder.0.self.block.qkv.weight"] == ("matrices", "muon", 1.0, 0.1)
+    assert table["decoder.0.self.block.qkv.bias"] == ("default", "adamw", 1.0, 0.0)
+
+
+def test_the_rows_of_groups_count_every_parameter_once() -> None:
+    rows = group_rows(assign(settings(groups=ISSUE), list_weights(network())))
+    assert sum(row["parameters"] for row in rows) == sum(one.numel() for one in network().parameters())
+    assert {row["group"]: row["rates"] for row in rows}["deep"] == pytest.approx([0.81, 1.0])
+
+
+WRONG: dict[str, tuple[list[str], str, str, str]] = {
+    "no such role": (["a={where: {role: embeding}}"], "a.where.role", "there is no role 'embeding'", "did you mean embedding"),
+    "no such node": (["a={where: {node: encodr}}"], "a.where.node", "no weight belongs to a node 'encodr'", "did you mean encoder"),
+    "no such block": (["a={where: {block: atention}}"], "a.where.block", "block 'atention'", "did you mean attention"),
+    "no such key": (["a={where: {role: head}, rte: 2}"], "a.rte", "no such setting", "did you mean rate"),
+    "no such optimizer": (["a={where: {role: head}, name: muom}"], "a.name", "must be one of adam", "did you mean muon"),
+    "another optimizer's setting": (["a={where: {role: head}, momentum: 0.9}"], "a.momentum", "no such setting", "one of: betas"),
+    "a role that the model lacks": (["a={where: {role: experts}}"], "a.where.role", "has the role experts", "its roles are embedding"),
+    "no common weight": (["a={where: {role: embedding, node: decoder}}"], "a.where", "no weight matches all keys", "leave a key out"),
+    "shadowed": (
+        ["all={where: {node: decoder}}", "b={where: {node: decoder.ffn}, rate: 2}"], "b",
+        "all its weights are taken by the earlier all", "write it before all",
+    ),
+    "muon on vectors": (["a={where: {role: gain}, name: muon}"], "a", "muon takes only matrix, experts, recurrent", "name: adamw"),
+    "a negative rate": (["a={where: {role: head}, rate: -1}"], "a.rate", "above 0, but is -1", "train: false"),
+    "a rate that ends at zero": (["a={where: {node: decoder}, rate: i}"], "a.rate", "in layer 0 of 2 must be", "train: false"),
+    "bad arithmetic": (["a={where: {node: decoder}, rate: '0.9**('}"], "a.rate", "neither a number nor arithmetic", "0.9"),
+    "an unknown name": (["a={where: {node: decoder}, rate: '0.9**depth'}"], "a.rate", "names depth", "0.9"),
+    "a frozen rate": (["a={where: {node: decoder}, train: false, rate: 2}"], "a", "but sets rate", "leave train out"),
+    "nothing to train": (["a={where: {node: [src_emb, encoder, decoder]}, train: false}"], "", "nothing to train", "train: false"),
+    "no where": (["a={rate: 2}"], "a.where", "is missing", "write optimizer.groups.a.where"),
+    "an empty where": (["a={where: {}}"], "a.where", "is empty", "role: embedding"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "address", "rule", "fix"), WRONG.values(), ids=WRONG)
+def test_a_group_that_nobody_means_is_an_error_with_place_rule_and_fix(
+    small: Callable[..., Composed], groups: list[str], address: str, rule: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check_remote_run(small("optimizer=adamw", "layers=2", *(f"+optimizer.groups.{group}" for group in groups)))
+    (problem,) = raised.value.problems
+    assert problem.address == ".".join(filter(None, ("optimizer.groups", address)))
+    assert rule in problem.rule and fix in problem.help and (problem.place or problem.origin)
+
+
+def test_an_optimizer_of_all_weights_is_needed_for_the_others_of_muon() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.others.name: must be an optimizer of all weights"):
+        learned(settings("muon", others={"name": "muon"}))
+
+
+def test_settings_that_the_library_refuses_are_an_error_of_their_group(small: Callable[..., Composed]) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.groups.a: sgd refuses its settings: Nesterov momentum"):
+        group = "+optimizer.groups.a={where: {role: matrix}, name: sgd, momentum: 0.0, nesterov: true}"
+        check_remote_run(small("optimizer=adamw", group))
+
+
+def step(optimizer: torch.optim.Optimizer, model: Network, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01 * group["rate"]
+    optimizer.step()
+
+
+def test_frozen_parts_have_no_gradient_and_no_state_and_their_dropout_is_off() -> None:
+    model = network().train()
+    chosen = settings(groups={"frozen": {"where": {"node": ["encoder", "src_emb"]}, "train": False}})
+    freeze(chosen, model)
+    optimizer = build_optimizer(chosen, model)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    step(optimizer, model)
+    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved == {name for name in before if name.startswith("decoder")} and moved
+    assert len(optimizer.state) == len(moved)
+    for mode in (True, False, True):
+        model.train(mode)
+        modes = {name: module.training for name, module in model.named_modules()}
+        assert not any(trains for name, trains in modes.items() if name.startswith("encoder"))
+        assert all(trains == mode for name, trains in modes.items() if name.startswith("decoder"))
+
+
+def test_one_state_dict_of_several_optimizers_continues_bit_equal() -> None:
+    chosen = settings(groups={name: ISSUE[name] for name in ("embeddings", "deep", "matrices")})
+    model, other = network(), network()
+    optimizer, resumed = build_optimizer(chosen, model), build_optimizer(chosen, other)
+    assert isinstance(optimizer, JointOptimizer)
+    for seed in range(3):
+        step(optimizer, model, seed)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(deepcopy(optimizer.state_dict()))
+    for seed in range(3, 6):
+        step(optimizer, model, seed)
+        step(resumed, other, seed)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "adafactor", "lion", "muon"])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(name: str) -> None:
+    model = network()
+    optimizer = build_optimizer(settings(name), model)
+    for found, moves in ((0.0, True), (1.0, False), (0.0, True)):
+        before = [weight.detach().clone() for weight in model.parameters()]
+        optimizer.found_inf = torch.tensor(found)  # type: ignore[attr-defined]
+        step(optimizer, model)
+        assert all(torch.equal(*pair) != moves for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_factors_of_a_weight_multiply_its_rate_decay_and_eps() -> None:
+    model, name = network(), "decoder.0.ffn.block.inner.weight"
+    chosen = settings(weight_decay=0.1, eps=1e-8, groups={"deep": {"where": {"node": "decoder"}, "rate": 3}})
+    optimizer = build_optimizer(chosen, model, factors={name: Factors(rate=0.5, weight_decay=2.0, eps=0.25)})
+    (group,) = [one for one in optimizer.param_groups if any(own is model.get_parameter(name) for own in one["params"])]
+    assert (group["rate"], group["weight_decay"], group["eps"]) == (1.5, 0.2, 2.5e-9)
+    assert len(group["params"]) == 1 and sum(len(one["params"]) for one in optimizer.param_groups) == len(
+        list(model.parameters())
+    )
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "muon"])
+def test_cautious_decay_shrinks_only_weights_that_the_step_makes_smaller(name: str) -> None:
+    plain, cautious = network(), network()
+    step(build_optimizer(settings(name, weight_decay=0.0), plain), plain)
+    step(build_optimizer(settings(name, weight_decay=0.5, cautious=True), cautious), cautious)
+    decays = {weight.name for weight in list_weights(plain) if weight.decays}
+    for (weight, undecayed), decayed, old in zip(
+        plain.named_parameters(), cautious.parameters(), network().parameters(), strict=True
+    ):
+        shrinks = ((old - undecayed) * old >= 0) & torch.tensor(weight in decays)
+        torch.testing.assert_close(decayed, undecayed - 0.01 * 0.5 * old * shrinks)
+
+
+def test_independent_decay_is_the_weight_decay_at_the_peak_for_any_rate() -> None:
+    for peak, factor in ((0.01, 1.0), (0.02, 4.0)):
+        model = network()
+        group = {"all": {"where": {"role": "matrix"}, "rate": factor, "independent_decay": True, "weight_decay": 0.1}}
+        optimizer = build_optimizer(settings(groups=group), model, peak=peak)
+        weight = model.get_parameter("decoder.0.ffn.block.inner.weight")
+        before = weight.detach().clone()
+        weight.grad = torch.zeros_like(weight)
+        for one in optimizer.param_groups:
+            one["lr"] = peak * one["rate"]
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), 0.9 * before)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 4, 4), (2, 4, 7)])
+def test_orthogonal_factors_are_near_those_of_the_singular_value_decomposition(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    u, s, v = torch.linalg.svd(x, full_matrices=False)
+    y = orthogonal_factors(x, 10, [3.4445, -4.775, 2.0315])
+    values = (u.mT @ y @ v.mT).diagonal(dim1=1, dim2=2)
+    assert ((values > 0.6) & (values < 1.3)).all()
+    torch.testing.assert_close(u @ torch.diag_embed(values) @ v, y, atol=1e-8, rtol=0)
+    assert s.min() > 0
+
+
+@pytest.mark.parametrize(("per_head", "count"), [(False, 1), (True, 2)])
+def test_muon_orthogonalises_each_stacked_map_each_head_and_each_expert_separately(per_head: bool, count: int) -> None:
+    sizes = {"layers": 1, "d_model": 8, "d_ff": 12, "heads": 2, "vocab": 30, "experts": 4, "top_k": 2}
+    model = tfm.build("mixtral", **sizes).double()
+    maps = {"decoder.0.self.block.qkv.weight": 3 * count, "decoder.0.ffn.block.experts.inner.weight": 2}
+    before = {name: model.get_parameter(name).detach().clone() for name in maps}
+    optimizer = build_optimizer(settings("muon", weight_decay=0.0, per_head=per_head, scale="1"), model)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0
+    optimizer.step()
+    for name, parts in maps.items():
+        update = (before[name] - model.get_parameter(name).detach()).reshape(-1, *before[name].shape[-2:])
+        for matrix in update:
+            for part in matrix.chunk(parts):
+                values = torch.linalg.svdvals(part)
+                assert values.max() < 1.4 and values.median() > 0.4, name
