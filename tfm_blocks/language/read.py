@@ -8,6 +8,7 @@ from typing import Any
 
 from tfm_blocks.errors import cut, shown, suggest
 from tfm_blocks.language.chain import merge
+from tfm_blocks.language.parametrisation import KEYS as PARAMETRISATION_KEYS
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Axis, Input, Path, Shape, names
 from tfm_blocks.language.tree import (
@@ -45,7 +46,7 @@ class Reader(Pass):
     def read_model(self, mapping: Any) -> ModelTree:
         """Build the tree; it is valid only if there are no problems."""
         keys = self._mapping(mapping, MODEL)
-        self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph"))
+        self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph", *PARAMETRISATION_KEYS))
         inputs = tuple(self._input(name, axes) for name, axes in self._part(keys, "inputs").items())
         self.inputs = set(names(inputs))
         batches = {tensor.shape[0] for tensor in inputs if tensor.shape}

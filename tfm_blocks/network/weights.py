@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm_blocks.language.spec import Node
-from tfm_blocks.network.build import initialise
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.initial import initialise
 
 Role = Literal[
     "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar", "experts"
@@ -146,18 +146,30 @@ class _FilledValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+Fill = tuple[int, str, float, float]  # where a part of a weight begins, and its distribution: a name and two numbers
+
+
+def initial_fills(network: Network) -> dict[str, list[Fill]]:
+    """Return the parts of each weight by its first name, in order. The network is on the meta device."""
+    with _FilledValues() as filled:
+        initialise(network, 0)
+    return {
+        name: [(place, *part) for place, part in sorted(filled.parts[storage].items())]
+        for name, parameter in network.named_parameters()
+        if (storage := parameter.untyped_storage()._cdata) in filled.parts
+    }
+
+
 def initial_distributions(network: Network) -> dict[str, str]:
     """Return the distribution of the initial values of each weight by its first name, such as `uniform ±0.0765`.
 
     The network is on the meta device. Parts of a weight with different distributions are separated by commas; `set`
     stands for values that no such distribution describes.
     """
-    with _FilledValues() as filled:
-        initialise(network, 0)
+    fills = initial_fills(network)
     return {
-        name: ", ".join(dict.fromkeys(_distribution(*part) for part in filled.parts[storage].values()))
-        for name, parameter in network.named_parameters()
-        if (storage := parameter.untyped_storage()._cdata) in filled.parts
+        name: ", ".join(dict.fromkeys(_distribution(kind, *numbers) for _, kind, *numbers in parts))
+        for name, parts in fills.items()
     }
 
 
