@@ -18,8 +18,8 @@ from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_libra
 from tfm_blocks.terminal import write_utf8
 
 COMMAND_MODULES = (  # in the order of `tfm --help`
-    "models", "solve", "figure", "diff", "eject", "view", "probes", "translate", "serve", "evaluate", "exchange",
-    "runs", "compare", "dashboard", "completion",
+    "models", "coordinates", "solve", "figure", "diff", "eject", "view", "probes", "translate", "serve", "evaluate",
+    "exchange", "runs", "compare", "dashboard", "completion",
 )  # fmt: skip
 DATA_OPTIONS = ("data", "json", "csv", "markdown", "latex")  # attributes of commands whose output is data
 

@@ -116,7 +116,7 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) ->
 
 
 def _resolve_base(mapping: dict[str, Any], config: DictConfig, sources: Sources) -> None:
-    """Add to `model.base`, which has sizes by knobs, the values of the model that differ at these sizes, by their paths.
+    """Add to `model.base`, which has sizes of knobs, the values of the model that differ at these sizes, by path.
 
     So the mapping of a model has its base, although a run records no knobs. Raises ConfigError.
     """

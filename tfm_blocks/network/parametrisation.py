@@ -39,8 +39,12 @@ RULES = {
     "vector": Powers(0, 0, "acts on each element alone: an update changes it alike at all widths"),
     "input": Powers(0, 0, "sums over an axis that does not grow, or looks a row up"),
     "matrix": Powers(-0.5, -1, "sums over an axis that grows: variance 1/inputs, rate 1/inputs"),
-    "output": Powers(-1, -1, "sums over an axis that grows, to an axis that does not: variance 1/inputs², rate 1/inputs"),
-    "head": Powers(0, 0, "the logits are divided by the growth of the inputs, so the weight keeps its variance and rate"),
+    "output": Powers(
+        -1, -1, "sums over an axis that grows, to an axis that does not: variance 1/inputs², rate 1/inputs"
+    ),
+    "head": Powers(
+        0, 0, "the logits are divided by the growth of the inputs, so the weight keeps its variance and rate"
+    ),
 }
 DECLARE = "declare width_rules in the class of the block, with one of " + ", ".join(RULES)
 KEEP = "give the base the same sizes, or replace the block"
@@ -50,8 +54,9 @@ KEEP = "give the base the same sizes, or replace the block"
 class WeightRule:
     """The rule of a weight, and the factors relative to the base.
 
-    `initial` multiplies each part of the weight, from the places `parts` on. `rate`, `decay` and `eps` are those of Adam
-    and its relatives, with decoupled decay: rate · decay is constant. `spectral` is the growth of √(outputs / inputs).
+    `initial` multiplies the standard initial values of each part of the weight; the parts begin at the places `parts`.
+    `rate`, `decay` and `eps` are those of Adam and its relatives with decoupled decay: rate · decay is constant.
+    `spectral` is the growth of √(outputs / inputs).
     """
 
     name: str
@@ -87,7 +92,7 @@ def scale_initial_values(network: Network, rules: Mapping[str, WeightRule]) -> N
                 values[first:last].mul_(factor)
 
 
-class _NoRule(Exception):
+class _NoRuleError(Exception):
     """Raised with the reason and a fix."""
 
 
@@ -100,7 +105,7 @@ def find_rules(network: Network, base: Network, sources: Sources) -> dict[str, W
         own, other = fills.get(weight.name, []), base_fills.get(weight.name, [])
         try:
             rules[weight.name] = _rule(network, weight, small, own, other)
-        except _NoRule as error:
+        except _NoRuleError as error:
             reason, help = error.args
             axes = " × ".join(f"{size} (base {least})" for size, least in zip(weight.shape, small.shape, strict=True))
             part = weight.name.removeprefix(f"{weight.node.owner}.")
@@ -138,7 +143,7 @@ def _rule(
     powers, places = RULES[name], [place for place, *_ in fills] or [0]
     own, small = (fills or [(0, "set", 0.0, 0.0)]), (base_fills or [(0, "set", 0.0, 0.0)])
     if len(own) != len(small):
-        raise _NoRule("it has another number of parts than in the base", KEEP)
+        raise _NoRuleError("it has another number of parts than in the base", KEEP)
     sizes, base_sizes = _sizes(own, weight.shape), _sizes(small, base.shape)
     factors = []
     for place, part in enumerate(own):
@@ -163,26 +168,28 @@ def _sizes(fills: Sequence[Fill], shape: Sequence[int]) -> list[int]:
 
 
 def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[str, float, float]:
-    """Return the name of the rule, and the growth of the inputs and of the outputs. Raises _NoRule."""
+    """Return the name of the rule, and the growth of the inputs and of the outputs. Raises _NoRuleError."""
     roles = set(weight.roles)
     module, declared = _declared(network, weight.name, "width_rules")
     if all(factor == 1 for factor in growth):
         return "fixed", 1.0, 1.0
     if declared and declared not in RULES:
-        raise _NoRule(declared, KEEP)
-    if declared in ("vector", "input") or roles & ELEMENTWISE and not declared:
+        raise _NoRuleError(declared, KEEP)
+    if declared in ("vector", "input") or (roles & ELEMENTWISE and not declared):
         return declared or "vector", 1.0, math.prod(growth)
     if roles & LOOKED_UP:
         return ("fixed" if growth[-1] == 1 else "input"), 1.0, growth[-1]
     skipped = 1 if isinstance(module, ExpertLinear) or "experts" in roles else 0
     if skipped and growth[0] != 1:
-        raise _NoRule("the number of experts differs from the base", "take the knob of their number out of model.base")
+        raise _NoRuleError(
+            "the number of experts differs from the base", "take the knob of their number out of model.base"
+        )
     inputs, outputs = math.prod(growth[skipped + 1 :]), growth[skipped]
     if len(growth) == 1:
         inputs, outputs = growth[0], 1.0  # a declared sum over the only axis
-    elif not declared and inputs != outputs and not isinstance(module, nn.Linear | ExpertLinear):
-        if not _declared(network, weight.name, "weight_roles")[1]:
-            raise _NoRule("which of its axes is summed over is not known", DECLARE)
+    known = declared or _declared(network, weight.name, "weight_roles")[1]
+    if inputs != outputs and not known and not isinstance(module, nn.Linear | ExpertLinear):
+        raise _NoRuleError("which of its axes is summed over is not known", DECLARE)
     if "head" in roles and hasattr(module, "multiplier"):
         return ("fixed" if inputs == 1 else "head"), inputs, 1.0
     if declared:
@@ -205,7 +212,7 @@ def _declared(network: Network, name: str, attribute: str) -> tuple[nn.Module, s
 
 
 def _initial_factor(fill: Fill, base: Fill, factor: float, rule: str) -> float:
-    """Return the factor from the standard initial values to `factor` times those of the base. Raises _NoRule."""
+    """Return the factor from the standard initial values to `factor` times those of the base. Raises _NoRuleError."""
     (_, kind, first, second), (_, base_kind, base_first, base_second) = fill, base
     spread, base_spread = (second, base_second) if kind != "constant" else (first, base_first)
     if (kind, first, second) == (base_kind, base_first, base_second) and (factor == 1 or spread == 0):
@@ -214,9 +221,9 @@ def _initial_factor(fill: Fill, base: Fill, factor: float, rule: str) -> float:
     if kind != base_kind or not centred or not spread:
         return _unknown()
     if rule == "vector" and kind != "constant":
-        raise _NoRule("its initial values depend on the width, so it is neither a gain nor a bias", DECLARE)
+        raise _NoRuleError("its initial values depend on the width, so it is neither a gain nor a bias", DECLARE)
     return factor * base_spread / spread
 
 
 def _unknown() -> float:
-    raise _NoRule("its initial values have no distribution that can be scaled", "fill it with normal_ or uniform_")
+    raise _NoRuleError("its initial values have no distribution that can be scaled", "fill it with normal_ or uniform_")
