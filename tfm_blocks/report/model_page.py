@@ -167,7 +167,7 @@ def _reads(node: Node, outline: Outline, shapes: Mapping[str, str]) -> Iterator[
 
 @dataclass(frozen=True)
 class ViewedModel:
-    """A model of the page: its name on the command line, its spec, the sources of its values, and its config or None."""
+    """A model of the page: its name on the command line, its spec, the source of each value, and its config."""
 
     name: str
     spec: Spec
@@ -191,7 +191,7 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
         policy=content_policy([script], connect="'self'" if watch else "'none'"),
         style=Markup(asset("view.css") + _colour_rules()),
         script=Markup(script),
-        data=Markup(json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")),
+        data=Markup(json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")),
         models=models,
         table=changes_table(difference) if difference and difference.changes else None,
         summary=summary_lines(difference, a.spec, b.spec) if difference else [],
