@@ -41,6 +41,14 @@ def _replaced(value: Any, changes: Mapping[str, Any], path: tuple[str, ...] = ()
     return changes.get(".".join(path), value)
 
 
+def expect_standard(spec: Spec, format: str) -> None:
+    """Raise ConfigError if the outputs of a model are scaled in a way that a format cannot express."""
+    if spec.base is not None and spec.mapping["base"][WHERE]:
+        rule = f"is {spec.parametrisation}, whose factors of embeddings, scores and logits {format} cannot express"
+        help = "tfm export --to onnx writes such a model; or train with model.parametrisation=standard"
+        raise ConfigError(Problem("model.parametrisation", rule, help=help))
+
+
 def parametrise(spec: Spec, check: Callable[[Mapping[str, Any]], Spec], sources: Sources) -> Spec:
     """Return the spec with its parametrisation, its base, and the factors of its branches. Raises ConfigError.
 

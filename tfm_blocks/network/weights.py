@@ -190,17 +190,18 @@ def initial_fills(network: Network) -> dict[str, list[Fill]]:
     }
 
 
-def initial_distributions(network: Network) -> dict[str, str]:
+def initial_distributions(network: Network, factors: Mapping[str, Sequence[float]]) -> dict[str, str]:
     """Return the distribution of the initial values of each weight by its first name, such as `uniform ±0.0765`.
 
-    The network is on the meta device. Parts of a weight with different distributions are separated by commas; `set`
-    stands for values that no such distribution describes.
+    The network is on the meta device. `factors` multiply the parts of some weights. Parts of a weight with different
+    distributions are separated by commas; `set` stands for values that no such distribution describes.
     """
-    fills = initial_fills(network)
-    return {
-        name: ", ".join(dict.fromkeys(_distribution(kind, *numbers) for _, kind, *numbers in parts))
-        for name, parts in fills.items()
-    }
+    distributions = {}
+    for name, parts in initial_fills(network).items():
+        own = zip(parts, factors.get(name, [1.0] * len(parts)), strict=True)
+        texts = [_distribution(kind, first * factor, second * factor) for (_, kind, first, second), factor in own]
+        distributions[name] = ", ".join(dict.fromkeys(texts))
+    return distributions
 
 
 def _distribution(kind: str, first: float, second: float) -> str:

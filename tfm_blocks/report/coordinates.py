@@ -23,10 +23,10 @@ FIRST_STEP = 2  # from which a slope counts: before, the random initial values d
 TOLERANCE = 0.1
 FALL = -0.5  # the slope of the logits of random weights
 VERDICTS = {
-    "flat": f"the slope stays within ±{TOLERANCE} from step {FIRST_STEP} on",
+    "flat": f"the mean slope from step {FIRST_STEP} on is within ±{TOLERANCE}",
     "falls": "the logits fall at most as those of random weights, as width^-0.5, which is no fault",
-    "grows": f"the slope exceeds {TOLERANCE}",
-    "vanishes": f"the slope is below -{TOLERANCE}",
+    "grows": f"the mean slope exceeds {TOLERANCE}",
+    "vanishes": f"the mean slope is below -{TOLERANCE}",
     "not finite": "the output overflows",
 }
 
@@ -54,19 +54,19 @@ class NodeSizes:
         return float(slope)
 
     @property
-    def worst(self) -> float:
-        """Return the slope that counts: the farthest from 0, from FIRST_STEP on."""
-        return max(self.slopes[FIRST_STEP:], key=lambda slope: math.inf if math.isnan(slope) else abs(slope))
+    def slope(self) -> float:
+        """Return the mean slope from FIRST_STEP on, which the verdict judges."""
+        return float(np.mean(self.slopes[FIRST_STEP:]))
 
     @property
     def verdict(self) -> str:
-        if math.isnan(self.worst):
+        if math.isnan(self.slope):
             return "not finite"
-        if abs(self.worst) <= TOLERANCE:
+        if abs(self.slope) <= TOLERANCE:
             return "flat"
-        if self.worst > 0:
+        if self.slope > 0:
             return "grows"
-        return "falls" if self.head and self.worst >= FALL - TOLERANCE else "vanishes"
+        return "falls" if self.head and self.slope >= FALL - TOLERANCE else "vanishes"
 
     @property
     def passes(self) -> bool:
@@ -82,15 +82,16 @@ def node_sizes(measured: Mapping[int, Sequence[Mapping[str, Sequence[float]]]], 
 
 
 def show_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str) -> None:
-    """Print a row for each node: its mean at each width after the last step, its slopes, and the verdict."""
+    """Print a row for each node: its mean at each width after the last step, two slopes, and the verdict."""
     widths = nodes[0].widths
-    steps = range(len(nodes[0].slopes))
     columns = [*texts("node"), *(Column(f"{knob}={width}", "{:.3g}") for width in widths)]
-    columns += [Column(f"slope {step}", "{:+.2f}") for step in steps] + texts("verdict")
+    columns += [Column(name, "{:+.2f}") for name in ("slope at first", "slope")] + texts("verdict")
     rows: list[list[Value]] = [
-        [node.node, *map(float, node.sizes_WT[:, -1]), *node.slopes, node.verdict] for node in nodes
+        [node.node, *map(float, node.sizes_WT[:, -1]), node.slopes[0], node.slope, node.verdict] for node in nodes
     ]
-    print_table(Table(f"mean |x| of {title} after step {steps[-1]}, and its growth with {knob}", columns, rows))
+    print_table(
+        Table(f"mean |x| of {title} after {len(nodes[0].slopes) - 1} steps, and its growth with {knob}", columns, rows)
+    )
     counts = {verdict: sum(node.verdict == verdict for node in nodes) for verdict in VERDICTS}
     for verdict, count in counts.items():
         if count:
@@ -104,6 +105,7 @@ def coordinate_records(nodes: Sequence[NodeSizes]) -> list[dict[str, object]]:
             "node": node.node,
             "sizes": {str(width): sizes.tolist() for width, sizes in zip(node.widths, node.sizes_WT, strict=True)},
             "slopes": node.slopes,
+            "slope": node.slope,
             "verdict": node.verdict,
         }
         for node in nodes

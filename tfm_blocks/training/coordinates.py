@@ -48,7 +48,7 @@ class Training:
             optimizer.zero_grad()
             loss.backward()
             for group in optimizer.param_groups:
-                group["lr"] = self.rate * group.get("factor", 1.0)
+                group["lr"] = self.rate * group["rate"]
             optimizer.step()
         return dict(sizes)
 

@@ -54,7 +54,7 @@ def build_optimizer(settings: OptimizerSettings, network: Network) -> Adam:
         rule = rules.get(weight.name)
         rate, eps = (rule.rate, settings.eps * rule.eps) if rule else (1.0, settings.eps)
         decay = settings.weight_decay / rate if weight.decays else 0.0
-        group = groups.setdefault((rate, eps, decay), {"params": [], "weight_decay": decay, "eps": eps, "factor": rate})
+        group = groups.setdefault((rate, eps, decay), {"params": [], "weight_decay": decay, "eps": eps, "rate": rate})
         group["params"].append(network.get_parameter(weight.name))
     beta1, beta2 = settings.betas
     kind = AdamW if isinstance(settings, AdamWSettings) else Adam
@@ -153,7 +153,7 @@ class TrainingModule(LightningModule):
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels
         rate = self.settings.schedule.rate(self.global_step + 1)
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
+            group["lr"] = rate * group["rate"]
         optimizer.step()
         self.skipped.note(skipped, self.global_step, step.rows)
         self.steps.update(sums, step, norm, skipped)
