@@ -30,8 +30,8 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data import prepare
 from tfm_blocks.distributed.signals import STOPS, exit_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
-from tfm_blocks.launch.check import check_run
-from tfm_blocks.launch.job import train
+from tfm_blocks.launch.check import check_request, check_run
+from tfm_blocks.launch.job import start, train
 from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs import lock

@@ -175,7 +175,21 @@ class SavedRun:
 
     @cached_property
     def _last_row(self) -> Mapping[str, float]:
-        return _last_measured(self.folder / METRICS)
+        """Return the last number of each metric in the header and the last TAIL bytes; empty if they are damaged."""
+        newest: dict[str, float] = {}
+        path = self.folder / METRICS
+        with suppress(OSError, csv.Error, ValueError):
+            if not path.is_file():
+                return {}
+            with path.open("rb") as file:
+                header = file.readline(TAIL)
+                file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
+                file.readline()  # the rest of a partial row
+                tail = file.read().decode("utf-8", "replace").splitlines()
+            names, *rows = csv.reader([header.decode("utf-8", "replace"), *tail])
+            for row in rows:
+                newest |= numbers_of(names, row)
+        return newest
 
     @property
     def step(self) -> int:
@@ -333,20 +347,3 @@ def _modified(path: Path) -> float:
         return min(max(path.stat().st_mtime, 0.0), LATEST)
     except OSError:
         return 0.0
-
-
-def _last_measured(path: Path) -> dict[str, float]:
-    """Return the last number of each column in the first line and the last TAIL bytes; empty if they are damaged."""
-    newest: dict[str, float] = {}
-    with suppress(OSError, csv.Error, ValueError):
-        if not path.is_file():
-            return {}
-        with path.open("rb") as file:
-            header = file.readline(TAIL)
-            file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
-            file.readline()  # the rest of a partial row
-            tail = file.read().decode("utf-8", "replace").splitlines()
-        names, *rows = csv.reader([header.decode("utf-8", "replace"), *tail])
-        for row in rows:
-            newest |= numbers_of(names, row)
-    return newest
