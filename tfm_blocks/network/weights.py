@@ -12,6 +12,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
+from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.language.spec import Node
 from tfm_blocks.network.build import initialise
 from tfm_blocks.network.graph import Network
@@ -20,6 +22,7 @@ Role = Literal[
     "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar", "experts"
 ]  # fmt: skip
 NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
+KNOWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)  # of torch; their roles follow from the shapes
 BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
 
 
@@ -29,7 +32,9 @@ class Weight:
 
     `roles` has the role under each name. `node` is the node that owns the weight, and `uses` counts the nodes that
     read it, those with shared weights and ties included. `depth` is the index of the innermost layer of a stack around
-    the node, and the number of layers of this stack; (0, 1) outside of stacks.
+    the node, and the number of layers of this stack; (0, 1) outside of stacks. `parts` are the widths of the maps that
+    are stacked along the output axis, such as queries, keys and values; the output axis is the first, or the second of
+    experts.
     """
 
     names: tuple[str, ...]
@@ -38,6 +43,7 @@ class Weight:
     node: Node
     uses: int
     depth: tuple[int, int]
+    parts: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -65,15 +71,25 @@ def list_weights(network: Network) -> list[Weight]:
     weights = []
     for parameter, own in names.items():
         node = owners[max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)]
-        roles = tuple(dict.fromkeys(_role(network, name, parameter.ndim) for name in own))
-        weights.append(Weight(tuple(own), roles, tuple(parameter.shape), node, uses[parameter], layers[node.owner]))
+        roles = tuple(dict.fromkeys(role_of(network, name, parameter.ndim)[0] for name in own))
+        shape, depth = tuple(parameter.shape), layers[node.owner]
+        parts = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
+        weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, parts))
     return weights
 
 
-def _role(network: Network, name: str, axes: int) -> Role:
+def _parts(module: nn.Module, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return the widths of the maps that `module` stacks along an axis of its weight."""
+    width = shape[axis] if shape else 1
+    parts = module.parts if isinstance(module, Linear | ExpertLinear) else [width]
+    return tuple(parts) if sum(parts) == width else (width,)
+
+
+def role_of(network: nn.Module, name: str, axes: int) -> tuple[Role, bool]:
     """Return the role that the outermost module around a weight declares, or else the role that its shape allows.
 
-    A class declares the roles of its weights in `weight_roles`, by their addresses below the module.
+    A class declares the roles of its weights in `weight_roles`, by their addresses below the module. The second value
+    is True if a class declares the role.
     """
     module: nn.Module = network
     parts = name.split(".")
@@ -81,11 +97,25 @@ def _role(network: Network, name: str, axes: int) -> Role:
         below = ".".join(parts[place:])
         for kind in type(module).__mro__:
             if below in (declared := vars(kind).get("weight_roles", {})):
-                role: Role = declared[below]
-                return role
+                return declared[below], True
         if place < len(parts) - 1:
             module = module.get_submodule(part)
-    return "bias" if axes <= 1 and parts[-1].endswith("bias") else BY_AXES[min(axes, 3)]
+    return "bias" if axes <= 1 and parts[-1].endswith("bias") else BY_AXES[min(axes, 3)], False
+
+
+def roles_by_shape(block: nn.Module) -> dict[str, tuple[Role, str]]:
+    """Return the role and the class of each weight that a plug-in's block registers without declaring its role.
+
+    Weights of shipped layers, and of torch's linear maps and norms, have the role that their shape allows.
+    """
+    found: dict[str, tuple[Role, str]] = {}
+    for name, parameter in block.named_parameters():
+        owner = block.get_submodule(name.rpartition(".")[0])
+        role, declared = role_of(block, name, parameter.ndim)
+        known = isinstance(owner, KNOWN_LAYERS) or type(owner).__module__.startswith("tfm_blocks.")
+        if not declared and not known:
+            found[name] = role, type(owner).__name__
+    return found
 
 
 def _count_layers(owners: Mapping[str, Node]) -> dict[str, tuple[int, int]]:

@@ -23,18 +23,18 @@ class ExpertLinear(nn.Module):
         self, experts: int, inputs: int, outputs: int, *, parts: int = 1, depth_scaled: Sequence[int] = ()
     ) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts = [outputs // parts] * parts
         self.depth_scaled = tuple(depth_scaled)
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
 
     def initialise(self, name: str, generator: Generator) -> None:
         for weight_OI in self.weight:
-            for part in weight_OI.chunk(self.parts):
+            for part in torch.split(weight_OI, self.parts):
                 nn.init.xavier_uniform_(part, generator=generator)
 
     def shrink(self, factor: float) -> None:
         """Multiply the initial values of the parts `depth_scaled`."""
-        parts = self.weight.chunk(self.parts, 1)
+        parts = torch.split(self.weight, self.parts, 1)
         for part in self.depth_scaled:
             parts[part].mul_(factor)
 
