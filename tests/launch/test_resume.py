@@ -31,7 +31,7 @@ from tfm_blocks.data import prepare
 from tfm_blocks.distributed.signals import STOPS, exit_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import check_request, check_run
-from tfm_blocks.launch.job import start, train
+from tfm_blocks.launch.job import train, train_or_resume
 from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs import lock
@@ -75,7 +75,7 @@ def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Pat
     exit_on_signals()
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
         config: Any = compose("train", [f"resume={run}", *overrides], return_hydra_config=True)
-    return start(*check_request(config), callbacks=callbacks)
+    return train_or_resume(*check_request(config), callbacks=callbacks)
 
 
 def to_the_end(run: Path, *overrides: str) -> list[int]:

@@ -78,9 +78,9 @@ def _train_job(path: Path) -> int:
 
     composed, typed = read_job(path)
     run = check_job(composed)
-    from tfm_blocks.launch.job import start
+    from tfm_blocks.launch.job import train_or_resume
 
-    start(run, None, typed)
+    train_or_resume(run, None, typed)
     return 0
 
 
@@ -93,7 +93,7 @@ def _train_here(request: Request, typed: Sequence[str]) -> int:
     from tfm_blocks.launch.check import check_request
 
     run, saved = check_request(compose_arguments(request))
-    from tfm_blocks.launch.job import start
+    from tfm_blocks.launch.job import train_or_resume
 
-    start(run, saved, typed)
+    train_or_resume(run, saved, typed)
     return 0

@@ -59,7 +59,7 @@ from tfm_blocks.training.settings import RunSettings, TrainerSettings
 TYPED = ("python", "train.py")
 
 
-def start(
+def train_or_resume(
     run: CheckedRun, saved: SavedRun | None, typed: Sequence[str] = TYPED, callbacks: Sequence[Callback] = ()
 ) -> Path:
     """Train a new run below runs/ or its sweep's folder, or resume the `saved` run; return the folder."""

@@ -23,7 +23,7 @@ from tfm_blocks.distributed.signals import StoppedError, temporary_handlers
 from tfm_blocks.distributed.workers import fork_server_restored, main_hidden
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import check_request
-from tfm_blocks.launch.job import start
+from tfm_blocks.launch.job import train_or_resume
 from tfm_blocks.launch.process_settings import return_freed_memory, set_library_defaults
 from tfm_blocks.launch.rank import LIGHTNING
 from tfm_blocks.runs.files import read_json
@@ -130,7 +130,7 @@ def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | No
     if several:
         _expect_picklable(callbacks)
     with prepare_spawn() if several else nullcontext():
-        return start(run, saved, [*PROGRAM, *arguments], callbacks)
+        return train_or_resume(run, saved, [*PROGRAM, *arguments], callbacks)
 
 
 def _expect_callbacks(callbacks: Sequence[object]) -> None:
