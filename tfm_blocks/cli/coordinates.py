@@ -44,7 +44,7 @@ def _coordinates(arguments: argparse.Namespace) -> int:
         show_coordinates,
     )
     from tfm_blocks.report.screen import print_json
-    from tfm_blocks.training.coordinates import Training, fold
+    from tfm_blocks.training.coordinates import Training, logit_nodes
 
     if arguments.path and arguments.path.suffix not in SUFFIXES:
         rule = f"must be a file {', '.join(SUFFIXES)}, but is {shown(arguments.path.name)}"
@@ -58,7 +58,7 @@ def _coordinates(arguments: argparse.Namespace) -> int:
         width: [training.measure(spec, seed) for seed in range(1, arguments.seeds + 1)] for width, spec in specs.items()
     }
     spec = next(iter(specs.values()))
-    nodes = list(node_sizes(measured, fold(spec.sink.address)))
+    nodes = list(node_sizes(measured, logit_nodes(spec)))
     title = f"{arguments.model}, {spec.parametrisation}"
     if arguments.json:
         print_json({"model": arguments.model, "knob": knob, "nodes": coordinate_records(nodes)})

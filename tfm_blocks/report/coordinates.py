@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -73,12 +73,14 @@ class NodeSizes:
         return self.verdict in ("flat", "falls")
 
 
-def node_sizes(measured: Mapping[int, Sequence[Mapping[str, Sequence[float]]]], sink: str) -> Iterator[NodeSizes]:
-    """Yield the sizes of each node from the measurements of each width, one for each seed."""
+def node_sizes(
+    measured: Mapping[int, Sequence[Mapping[str, Sequence[float]]]], logits: Collection[str]
+) -> Iterator[NodeSizes]:
+    """Yield the sizes of each node from the measurements of each width, one for each seed; `logits` name logits."""
     first = next(iter(measured.values()))[0]
     for node in first:
         means = [np.mean([seed[node] for seed in seeds], 0) for seeds in measured.values()]
-        yield NodeSizes(node, list(measured), np.array(means, np.float64), head=node == sink)
+        yield NodeSizes(node, list(measured), np.array(means, np.float64), head=node in logits)
 
 
 def show_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str) -> None:

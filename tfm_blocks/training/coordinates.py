@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.network.build import build_network
+from tfm_blocks.network.build import build_network, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.module import build_optimizer
 from tfm_blocks.training.settings import AdamWSettings
@@ -100,6 +101,16 @@ class _Recorder:
         labels = torch.randint(first, logits.shape[-1], logits.shape[:-1], generator=generator)
         loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten()) + sum(own.mean() for own in losses.values())
         return {node: sum(own) / len(own) for node, own in means.items()}, loss
+
+
+def logit_nodes(spec: Spec) -> set[str]:
+    """Return the folded addresses of the nodes that compute logits: the output head, and those after it."""
+    nodes = set()
+    for call in reversed(network_without_values(spec).head_calls):
+        nodes.add(fold(call.address))
+        if isinstance(call.block, Unembed):
+            break
+    return nodes
 
 
 def fold(address: str) -> str:
