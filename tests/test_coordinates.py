@@ -103,7 +103,7 @@ WRONG = [
     (["tiny", "d_model=16,16"], "must have 2 different values"),
     (["tiny", "d_model=16,32", "-o", "x.gif"], "must be a file .svg, .pdf, .png, but is 'x.gif'"),
     (["tiny", "d_model=16,32", "--steps", "1"], "must be at least 2"),
-    (["tiny", "d_model=16,33"], "the width must split evenly into heads"),
+    (["tiny", "d_model=16,33"], "sines and cosines come in pairs"),
     (["tiny", "d_model=16,32", "--rate", "2"], "must be a learning rate above 0 and below 1, but is '2'"),
 ]
 

@@ -229,3 +229,37 @@ def test_the_json_of_the_weights_has_the_rules(capsys) -> None:
     rule = records["encoder.0.ffn.block.inner.weight"]["rule"]
     assert (rule["name"], rule["rate"], rule["decay"], rule["eps"]) == ("matrix", 0.25, 4, 0.25)
     assert "variance 1/inputs" in rule["reason"]
+
+
+def test_a_format_without_the_factors_is_refused(tmp_path, capsys) -> None:
+    overrides = ["layers=1", "vocab=50", "model.parametrisation=mup", "model.base.d_model=32", "model.base.heads=2"]
+    with pytest.raises(SystemExit):
+        main(["eject", "tiny", *overrides, "-o", str(tmp_path / "model.py")])
+    assert (
+        "is mup, whose factors of embeddings, scores and logits an ejected file cannot express"
+        in capsys.readouterr().err
+    )
+
+
+def test_the_schedule_and_the_decay_must_not_depend_on_the_width_again() -> None:
+    from tfm_blocks.compose.command_line import compose_arguments
+    from tfm_blocks.compose.run import compose_run
+    from tfm_blocks.launch.check import check_remote_run
+
+    def check_run(*overrides):
+        base = ["model.parametrisation=mup", "model.base.d_model=32", "model.base.heads=1"]
+        composed = compose_run(compose_arguments(["model=tiny", *base, *overrides]))
+        return check_remote_run(composed)
+
+    for overrides, address, help in (
+        (["schedule=noam"], "schedule.d_model", "write schedule.d_model=32"),
+        (
+            ["schedule=constant", "optimizer=adam", "optimizer.weight_decay=0.1"],
+            "optimizer.weight_decay",
+            "optimizer=adamw",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_run(*overrides)
+        assert any(problem.address == address and help in problem.help for problem in caught.value.problems)
+    check_run("schedule=noam", "schedule.d_model=32", "optimizer=adam", "optimizer.weight_decay=0")

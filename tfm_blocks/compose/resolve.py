@@ -13,7 +13,7 @@ from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.chain import merge
 from tfm_blocks.language.files import INDEX, YamlFile
-from tfm_blocks.language.parametrisation import WHERE, leaves
+from tfm_blocks.language.parametrisation import WHERE, nested_scalars
 from tfm_blocks.language.sources import Sources, find_knobs
 
 
@@ -141,8 +141,8 @@ def _resolve_base(mapping: dict[str, Any], config: DictConfig, sources: Sources)
     small = config.copy()
     for knob, value in base.items():
         OmegaConf.update(small, str(knob), value)
-    other = dict(leaves(OmegaConf.to_container(small.model, resolve=True)))
-    where = {".".join(path): other[path] for path, value in leaves(model) if other[path] != value}
+    other = dict(nested_scalars(OmegaConf.to_container(small.model, resolve=True)))
+    where = {".".join(path): other[path] for path, value in nested_scalars(model) if other[path] != value}
     cast(dict[str, Any], model)["base"] = {**base, WHERE: where}
 
 

@@ -20,14 +20,14 @@ WHERE = "where"  # in a resolved `base`: the values of the model that differ, by
 NO_BASE = "write the sizes of a small model, such as model.base.d_model=128"
 
 
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def nested_scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each scalar of a nested value with its path."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from leaves(inner, (*path, str(key)))
+            yield from nested_scalars(inner, (*path, str(key)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from leaves(inner, (*path, str(index)))
+            yield from nested_scalars(inner, (*path, str(index)))
     else:
         yield path, value
 

@@ -47,7 +47,7 @@ class Training:
             for node, mean in means.items():
                 sizes[node].append(mean)
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             for group in optimizer.param_groups:
                 group["lr"] = self.rate * group["rate"]
             optimizer.step()
