@@ -254,7 +254,7 @@ def test_the_schedule_and_the_decay_must_not_depend_on_the_width_again() -> None
     for overrides, address, help in (
         (["schedule=noam"], "schedule.d_model", "write schedule.d_model=32"),
         (
-            ["schedule=constant", "optimizer=adam", "optimizer.weight_decay=0.1"],
+            ["schedule=constant", "schedule.warmup=10", "optimizer=adam", "optimizer.weight_decay=0.1"],
             "optimizer.weight_decay",
             "optimizer=adamw",
         ),
