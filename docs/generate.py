@@ -48,6 +48,8 @@ CONFIG = """\
 This page lists the keys of a run's config with types, defaults and meanings. It is made by `python docs/generate.py`.
 `GROUP=NAME` chooses a file of a group, such as `data=text`. `KEY=VALUE` sets a key, such as `trainer.steps=2000`.
 `python train.py --help` lists the keys with the values that a command line gives them.
+There is no key `lr`: the [schedule](#schedule) sets the learning rate, by `schedule.peak`, or by `schedule.scale` of
+`schedule=noam`.
 The keys below `model` are in [language.md](../language.md) and [blocks.md](../blocks.md).
 
 """
@@ -128,7 +130,7 @@ def _config() -> Iterator[str]:
 
 def _title(group: str, name: str) -> str:
     """Return the option of a command line, or the name of a file that is only inherited."""
-    return name if name.startswith("_") else f"{group}={name}"
+    return "every probe task" if name == "_probe" else f"{group}={name}"
 
 
 def _files(group: str) -> list[Path]:
@@ -144,7 +146,8 @@ def _about(path: Path) -> Iterator[str]:
 def _inherited(path: Path, group: str) -> Iterator[str]:
     """Yield a sentence that names the files whose keys a file also has."""
     defaults = yaml.safe_load(path.read_text("utf-8")).get("defaults", [])
-    if parents := [f"`{_title(group, name)}`" for name in defaults if name != "_self_"]:
+    titles = [_title(group, name) for name in defaults if name != "_self_"]
+    if parents := [f"`{title}`" if "=" in title else title for title in titles]:
         yield f"It also has the keys of {' and '.join(parents)}."
 
 
@@ -154,7 +157,7 @@ def _keys(path: Path, schema: Schema) -> str:
     values = yaml.safe_load(file.text)  # 1e-9 as text, as the file has it
     mapping = {key: value for key, value in values.items() if key not in ("defaults", "hydra")}
     rows = list(_rows(mapping, (), schema, read_comments(file)))
-    return _table(["key", "default", "type", "meaning"], rows)
+    return _table(["key", "default", "type", "meaning"], rows) if rows else "It has no keys."
 
 
 def _rows(

@@ -122,7 +122,7 @@ class Pairing:
         return {node for node in inverted if self.a.is_parallel(graph) or self._matters(node, order)}
 
     def _matters(self, address: str, order: Sequence[str]) -> bool:
-        """Return True if the node, or a node that reads it by default, reads another node than before."""
+        """Return True if the node, or a node that reads it by default, reads a different node from before."""
         changed = [node for node in order if self._first(node) != self._second(node)]
         partner = self.pairs[address]
         return any(node == address or partner in (self._first(node), self._second(node)) for node in changed)

@@ -143,7 +143,7 @@ def load_listed(modules: object) -> None:
 
 
 def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:
-    """Raise ConfigError if the command line sets vocab to another size than the size of data.tokenizer."""
+    """Raise ConfigError if the command line sets vocab to a size that differs from the size of data.tokenizer."""
     data, vocab = run.settings.data, run.composed.mapping["vocab"]
     if isinstance(data, ProbeSettings) or not data.tokenizer or ("vocab",) not in run.composed.sources.overrides:
         return run
