@@ -24,7 +24,8 @@ import yaml
 from tfm_blocks.cli import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.is_file()]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [path for path in PAGES if path.is_file() and path.parent.name != "cookbook"]  # its files run in tests/oracles
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {  # pages that train for more than a minute
     "architecture", "comparing", "dates", "language-model", "own-blocks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
