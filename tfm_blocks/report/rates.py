@@ -10,7 +10,8 @@ from statistics import fmean
 from tfm_blocks.errors import ConfigError, Problem, listed
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import RATES, SEED, Factor, Group, settings_of, show_setting, without_seed
-from tfm_blocks.runs.saved_run import SavedRun, Setting
+from tfm_blocks.runs.files import Setting
+from tfm_blocks.runs.saved_run import SavedRun
 
 NAMED = 3  # models that a note names; the others are counted
 
