@@ -14,6 +14,7 @@ from tfm_blocks.errors import file_error
 if TYPE_CHECKING:
     from tfm_blocks.compose.command_line import Request
     from tfm_blocks.launch.check import CheckedRun
+    from tfm_blocks.launch.cooldown import BranchPoint
 
 JOB = "--job"  # a sweep starts its jobs with this flag and a job file
 
@@ -81,10 +82,10 @@ def _train_job(path: Path) -> int:
     return _run_training(lambda: _train_new(check_job(composed), typed))
 
 
-def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:
+def _train_new(run: CheckedRun, typed: Sequence[str], branch: BranchPoint | None = None) -> int:
     from tfm_blocks.launch.job import train as train_run
 
-    train_run(run, Path("runs") / run.composed.mapping.get("sweep_name", ""), typed=typed)
+    train_run(run, Path("runs") / run.composed.mapping.get("sweep_name", ""), typed=typed, branch=branch)
     return 0
 
 
@@ -97,12 +98,18 @@ def _train_here(request: Request, typed: Sequence[str]) -> int:
     from tfm_blocks.compose.run import (
         compose_resumed,
         compose_run,
+        read_cooldown,
         read_resume_folder,
         read_value,
     )
     from tfm_blocks.launch.check import check_resumed_run, check_run, load_listed
 
     config = compose_arguments(request)
+    if cooldown := read_cooldown(config):
+        from tfm_blocks.launch.cooldown import check_cooldown
+
+        run, branch = check_cooldown(config, *cooldown)
+        return _train_new(run, typed, branch)
     folder = read_resume_folder(config)
     if folder is None:
         return _train_new(check_run(compose_run(config)), typed)
