@@ -18,7 +18,7 @@ from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.run import read_cooldown
 from tfm_blocks.distributed.signals import STOPS, exit_on_signals
 from tfm_blocks.errors import TfmError
-from tfm_blocks.launch.cooldown import check_cooldown
+from tfm_blocks.launch.check import check_request
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.checkpoints import list_checkpoints
 from tfm_blocks.runs.saved_run import SavedRun
@@ -55,10 +55,8 @@ def branch(parent: Path, step: int, *overrides: str, until: int | None = None) -
     """Run `python train.py cooldown=PARENT@STEP …` in this process."""
     exit_on_signals()
     config = compose_arguments([f"cooldown={parent}@{step}", *overrides])
-    cooldown = read_cooldown(config)
-    assert cooldown == (parent, step)
-    run, checked = check_cooldown(config, *cooldown)
-    return train(run, parent.parent, until=until, branch=checked)
+    run, point = check_request(config)
+    return train(run, parent.parent, until=until, branch=point)
 
 
 def test_a_branch_equals_the_run_with_its_schedule_from_the_first_step(folder: Path) -> None:

@@ -60,6 +60,19 @@ from tfm_blocks.training.settings import RunSettings, TrainerSettings
 TYPED = ("python", "train.py")
 
 
+def train_or_resume(
+    run: CheckedRun,
+    saved: SavedRun | BranchPoint | None,
+    typed: Sequence[str] = TYPED,
+    callbacks: Sequence[Callback] = (),
+) -> Path:
+    """Train a new run or a branch below runs/ or its sweep's folder, or resume the `saved` run; return the folder."""
+    if isinstance(saved, SavedRun):
+        return resume(run, saved, typed, callbacks=callbacks)
+    root = Path("runs") / run.composed.mapping.get("sweep_name", "")
+    return train(run, root, typed, callbacks=callbacks, branch=saved)
+
+
 def train(
     run: CheckedRun,
     root: Path = Path("runs"),

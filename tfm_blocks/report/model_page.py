@@ -118,7 +118,7 @@ def _facts(
             (place.file, str(place.line), file.excerpt(node.path))
             for file in files
             if node.path in file.written
-            for place in [file.written[node.path].place]
+            for place in [file.written[node.path]]
         ),
     )
 
@@ -145,7 +145,7 @@ def _setting(path: Path, sources: Sources) -> str:
     override = next((sources.overrides[prefix] for prefix in above if prefix in sources.overrides), "")
     if override or path not in sources.written:
         return override and f"command line: {override}"
-    place = sources.written[path].place
+    place = sources.written[path]
     return f"{place.file}:{place.line}"
 
 
