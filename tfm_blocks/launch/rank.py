@@ -250,7 +250,7 @@ def _fit(trainer: Trainer, module: TrainingModule, data: RunData, checkpoints: C
         with defer_signals():
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
         every, step = module.settings.trainer.validate_every, trainer.global_step
-        if checkpoints.owed or (step % every and module.validated != step):
+        if checkpoints.validation_interrupted or (step % every and module.validated != step):
             trainer.validate(module, datamodule=data, verbose=False)
 
 
