@@ -186,7 +186,7 @@ class _Rank:
             strategy=_strategy(settings, info.world, self.device),
             plugins=[
                 cluster_environment(info),
-                CheckpointFiles(settings.checkpoint_keep),
+                CheckpointFiles(settings.checkpoint_keep, settings.checkpoint_at),
                 *([MixedPrecision("bf16-mixed", self.device.type)] if precision.name == "bf16" else []),
             ],
             logger=loggers or False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,19 @@ def preempted(number: int, command: str) -> PreemptedError:
 
 
 class CheckpointFiles(CheckpointIO):
-    """Read and write Lightning's checkpoints as files of runs/checkpoints.py, and keep the newest `keep`."""
+    """Read and write Lightning's checkpoints as files of runs/checkpoints.py.
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
+    The newest `keep` are kept, and the checkpoints after the steps `at`.
+    """
+
+    def __init__(self, keep: int, at: Collection[int] = ()) -> None:
+        self.keep, self.at = keep, at
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write the checkpoint to the folder of `path`, named by its step. Raises RunError if writing fails."""
         folder = Path(path).parent
         try:
-            write_checkpoint(folder, checkpoint["global_step"], checkpoint, self.keep)
+            write_checkpoint(folder, checkpoint["global_step"], checkpoint, self.keep, self.at)
         except OSError as error:
             rule = f"a checkpoint cannot be written: {error.strerror}"
             raise RunError(Problem(str(folder), rule, help="free disk space, then resume the run")) from None
@@ -107,7 +110,7 @@ class Checkpoints(Callback):
             self._validate(trainer)
         every, step = self.settings.checkpoint_every, trainer.global_step
         number, timely = self._agree(trainer) if self._must_agree(trainer) else (0, False)
-        if number or timely or (every and step % every == 0):
+        if number or timely or (every and step % every == 0) or step in self.settings.checkpoint_at:
             self._write(trainer)
         if number:
             raise preempted(number, self.command)
