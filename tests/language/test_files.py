@@ -103,7 +103,7 @@ def test_a_model_file_has_the_value_that_yaml_1_2_reads_or_is_refused(tmp_path, 
     file = tmp_path / "mine.yaml"
     file.write_text(f"{HEADER}x: {text}\nother: '{text}'\n")
     try:
-        value = read_model_file(file).mapping["x"]
+        value = read_model_file(file).value["x"]
     except ConfigError as error:
         assert f"has {text!r}, which YAML 1.1 and YAML 1.2" in str(error) and "mine.yaml:2" in str(error)
         assert re.search("[0-9]", text) is None or not re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]+)?", text)
@@ -141,6 +141,11 @@ def test_an_alias_bomb_is_refused_without_building_it(tmp_path):
 
 def test_a_file_without_the_header_is_refused_with_the_line_to_add(tmp_path):
     assert "begin the file with # @package _global_" in refused(tmp_path, "heads: 3\n", header="")
+
+
+def test_a_header_below_a_comment_is_refused_because_hydra_would_ignore_it(tmp_path):
+    header = "# a comment\n# @package _global_\n"
+    assert "begin the file with # @package _global_" in refused(tmp_path, "heads: 3\n", header=header)
 
 
 def test_a_model_that_inherits_itself_is_refused(tmp_path):

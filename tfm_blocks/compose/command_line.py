@@ -132,7 +132,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         refuse_sweeps(overrides, help="add -m to run each of them")
     chosen = _choices(overrides, folders)
     models = _models(chosen, folders)
-    knobs = {model: {key for file in model_chain(model, folders) for key in file.mapping} for model in models}
+    knobs = {model: {key for file in model_chain(model, folders) for key in file.value} for model in models}
     if overrides and not PRINTING.union({"--multirun"}).isdisjoint(flags):
         choices = {group: names[0] for group, names in chosen.items()}
         values = {
@@ -195,10 +195,15 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
 
 
 def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
-    """Compose a command line; Hydra's own settings are below `hydra`. Raises ConfigError."""
+    """Compose a command line; Hydra's own settings are below `hydra`. Raises ConfigError.
+
+    With `cooldown=`, the keys of its schedule can be set.
+    """
     request = arguments if isinstance(arguments, Request) else parse_request(arguments)
     values = [override for override in request.overrides if sets_value(override.input_line or "", request.folders)]
     options = [add_plus(override.input_line or "") for override in request.overrides if override not in values]
+    if {override.key_or_group for override in request.overrides} & {"cooldown", "schedule"} == {"cooldown"}:
+        options.append("schedule=wsd")
     config = compose_config(options, request.config_dir, hydra=True, values=values)
     config.hydra.overrides.task = [
         text for text in request.texts if not override_key(text).startswith(("hydra.", "hydra/"))

@@ -14,7 +14,7 @@ from tfm_blocks.registry.values import Kind
 STEPS = ("dropout", "add", "norm", "scale", "gain", "droppath")
 VALUED = {"scale": "scale: 0.5", "gain": "gain: 0.0", "droppath": "droppath: 0.1"}
 NumberedStep = Literal["scale", "gain", "droppath", "add"]
-KINDS = {"scale": Kind("float"), "gain": Kind("float"), "add": Kind("float"), "droppath": Kind("rate")}
+KINDS = dict.fromkeys(("scale", "gain", "add"), Kind("float")) | dict.fromkeys(("droppath", "dropout"), Kind("rate"))
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ def read_add_norm(value: Any, inherited: AddNorm, path: Path) -> AddNorm:
 
 def _read_steps(when: str, steps: Any, path: Path) -> tuple[WrittenStep, ...]:
     if not isinstance(steps, list):
-        raise ValueError(f"{when} must be a list of steps ({', '.join(STEPS)}), but is {shown(steps)}")
+        raise ValueError(f"{when} must be a list of operations ({', '.join(STEPS)}), but is {shown(steps)}")
     read = [replace(_read_step(when, step), path=path) for step in steps]
     kinds = [step.kind for step in read]
     if len(set(kinds)) < len(kinds):
-        raise ValueError(f"{when} has a step twice: {', '.join(kinds)}")
+        raise ValueError(f"{when} lists an operation twice: {', '.join(kinds)}")
     if "add" in kinds and when != "post":
         raise ValueError(f"{when} cannot add: the residual is added to a branch's output, in post")
     return tuple(read)
@@ -92,13 +92,15 @@ def _read_step(when: str, step: Any) -> WrittenStep:
     """Read `norm`, `{scale: 0.5}`, `{add: 2.0}` or `{gain: 1e-4, per: channel}`."""
     if not isinstance(step, Mapping):
         if step not in STEPS:
-            raise ValueError(f"{when} has the unknown step {shown(step)}; {suggest(str(step), STEPS)}")
+            raise ValueError(f"{when} has the unknown operation {shown(step)}; {suggest(str(step), STEPS)}")
         if step in VALUED:
-            raise ValueError(f"{when} has the step {step} without its number: write {{{VALUED[step]}}}")
+            raise ValueError(f"{when} has the operation {step} without its number: write {{{VALUED[step]}}}")
         return WrittenStep(step)
     kinds = [key for key in step if key != "per"]
     if len(kinds) != 1 or kinds[0] not in (*VALUED, "add"):
-        raise ValueError(f"{when} has {shown(dict(step))}: a step with a number is one of {', '.join(VALUED)}, add")
+        raise ValueError(
+            f"{when} has {shown(dict(step))}: an operation with a number is one of {', '.join(VALUED)}, add"
+        )
     (kind,) = kinds
     if "per" in step and (kind != "gain" or step["per"] not in ("channel", "branch")):
         raise ValueError(f"{when} has {shown(dict(step))}: only a gain is per channel or per branch")
@@ -112,20 +114,17 @@ def read_steps(
     steps = []
     for step in written:
         try:
-            steps.append(_read(step, path, args))
+            if step.kind == "dropout":
+                rate = args.find("dropout")
+                steps.append(Step("dropout", args.convert(rate, KINDS["dropout"]) if rate else 0.0))
+            elif step.kind == "norm":
+                part = args.read_part(args.find("norm") or RawValue("layernorm", path), "norm")
+                steps.append(Step("norm", block=part.block, arguments=part.arguments))
+            elif step.kind == "add" and step.value is None:
+                steps.append(Step("add", 1.0))
+            else:
+                number = args.convert(RawValue(step.value, (*step.path, step.kind)), KINDS[step.kind])
+                steps.append(Step(cast(NumberedStep, step.kind), number, per_channel=step.per_channel))
         except ArgumentError as error:
             problems.append(error)
     return tuple(steps)
-
-
-def _read(written: WrittenStep, path: Path, args: Args) -> Step:
-    if written.kind == "dropout":
-        rate = args.find("dropout")
-        return Step("dropout", args.convert(rate, Kind("rate")) if rate else 0.0)
-    if written.kind == "norm":
-        part = args.read_part(args.find("norm") or RawValue("layernorm", path), "norm")
-        return Step("norm", block=part.block, arguments=part.arguments)
-    if written.kind == "add" and written.value is None:
-        return Step("add", 1.0)
-    number = args.convert(RawValue(written.value, (*written.path, written.kind)), KINDS[written.kind])
-    return Step(cast(NumberedStep, written.kind), number, per_channel=written.per_channel)

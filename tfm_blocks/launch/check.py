@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
 from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -26,8 +27,13 @@ from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
-from tfm_blocks.training.groups import expect_usable
+from tfm_blocks.runs.saved_run import SavedRun
+from tfm_blocks.training.groups import expect_usable, names_used
+from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
+
+if TYPE_CHECKING:
+    from tfm_blocks.launch.cooldown import BranchPoint
 
 LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
 
@@ -90,6 +96,26 @@ def check_run(composed: Composed) -> CheckedRun:
     return _with_plugins_tested(_expect_size_of_tokenizer(_check(composed, _check_devices, check_model)))
 
 
+def check_request(config: Any) -> tuple[CheckedRun, SavedRun | BranchPoint | None]:
+    """Check the run that a composed command line requests, and return it with the run that it resumes or branches off.
+
+    Raises ConfigError with all problems and their places, and RunError if the folder to resume is damaged.
+    """
+    if cooldown := read_cooldown(config):
+        from tfm_blocks.launch.cooldown import check_cooldown
+
+        return check_cooldown(config, *cooldown)
+    folder = read_resume_folder(config)
+    if folder is None:
+        return check_run(compose_run(config)), None
+    from tfm_blocks.launch.run_spec import read_saved_run  # imports Lightning, which a wrong config does not wait for
+
+    load_listed(read_value(config, "plugins"))
+    saved = read_saved_run(folder)
+    composed = compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.config_text)
+    return check_resumed_run(composed), saved
+
+
 def check_remote_run(composed: Composed) -> CheckedRun:
     """Check a new run that trains on another machine. Its devices are not checked. Raises ConfigError."""
     return _with_plugins_tested(_check(composed, lambda config: None, check_model))
@@ -133,11 +159,12 @@ def _check(
         if problems:
             raise ConfigError(problems)
     (run,), (spec,) = settings, specs
+    if problems := [*_transfer_problems(spec, run)]:
+        raise ConfigError(problems)
     with with_locations(composed):
         expect_usable(run.optimizer, list_weights(network_without_values(spec)))
     tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
-    optimizers = [run.optimizer.name, *(group.name for group in run.optimizer.groups.values())]
-    plugins = plugins_in_use(run.plugins, spec.blocks, tasks, optimizers)
+    plugins = plugins_in_use(run.plugins, spec.blocks, tasks, names_used(run.optimizer))
     return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
 
 
@@ -148,7 +175,7 @@ def load_listed(modules: object) -> None:
 
 
 def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:
-    """Raise ConfigError if the command line sets vocab to another size than the size of data.tokenizer."""
+    """Raise ConfigError if the command line sets vocab to a size that differs from the size of data.tokenizer."""
     data, vocab = run.settings.data, run.composed.mapping["vocab"]
     if isinstance(data, ProbeSettings) or not data.tokenizer or ("vocab",) not in run.composed.sources.overrides:
         return run
@@ -242,6 +269,28 @@ def _input_problems(spec: Spec, data: DataSettings | None) -> Iterator[Problem]:
                 "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
             )
             yield Problem(address, rule, help=help)
+
+
+def _transfer_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
+    """Yield a problem if the parametrisation has no rule for the optimizer or the schedule."""
+    if spec.base is None:
+        return
+    name, base = spec.parametrisation, spec.mapping["base"]
+    decay = getattr(run.optimizer, "weight_decay", 0.0)
+    unknown = sorted(names_used(run.optimizer) - {"adam", "adamw"})
+    if unknown:
+        rule = f"{name} has rules for adam and adamw, but not for {', '.join(unknown)}"
+        yield Problem("optimizer", rule, help="write optimizer=adamw, or model.parametrisation=standard")
+    if run.optimizer.name == "adam" and decay:
+        rule = f"is added to the gradient, for which {name} has no rule, but is {decay:g}"
+        help = "write optimizer=adamw, whose decay is apart from the gradient, or optimizer.weight_decay=0"
+        yield Problem("optimizer.weight_decay", rule, help=help)
+    schedule = run.schedule
+    if isinstance(schedule, NoamSettings) and schedule.d_model != (width := base.get("d_model", schedule.d_model)):
+        rule = (
+            f"is {schedule.d_model}, which scales the rate by the width a second time: {name} does it for each weight"
+        )
+        yield Problem("schedule.d_model", rule, help=f"write schedule.d_model={width}, the width of the base")
 
 
 def _probe_problems(spec: Spec, data: ProbeSettings) -> Iterator[Problem]:

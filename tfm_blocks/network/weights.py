@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.language.spec import Node
-from tfm_blocks.network.build import initialise
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.initial import initialise
 
 Role = Literal[
     "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar", "experts"
 ]  # fmt: skip
 NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
+KNOWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)  # of torch; their roles follow from the shapes
 BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
 
 
@@ -85,7 +86,7 @@ def list_weights(network: Network) -> list[Weight]:
     weights = []
     for parameter, own in names.items():
         node = owners[max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)]
-        roles = tuple(dict.fromkeys(_role(network, name, parameter.ndim) for name in own))
+        roles = tuple(dict.fromkeys(role_of(network, name, parameter.ndim)[0] for name in own))
         shape, depth = tuple(parameter.shape), layers[node.owner]
         stacked = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
         weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, *stacked))
@@ -101,10 +102,11 @@ def _parts(module: nn.Module, shape: tuple[int, ...], axis: int) -> tuple[tuple[
     return tuple(parts), module.heads if isinstance(module, Linear) else (1,) * len(parts)
 
 
-def _role(network: Network, name: str, axes: int) -> Role:
+def role_of(network: nn.Module, name: str, axes: int) -> tuple[Role, bool]:
     """Return the role that the outermost module around a weight declares, or else the role that its shape allows.
 
-    A class declares the roles of its weights in `weight_roles`, by their addresses below the module.
+    A class declares the roles of its weights in `weight_roles`, by their addresses below the module. The second value
+    is True if a class declares the role.
     """
     module: nn.Module = network
     parts = name.split(".")
@@ -112,11 +114,25 @@ def _role(network: Network, name: str, axes: int) -> Role:
         below = ".".join(parts[place:])
         for kind in type(module).__mro__:
             if below in (declared := vars(kind).get("weight_roles", {})):
-                role: Role = declared[below]
-                return role
+                return declared[below], True
         if place < len(parts) - 1:
             module = module.get_submodule(part)
-    return "bias" if axes <= 1 and parts[-1].endswith("bias") else BY_AXES[min(axes, 3)]
+    return "bias" if axes <= 1 and parts[-1].endswith("bias") else BY_AXES[min(axes, 3)], False
+
+
+def roles_by_shape(block: nn.Module) -> dict[str, tuple[Role, str]]:
+    """Return the role and the class of each weight that a plug-in's block registers without declaring its role.
+
+    Weights of shipped layers, and of torch's linear maps and norms, have the role that their shape allows.
+    """
+    found: dict[str, tuple[Role, str]] = {}
+    for name, parameter in block.named_parameters():
+        owner = block.get_submodule(name.rpartition(".")[0])
+        role, declared = role_of(block, name, parameter.ndim)
+        known = isinstance(owner, KNOWN_LAYERS) or type(owner).__module__.startswith("tfm_blocks.")
+        if not declared and not known:
+            found[name] = role, type(owner).__name__
+    return found
 
 
 def _count_layers(owners: Mapping[str, Node]) -> dict[str, tuple[int, int]]:
@@ -177,19 +193,32 @@ class _FilledValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def initial_distributions(network: Network) -> dict[str, str]:
-    """Return the distribution of the initial values of each weight by its first name, such as `uniform ±0.0765`.
+Fill = tuple[int, str, float, float]  # where a part of a weight begins, and its distribution: a name and two numbers
 
-    The network is on the meta device. Parts of a weight with different distributions are separated by commas; `set`
-    stands for values that no such distribution describes.
-    """
+
+def initial_fills(network: Network) -> dict[str, list[Fill]]:
+    """Return the parts of each weight by its first name, in order. The network is on the meta device."""
     with _FilledValues() as filled:
         initialise(network, 0)
     return {
-        name: ", ".join(dict.fromkeys(_distribution(*part) for part in filled.parts[storage].values()))
+        name: [(place, *part) for place, part in sorted(filled.parts[storage].items())]
         for name, parameter in network.named_parameters()
         if (storage := parameter.untyped_storage()._cdata) in filled.parts
     }
+
+
+def initial_distributions(network: Network, factors: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Return the distribution of the initial values of each weight by its first name, such as `uniform ±0.0765`.
+
+    The network is on the meta device. `factors` multiply the parts of some weights. Parts of a weight with different
+    distributions are separated by commas; `set` stands for values that no such distribution describes.
+    """
+    distributions = {}
+    for name, parts in initial_fills(network).items():
+        own = zip(parts, factors.get(name, [1.0] * len(parts)), strict=True)
+        texts = [_distribution(kind, first * factor, second * factor) for (_, kind, first, second), factor in own]
+        distributions[name] = ", ".join(dict.fromkeys(texts))
+    return distributions
 
 
 def _distribution(kind: str, first: float, second: float) -> str:

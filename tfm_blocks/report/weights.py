@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.network.build import network_without_values, read_model
+from tfm_blocks.network.build import network_without_values, read_model, weight_rules
+from tfm_blocks.network.parametrisation import RULES, WeightRule
 from tfm_blocks.network.weights import Learning, Weight, initial_distributions, list_weights, symbolic_shapes
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
@@ -27,6 +28,7 @@ class WeightGroup:
     symbols: tuple[str, ...]
     initial: str
     learning: list[Learning]
+    rule: WeightRule | None
 
 
 def group_weights(
@@ -37,15 +39,26 @@ def group_weights(
     Without `composed`, as of a run folder, the axes are numbers. `learned` has how each weight learns, by name.
     """
     network = network_without_values(spec)
-    weights, initial = list_weights(network), initial_distributions(network)
+    rules = weight_rules(spec)
+    initial = initial_distributions(network, {name: rule.initial for name, rule in rules.items()})
     symbols = symbolic_shapes(*_doubled(spec, composed))
     groups: dict[tuple[object, ...], WeightGroup] = {}
-    for weight, own_symbols in zip(weights, symbols, strict=True):
+    for weight, own_symbols in zip(list_weights(network), symbols, strict=True):
         place = ".".join("i" if part.isdigit() else part for part in weight.name.split("."))
         values = initial.get(weight.name, "set")
         learning = [learned[weight.name]] if learned else []
-        key = (place, weight.roles, weight.uses, weight.shape, own_symbols, values, *[one[:2] for one in learning])
-        group = groups.setdefault(key, WeightGroup([], own_symbols, values, []))
+        rule = rules.get(weight.name)
+        key = (
+            place,
+            weight.roles,
+            weight.uses,
+            weight.shape,
+            own_symbols,
+            values,
+            rule,
+            *[one[:2] for one in learning],
+        )
+        group = groups.setdefault(key, WeightGroup([], own_symbols, values, [], rule))
         group.weights.append(weight)
         group.learning.extend(learning)
     return list(groups.values())
@@ -79,6 +92,8 @@ def show_weights(groups: list[WeightGroup], name: str) -> None:
     """Print a row for each group, and the number of parameters of each role."""
     columns = [*texts("weight", "role", "shape", "size"), Column("parameters", COUNT), *texts("initial values")]
     columns += texts("group", "optimizer", "rate", "decay") if groups[0].learning else []
+    rules = list(dict.fromkeys(group.rule.name for group in groups if group.rule))
+    columns += texts("rule", "rate, decay and eps") if rules else []
     rows: list[list[Value]] = []
     for group in groups:
         weight, count = group.weights[0], len(group.weights)
@@ -86,8 +101,11 @@ def show_weights(groups: list[WeightGroup], name: str) -> None:
         parameters = Cell(f"{size:,}" + (f" × {count}" if count > 1 else ""), size)
         shape, sizes = " × ".join(group.symbols) or "1", " × ".join(map(str, weight.shape)) or "1"
         names, roles = " = ".join(weight.names), ", ".join(weight.roles)
-        rows.append([names, roles, shape, sizes, parameters, group.initial, *_learning_cells(group.learning)])
+        learning = [*_learning_cells(group.learning), *_rule_cells(group.rule)]
+        rows.append([names, roles, shape, sizes, parameters, group.initial, *learning])
     print_table(Table(f"weights of {name}", columns, rows))
+    for rule in rules:
+        screen().print(f"{rule}: {RULES[rule].reason}")
     totals: defaultdict[str, int] = defaultdict(int)
     for group in groups:
         totals[", ".join(group.weights[0].roles)] += sum(math.prod(weight.shape) for weight in group.weights)
@@ -105,6 +123,16 @@ def _learning_cells(learning: Sequence[Learning]) -> list[Value]:
     return [first.group, first.optimizer, *(spans if first.rate else ["", ""])]
 
 
+def _rule_cells(rule: WeightRule | None) -> list[Value]:
+    """Return the name of a rule, and its factors relative to the base."""
+    return [rule.name, ", ".join(f"× {value:g}" for value in (rule.rate, rule.decay, rule.eps))] if rule else []
+
+
+def _rule_record(rule: WeightRule) -> dict[str, object]:
+    numbers = {"initial": list(rule.initial), "rate": rule.rate, "decay": rule.decay, "eps": rule.eps}
+    return {"name": rule.name, "reason": rule.reason, **numbers}
+
+
 def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
     """Return the facts of every weight for JSON, in the order of the groups."""
     return [
@@ -120,6 +148,7 @@ def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
             "uses": weight.uses,
             "depth": list(weight.depth),
             **(group.learning[place]._asdict() if group.learning else {}),
+            **({"rule": _rule_record(group.rule)} if group.rule else {}),
         }
         for group in groups
         for place, weight in enumerate(group.weights)

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args
 
 import torch
-from pydantic import BeforeValidator, Discriminator, Field, Tag, create_model, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from torch.optim import Optimizer
 
 import tfm_blocks.training.optimizers  # noqa: F401  registers them
 from tfm_blocks.config.settings import RuleError, Settings
 from tfm_blocks.errors import ConfigError, Problem, listed, shown, suggest
+from tfm_blocks.network.build import weight_rules
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import Learning, Role, Weight, list_weights
 from tfm_blocks.registry.expression import Number, evaluate, names_in
@@ -176,6 +186,11 @@ def _settings_type(known: tuple[OptimizerInfo, ...]) -> Any:
     return Annotated[Union[tuple(models)], Field(discriminator="name")]  # noqa: UP007
 
 
+def read_optimizer(mapping: Mapping[str, Any]) -> OptimizerSettings:
+    """Return the settings of a valid mapping."""
+    return cast(OptimizerSettings, TypeAdapter(settings_type()).validate_python(mapping))
+
+
 def settings_type() -> Any:
     """Return the union of the settings of all registered optimizers, those of plug-ins included."""
     return _settings_type(tuple(OPTIMIZERS.values()))
@@ -309,14 +324,18 @@ def build_optimizer(
     """Return the optimizer of a network. The schedule sets `lr` of each group, times the group's `rate`.
 
     `peak` is the largest rate of the schedule, which an independent decay needs. `factors` are those of weights by
-    name. One optimizer with torch's fused kernels is torch's own; all others are one JointOptimizer.
+    name, by default of the parametrisation. One optimizer with torch's fused kernels is torch's own; all others are one
+    JointOptimizer.
     """
+    if factors is None:
+        rules = weight_rules(network.spec).items()
+        factors = {name: Factors(rule.rate, rule.decay, rule.eps) for name, rule in rules}
     order = {name: place for place, name in enumerate((*settings.groups, DEFAULT, OTHERS))}
     trained = [one for one in assign(settings, list_weights(network)) if one.optimizer]
     trained.sort(key=lambda one: (order[one.group], not one.weight.decays))
     members: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for one in trained:
-        values = _group_values(one, peak, (factors or {}).get(one.weight.name, Factors()))
+        values = _group_values(one, peak, factors.get(one.weight.name, Factors()))
         key = one.group, *map(str, values.values())
         group = members.setdefault(one.optimizer, {}).setdefault(key, {"params": [], "lr": 1.0, **values})
         group["params"].append(network.get_parameter(one.weight.name))
@@ -338,9 +357,8 @@ def _group_values(one: Learned, peak: float, factors: Factors) -> dict[str, Any]
     values = {key: value for key, value in one.settings.items() if key not in ("cautious", "independent_decay")}
     values["rate"] = one.rate * factors.rate
     if "weight_decay" in values:
-        values["weight_decay"] *= factors.weight_decay
-        if one.settings.get("independent_decay"):
-            values["weight_decay"] /= peak * values["rate"]
+        independent = one.settings.get("independent_decay")
+        values["weight_decay"] *= 1 / (peak * values["rate"]) if independent else factors.weight_decay
         if one.settings.get("cautious"):
             values |= {"cautious_decay": values["weight_decay"], "weight_decay": 0.0}
     if isinstance(values.get("eps"), float):
@@ -399,3 +417,9 @@ def describe_group(row: Mapping[str, Any]) -> str:
         return f"optimizer: {row['group']}: frozen, {size}"
     rates = " to ".join(f"{rate:g}" for rate in row["rates"])
     return f"optimizer: {row['group']}: {row['optimizer']}, rate × {rates}, decay {row['weight_decay']:g}, {size}"
+
+
+def names_used(settings: OptimizerSettings) -> set[str]:
+    """Return the names of the optimizers of all groups."""
+    others = [getattr(settings, OTHERS)] if settings.info.roles else []
+    return {settings.name, *(group.name for group in (*settings.groups.values(), *others) if group.train)}
