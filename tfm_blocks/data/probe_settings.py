@@ -58,12 +58,13 @@ class ProbeSettings(Settings):
         written = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         hints = get_type_hints(task)
         kinds: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields(task)}
-        model = create_model(task.__name__, __base__=Settings, **kinds)
+        values = {**self._preset.settings, **written}
         try:
-            return task(**read_settings(model, {**self._preset.settings, **written}).model_dump())
+            settings = read_settings(create_model(task.__name__, __base__=Settings, **kinds), values)
         except ConfigError as error:
             problems = [replace(problem, address=f"data.{problem.address}") for problem in error.problems]
             raise ConfigError(problems) from None
+        return task(**settings.model_dump())
 
     @property
     def vocab(self) -> int:
