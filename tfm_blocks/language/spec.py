@@ -83,7 +83,8 @@ class Node:
     ports to addresses of nodes or names of inputs, first port first. `residual` is the address that `add` adds. `axes`
     binds the signature's letters. `stack` is the address of the outermost stack around the node. `sees` is the part of
     the target that an output position depends on. For a `deep` node, the depth of the model sets the factor of `add`
-    and `shrink`, the factor of the initial weights in the branch.
+    and `shrink`, the factor of the initial weights in the branch. `deeper` is the number of layers of the stacks around
+    the node, relative to the base of `completep`.
     """
 
     address: str
@@ -102,6 +103,7 @@ class Node:
     deep: bool = False
     sees: Literal["nothing", "past", "all"] = "nothing"
     shrink: float = 1.0
+    deeper: float = 1.0
 
     @property
     def shares(self) -> bool:
@@ -126,7 +128,7 @@ class Spec:
     `mapping` lacks the arguments that replaced blocks had, which `notes` lists.
 
     `head` is the number of nodes at the end that treat each position separately. Training runs them only on the
-    positions that count in the loss.
+    positions that count in the loss. `base` is the same model with the widths of the base of its `parametrisation`.
     """
 
     inputs: tuple[Input, ...]
@@ -135,6 +137,8 @@ class Spec:
     head: int = 1
     warnings: tuple[Problem, ...] = ()
     notes: tuple[Problem, ...] = ()
+    parametrisation: str = "standard"
+    base: Spec | None = None
 
     @property
     def sink(self) -> Node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +10,14 @@ from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.blocks.layers.add_norm import Branch
-from tfm_blocks.blocks.layers.state import Initialises, Resets, Shrinks
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.initial import address_seed, initialise
+from tfm_blocks.network.parametrisation import WeightRule, find_rules, match_base, scale_initial_values
 from tfm_blocks.network.trace import trace
 from tfm_blocks.registry.blocks import REGISTRY
 
@@ -35,7 +35,15 @@ def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spe
             if node.tie:
                 source = by_address[node.tie]
                 _tie(node, source, module_of(node), module_of(source), sources)
+    weight_rules(spec, sources)
     return spec
+
+
+def weight_rules(spec: Spec, sources: Sources | None = None) -> dict[str, WeightRule]:
+    """Return the rule of each weight by its first name; {} for standard. Raises ConfigError if a weight has none."""
+    if spec.base is None:
+        return {}
+    return find_rules(network_without_values(spec), network_without_values(spec.base), sources or Sources())
 
 
 def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
@@ -53,6 +61,7 @@ def build_network(spec: Spec, *, seed: int) -> Network:
         rule = f"the weights need {size:,} bytes, more than could be allocated"
         raise ConfigError(Problem("model", rule, help="reduce the sizes of the model")) from error
     initialise(network, seed)
+    scale_initial_values(network, weight_rules(spec))
     return network
 
 
@@ -78,6 +87,11 @@ def _network(spec: Spec, seed: int) -> Network:
     for node in spec.nodes:
         if node.tie:
             _tie(node, nodes[node.tie], modules[node.address], modules[node.tie], Sources())
+    if spec.base is not None:
+        with torch.device("meta"):
+            for node in spec.base.nodes:
+                if not node.shares:
+                    match_base(modules[node.address], module_of(node))
     return Network(spec, modules)
 
 
@@ -92,54 +106,3 @@ def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, 
         help = "give both the same width and vocabulary, or remove tie with tie: null"
         raise ConfigError(sources.problem(node.path, rule, help=help))
     setattr(module.block, name, shared)
-
-
-def initialise(network: Network, seed: int) -> None:
-    """Initialise every parameter.
-
-    Parameters of two networks with the same address and shape get the same values. Deepnorm then multiplies some by the
-    factor `shrink` of their node.
-
-    A module with parameters has `initialise(name, generator)`; a third-party module may have `reset_parameters()`
-    instead. Buffers keep the values of the constructor. Raises TypeError for a module that has neither.
-    """
-    done: set[int] = set()
-    with torch.no_grad():
-        for path, module in network.named_modules():
-            for name, parameter in module.named_parameters(path, recurse=False):
-                if id(parameter) not in done:
-                    _fill(module, name, seed)
-                    done.add(id(parameter))
-        for call in (*network.calls, *network.head_calls):
-            if call.node.shrink != 1 and not call.node.shares:
-                for module in call.block.modules():
-                    if isinstance(module, Shrinks):
-                        module.shrink(call.node.shrink)
-
-
-def _fill(module: nn.Module, address: str, seed: int) -> None:
-    number = address_seed(seed, address)
-    if isinstance(module, Initialises):
-        module.initialise(address.rpartition(".")[2], torch.Generator().manual_seed(number))
-    elif isinstance(module, Resets):
-        _reset(module, address.rpartition(".")[2], number)
-    else:
-        raise TypeError(
-            f"{type(module).__name__} at {address} does not define its initial values: add initialise(name, generator)"
-        )
-
-
-def _reset(module: nn.Module, name: str, number: int) -> None:
-    """Initialise one parameter; `reset_parameters` fills all of them, so the values of the others are restored."""
-    others = {key: value.clone() for key, value in module.named_parameters(recurse=False) if key != name}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number)
-        module.reset_parameters()  # type: ignore[operator]
-    for key, value in others.items():
-        module.get_parameter(key).copy_(value)
-
-
-def address_seed(seed: int, address: str) -> int:
-    """Return a 63-bit seed, the same on every machine."""
-    digest = hashlib.sha256(f"{seed}:{address}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
