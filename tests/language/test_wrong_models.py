@@ -27,7 +27,7 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{args: {norm: ffn}}", "args.norm", "norm", "'ffn'"),
     ],
     "no block takes 'haeds' from here": [("{graph: {encoder: {args: {haeds: 4}}}}", "graph.encoder.args.haeds")],
-    "add_norm post has the unknown step 'dropuot'; did you mean dropout? one of: add, dropout, droppath, gain, norm, scale": [
+    "add_norm post has the unknown operation 'dropuot'; did you mean dropout? one of: add, dropout, droppath, gain, norm, scale": [
         ("{add_norm: {post: [dropuot, add]}}", "add_norm")
     ],
     "'pst' is not an add & norm preset; did you mean post? one of: branch, deepnorm, layerscale, none, post, pre, rezero, sandwich": [
@@ -255,20 +255,20 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     "a variance may be 0 (eps > 0), but eps = -1.0": [
         ("{args: {norm: {block: layernorm, eps: -1}}}", "graph.encoder.layer.attn")
     ],
-    "add_norm post has a step twice: norm, add, norm": [("{add_norm: {post: [norm, add, norm]}}", "add_norm")],
+    "add_norm post lists an operation twice: norm, add, norm": [("{add_norm: {post: [norm, add, norm]}}", "add_norm")],
     "add_norm pre cannot add: the residual is added to a branch's output, in post": [
         ("{add_norm: {pre: [add]}}", "add_norm")
     ],
-    "add_norm post has the step scale without its number: write {{scale: 0.5}}": [
+    "add_norm post has the operation scale without its number: write {{scale: 0.5}}": [
         ("{add_norm: {post: [scale, add]}}", "add_norm")
     ],
-    "add_norm post has {{'scale': 1, 'gain': 2}}: a step with a number is one of scale, gain, droppath, add": [
+    "add_norm post has {{'scale': 1, 'gain': 2}}: an operation with a number is one of scale, gain, droppath, add": [
         ("{add_norm: {post: [{scale: 1, gain: 2}]}}", "add_norm")
     ],
     "add_norm post has {{'scale': 0.5, 'per': 'channel'}}: only a gain is per channel or per branch": [
         ("{add_norm: {post: [{scale: 0.5, per: channel}, add]}}", "add_norm")
     ],
-    "add_norm post must be a list of steps (dropout, add, norm, scale, gain, droppath), but is 'norm'": [
+    "add_norm post must be a list of operations (dropout, add, norm, scale, gain, droppath), but is 'norm'": [
         ("{add_norm: {post: norm}}", "add_norm")
     ],
     "add_norm has no key 'pots'; did you mean post? one of: last, post, pre": [

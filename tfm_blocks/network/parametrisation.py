@@ -125,7 +125,7 @@ def _growing_blocks(network: Network, base: Network, sources: Sources) -> list[P
             continue
         for module in network.get_submodule(call.address).modules():
             if reason := getattr(type(module), "width_rules", {}).get(""):
-                rule = f"no rule is known for {type(module).__name__} with another width than in the base: {reason}"
+                rule = f"no rule is known for {type(module).__name__} with a width that differs from the base: {reason}"
                 problems.append(sources.problem(call.path, rule, help=KEEP))
     return problems
 
