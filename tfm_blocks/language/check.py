@@ -18,7 +18,7 @@ from tfm_blocks.registry.blocks import Registry
 
 
 def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None = None) -> Spec:
-    """Check a resolved mapping {inputs, args, add_norm, graph}. Raises ConfigError with all problems of a pass."""
+    """Check a resolved mapping, as in a file below `model`. Raises ConfigError with all problems of a pass."""
     sources = sources or Sources()
     replacement = Replacement(registry, sources)
     if sources.files:

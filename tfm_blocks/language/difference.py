@@ -28,7 +28,8 @@ from tfm_blocks.registry.blocks import Registry
 from tfm_blocks.registry.values import Part
 
 Kind = Literal[
-    "input", "removed", "added", "renamed", "moved", "layers", "replaced", "argument", "add & norm", "wiring", "weights"
+    "input", "removed", "added", "renamed", "moved", "layers", "replaced", "argument", "add & norm", "wiring",
+    "weights", "adapters",
 ]  # fmt: skip
 KINDS = get_args(Kind)
 NOTHING = "–"
@@ -228,6 +229,8 @@ class _Comparison:
             yield _NodeChange("weights", "owner", before or "own", after or "own")
         if self.pairing.partner(node_a.tie) != node_b.tie:
             yield _NodeChange("weights", "tie", node_a.tie or NOTHING, node_b.tie or NOTHING)
+        if node_a.adapters != node_b.adapters:
+            yield _NodeChange("adapters", "", node_a.adapters or NOTHING, node_b.adapters or NOTHING)
 
 
 def _previous(node: GraphNode, outline: Outline) -> str:

@@ -45,7 +45,7 @@ class Reader(Pass):
     def read_model(self, mapping: Any) -> ModelTree:
         """Build the tree; it is valid only if there are no problems."""
         keys = self._mapping(mapping, MODEL)
-        self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph"))
+        self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph", "adapt"))
         inputs = tuple(self._input(name, axes) for name, axes in self._part(keys, "inputs").items())
         self.inputs = set(names(inputs))
         batches = {tensor.shape[0] for tensor in inputs if tensor.shape}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,13 +11,15 @@ from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.blocks.layers.add_norm import Branch
-from tfm_blocks.blocks.layers.state import Initialises, Resets, Shrinks
+from tfm_blocks.blocks.layers.linear import LowRank
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
+from tfm_blocks.network.adapters import find_adapters
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.initial_values import address_seed, initialise
 from tfm_blocks.network.trace import trace
 from tfm_blocks.registry.blocks import REGISTRY
 
@@ -40,7 +42,12 @@ def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spe
 
 def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
     """Return the spec of a model that was traced before. Raises ConfigError."""
-    return check(model, REGISTRY, sources)
+    spec = check(model, REGISTRY, sources)
+    if not model.get("adapt"):
+        return spec
+    adapters = find_adapters(network_without_values(spec), sources)
+    nodes = tuple(replace(node, adapters=adapters.get(node.owner, {})) for node in spec.nodes)
+    return replace(spec, nodes=nodes)
 
 
 def build_network(spec: Spec, *, seed: int) -> Network:
@@ -78,7 +85,13 @@ def _network(spec: Spec, seed: int) -> Network:
     for node in spec.nodes:
         if node.tie:
             _tie(node, nodes[node.tie], modules[node.address], modules[node.tie], Sources())
-    return Network(spec, modules)
+    network = Network(spec, modules)
+    if spec.adapted:
+        network.requires_grad_(False)
+        for module in network.modules():
+            if isinstance(module, LowRank):
+                module.requires_grad_(True)
+    return network
 
 
 def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, sources: Sources) -> None:
@@ -92,54 +105,3 @@ def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, 
         help = "give both the same width and vocabulary, or remove tie with tie: null"
         raise ConfigError(sources.problem(node.path, rule, help=help))
     setattr(module.block, name, shared)
-
-
-def initialise(network: Network, seed: int) -> None:
-    """Initialise every parameter.
-
-    Parameters of two networks with the same address and shape get the same values. Deepnorm then multiplies some by the
-    factor `shrink` of their node.
-
-    A module with parameters has `initialise(name, generator)`; a third-party module may have `reset_parameters()`
-    instead. Buffers keep the values of the constructor. Raises TypeError for a module that has neither.
-    """
-    done: set[int] = set()
-    with torch.no_grad():
-        for path, module in network.named_modules():
-            for name, parameter in module.named_parameters(path, recurse=False):
-                if id(parameter) not in done:
-                    _fill(module, name, seed)
-                    done.add(id(parameter))
-        for call in (*network.calls, *network.head_calls):
-            if call.node.shrink != 1 and not call.node.shares:
-                for module in call.block.modules():
-                    if isinstance(module, Shrinks):
-                        module.shrink(call.node.shrink)
-
-
-def _fill(module: nn.Module, address: str, seed: int) -> None:
-    number = address_seed(seed, address)
-    if isinstance(module, Initialises):
-        module.initialise(address.rpartition(".")[2], torch.Generator().manual_seed(number))
-    elif isinstance(module, Resets):
-        _reset(module, address.rpartition(".")[2], number)
-    else:
-        raise TypeError(
-            f"{type(module).__name__} at {address} does not define its initial values: add initialise(name, generator)"
-        )
-
-
-def _reset(module: nn.Module, name: str, number: int) -> None:
-    """Initialise one parameter; `reset_parameters` fills all of them, so the values of the others are restored."""
-    others = {key: value.clone() for key, value in module.named_parameters(recurse=False) if key != name}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number)
-        module.reset_parameters()  # type: ignore[operator]
-    for key, value in others.items():
-        module.get_parameter(key).copy_(value)
-
-
-def address_seed(seed: int, address: str) -> int:
-    """Return a 63-bit seed, the same on every machine."""
-    digest = hashlib.sha256(f"{seed}:{address}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1

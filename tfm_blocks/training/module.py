@@ -49,7 +49,8 @@ def build_optimizer(settings: OptimizerSettings, network: Network) -> Adam:
     """
     parameters: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for weight in list_weights(network):
-        parameters[weight.decays].append(network.get_parameter(weight.name))
+        parameter = network.get_parameter(weight.name)
+        parameters[weight.decays] += [parameter] if parameter.requires_grad else []
     groups = [
         {"params": own, "weight_decay": settings.weight_decay if decays else 0.0}
         for decays, own in parameters.items()
