@@ -83,6 +83,40 @@ def test_the_roles_of_ten_models_are_those_of_a_table_made_by_hand(model: str) -
     assert not expected
 
 
+# The maps of models with layers=1 that are stacked in one weight.
+STACKED = {
+    "tiny": {
+        "encoder.0.attn.block.qkv": [128] * 3,
+        "decoder.0.self.block.qkv": [128] * 3,
+        "decoder.0.cross.block.kv": [128] * 2,
+    },
+    "gqa": {
+        "encoder.0.attn.block.qkv": [512, 128, 128],
+        "decoder.0.self.block.qkv": [512, 128, 128],
+        "decoder.0.cross.block.kv": [128] * 2,
+    },
+    "mixtral": {"decoder.0.self.block.qkv": [4096] * 3, "decoder.0.ffn.block.experts.inner": [14336] * 2},
+    "recurrent": {
+        "encoder.0.attn.block.forwards.input": [256] * 4,
+        "encoder.0.attn.block.forwards.hidden": [256] * 4,
+        "encoder.0.attn.block.backwards.input": [256] * 4,
+        "encoder.0.attn.block.backwards.hidden": [256] * 4,
+        "decoder.0.self.block.forwards.input": [512] * 4,
+        "decoder.0.self.block.forwards.hidden": [512] * 4,
+        "decoder.0.cross.block.kv": [512] * 2,
+    },
+}
+
+
+@pytest.mark.parametrize("model", STACKED)
+def test_the_stacked_maps_of_a_weight_are_those_of_a_table_made_by_hand(model: str) -> None:
+    expected = {f"{module}.weight": widths for module, widths in STACKED[model].items()}
+    matrices = [weight for weight in weights_of_model(model, "layers=1") if len(weight.shape) > 1]
+    assert {weight.name: list(weight.parts) for weight in matrices if len(weight.parts) > 1} == expected
+    for weight in matrices:
+        assert sum(weight.parts) == weight.shape["experts" in weight.roles]
+
+
 @pytest.mark.parametrize("path", ALL, ids=name)
 def test_each_weight_of_each_model_has_a_role_and_is_listed_once(path) -> None:
     network = build(path)

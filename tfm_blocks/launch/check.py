@@ -21,6 +21,7 @@ from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, n
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
+from tfm_blocks.language.tree import MODEL
 from tfm_blocks.network.build import check_model, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
@@ -131,6 +132,9 @@ def _check(
         if problems:
             raise ConfigError(problems)
     (run,), (spec,) = settings, specs
+    if spec.adapted and run.init_from is None:
+        rule = "has adapters, but init_from names no run whose weights they change"
+        raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
     tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
     plugins = plugins_in_use(run.plugins, spec.blocks, tasks)
     return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
+
+import torch
 
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.config.settings import Above0, Count, Fraction, Settings, Where, read_settings
 from tfm_blocks.errors import ConfigError, shown, suggest
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Adapter
+from tfm_blocks.language.spec import Adapter, Spec
 from tfm_blocks.language.tree import MODEL
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import Weight, find_where_problems, list_weights, matches
 
 LARGEST_RANK = 1 << 16
-WITHOUT = ("convolution", "recurrent")  # roles of linear maps whose block reads the weight itself
+LinearMap = Linear | ExpertLinear
 
 
 class AdapterGroup(Settings):
@@ -51,13 +54,10 @@ class _Model(Settings):
 class _Map:
     """A linear map, its address, and the names of the maps that it stacks: q, k and v of a map `qkv`."""
 
-    def __init__(self, weight: Weight, linear: Linear | ExpertLinear) -> None:
+    def __init__(self, weight: Weight, linear: LinearMap) -> None:
         self.weight, self.address = weight, weight.name.rpartition(".")[0]
         self.path = self.address.removeprefix(f"{weight.node.owner}.")
-        name, count = (
-            self.address.rpartition(".")[2],
-            linear.parts if isinstance(linear.parts, int) else len(linear.parts),
-        )
+        name, count = self.address.rpartition(".")[2], len(linear.parts)
         self.parts = list(name) if len(name) == count else [name] * count
 
     def chosen(self, names: Sequence[str]) -> tuple[int, ...]:
@@ -112,14 +112,29 @@ def _linear_maps(network: Network, weights: Sequence[Weight]) -> list[_Map]:
     for weight in weights:
         owner, _, name = weight.name.rpartition(".")
         module = network.get_submodule(owner)
-        if name == "weight" and isinstance(module, Linear | ExpertLinear) and _takes_adapter(module, weight):
+        tied = len(weight.names) > 1  # the sum with an adapter would be another weight under one of the names
+        if name == "weight" and isinstance(module, LinearMap) and module.takes_adapter and not tied:
             maps.append(_Map(weight, module))
     return maps
 
 
-def _takes_adapter(module: Linear | ExpertLinear, weight: Weight) -> bool:
-    """Return True unless the block reads the weight itself, or the weight is tied, so that it could not be merged."""
-    return len(weight.names) == 1 and getattr(module, "takes_adapter", True)
+def without_adapters(spec: Spec) -> Spec:
+    """Return the model without its adapters."""
+    mapping = {key: value for key, value in spec.mapping.items() if key != "adapt"}
+    return replace(spec, mapping=mapping, nodes=tuple(replace(node, adapters={}) for node in spec.nodes))
+
+
+@torch.no_grad()
+def merge_adapters(network: Network) -> Network:
+    """Add the adapters of a network to its weights, in place, and return the network, whose model has none then."""
+    for module in network.modules():
+        if isinstance(module, LinearMap) and module.adapter is not None:
+            module.weight.copy_(module.merged_weight())
+            module.adapter = None
+    network.spec = without_adapters(network.spec)
+    for call, node in zip((*network.calls, *network.head_calls), network.spec.nodes, strict=True):
+        call.node = node
+    return network.requires_grad_()
 
 
 def _explain(

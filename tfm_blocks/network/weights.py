@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
+from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.config.settings import Where
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.language.spec import Node
@@ -32,7 +34,9 @@ class Weight:
 
     `roles` has the role under each name. `node` is the node that owns the weight, and `uses` counts the nodes that
     read it, those with shared weights and ties included. `depth` is the index of the innermost layer of a stack around
-    the node, and the number of layers of this stack; (0, 1) outside of stacks.
+    the node, and the number of layers of this stack; (0, 1) outside of stacks. `parts` are the widths of the maps that
+    are stacked along the output axis, such as queries, keys and values; the output axis is the first, or the second of
+    experts.
     """
 
     names: tuple[str, ...]
@@ -41,6 +45,7 @@ class Weight:
     node: Node
     uses: int
     depth: tuple[int, int]
+    parts: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -69,7 +74,9 @@ def list_weights(network: Network) -> list[Weight]:
     for parameter, own in names.items():
         node = owners[max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)]
         roles = tuple(dict.fromkeys(_role(network, name, parameter.ndim) for name in own))
-        weights.append(Weight(tuple(own), roles, tuple(parameter.shape), node, uses[parameter], layers[node.owner]))
+        shape, depth = tuple(parameter.shape), layers[node.owner]
+        parts = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
+        weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, parts))
     return weights
 
 
@@ -105,6 +112,13 @@ def find_where_problems(weights: Sequence[Weight], where: Where) -> Iterator[tup
             if name not in known:
                 rule = f"no {'role' if key == 'role' else 'block with weights in the model'} is called {shown(name)}"
                 yield key, rule, suggest(name, known)
+
+
+def _parts(module: nn.Module, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return the widths of the maps that `module` stacks along an axis of its weight."""
+    width = shape[axis] if shape else 1
+    parts = module.parts if isinstance(module, Linear | ExpertLinear) else [width]
+    return tuple(parts) if sum(parts) == width else (width,)
 
 
 def _role(network: Network, name: str, axes: int) -> Role:

@@ -94,6 +94,7 @@ def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
             "roles": list(weight.roles),
             "shape": list(group.symbols),
             "size": list(weight.shape),
+            "parts": list(weight.parts),
             "initial": group.initial,
             "uses": weight.uses,
             "depth": list(weight.depth),

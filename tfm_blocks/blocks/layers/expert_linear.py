@@ -20,23 +20,25 @@ class ExpertLinear(nn.Module):
     Every expert is initialised like a `Linear` without a bias; `parts` and `depth_scaled` have the same meaning.
     """
 
+    takes_adapter = True
+
     def __init__(
         self, experts: int, inputs: int, outputs: int, *, parts: int = 1, depth_scaled: Sequence[int] = ()
     ) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts = [outputs // parts] * parts
         self.depth_scaled = tuple(depth_scaled)
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.adapter: LowRank | None = None
 
     def initialise(self, name: str, generator: Generator) -> None:
         for weight_OI in self.weight:
-            for part in weight_OI.chunk(self.parts):
+            for part in torch.split(weight_OI, self.parts):
                 nn.init.xavier_uniform_(part, generator=generator)
 
     def shrink(self, factor: float) -> None:
         """Multiply the initial values of the parts `depth_scaled`."""
-        parts = self.weight.chunk(self.parts, 1)
+        parts = torch.split(self.weight, self.parts, 1)
         for part in self.depth_scaled:
             parts[part].mul_(factor)
 
@@ -49,9 +51,8 @@ class ExpertLinear(nn.Module):
 
     def adapt(self, parts: Sequence[int], rank: int, scale: float, dropout: float) -> None:
         """Add an adapter to some of the `parts` of every expert."""
-        experts, outputs, inputs = self.weight.shape
-        widths = [outputs // self.parts] * self.parts
-        self.adapter = LowRank(inputs, widths, parts, rank, scale, dropout, (experts,))
+        experts, _, inputs = self.weight.shape
+        self.adapter = LowRank(inputs, self.parts, parts, rank, scale, dropout, (experts,))
 
     def merged_weight(self) -> Tensor:
         """Return W_e of all experts plus the adapter's products of matrices."""
