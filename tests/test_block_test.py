@@ -55,7 +55,12 @@ def test_each_block_has_a_line_and_one_that_breaks_a_rule_makes_the_status_1(tfm
 
 def test_blocks_that_keep_the_contract_make_the_status_0(tfm_blocks):
     passed = [f"{name}: pass" for name in ("shift", "pool", "blend", "counted")]
-    assert tfm_blocks("--test", "plugged") == (0, passed, "")
+    status, lines, notes = tfm_blocks("--test", "plugged")
+    assert (status, lines) == (0, passed)
+    assert notes.splitlines() == [
+        "note: shift: share has the role gain, which follows from its shape and name",
+        '  help: weight_roles = {"share": "gain"} in Shift declares this or another role',
+    ]
     assert tfm_blocks("right", "--test", "wrong_blocks")[:2] == (0, ["right: pass"])
 
 
@@ -86,3 +91,37 @@ def test_arguments_and_widths_can_be_given(tfm_blocks):
 def test_wrong_usage_makes_the_status_2(tfm_blocks, arguments, message):
     status, lines, errors = tfm_blocks("--test", *arguments)
     assert (status, lines) == (2, []) and message in errors
+
+
+ROLES = """
+from typing import ClassVar
+import torch
+from torch import Tensor, nn
+from tfm_blocks.registry.blocks import block
+
+class Table(nn.Embedding):
+    pass
+
+class Declared(Table):
+    weight_roles: ClassVar = {"weight": "position"}
+
+@block("tables", "x: B T D -> B T D", source="none")
+class Tables(nn.Module):
+    def __init__(self, D: int) -> None:
+        super().__init__()
+        self.map, self.norm = nn.Linear(D, D), nn.LayerNorm(D)
+        self.table, self.known = Table(3, D), Declared(3, D)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.norm(self.map(x_BTD)) + self.table.weight.sum(0) + self.known.weight.sum(0)
+"""
+
+
+def test_a_note_names_each_weight_whose_role_only_its_shape_tells(tmp_path, tfm_blocks):
+    (tmp_path / "roles.py").write_text(ROLES)
+    status, lines, notes = tfm_blocks("--test", "roles")
+    assert (status, lines) == (0, ["tables: pass"])
+    assert notes.splitlines() == [
+        "note: tables: table.weight has the role matrix, which follows from its shape and name",
+        '  help: weight_roles = {"weight": "matrix"} in Table declares this or another role',
+    ]

@@ -60,6 +60,29 @@ def test_show_reads_a_model_of_an_own_folder(tmp_path, capsys):
     assert "model mine" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--weights", "--plan"], "argument --plan: not allowed with argument --weights"),
+        (["--weights", "--plan", "--card", "h100"], "argument --plan: not allowed with argument --weights"),
+        (["--weights", "--devices", "8"], "--devices: no effect without --plan"),
+        (["--weights", "--src", "9", "--length", "tgt=4"], "--src, --length: no effect with --weights"),
+    ],
+)
+def test_show_refuses_options_without_effect(options, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["show", "tiny", *options])
+    assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_show_of_a_run_refuses_a_config_folder(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(SystemExit) as left:
+        main(["show", str(tmp_path / "run"), "--config-dir", str(tmp_path)])
+    assert left.value.code == 2
+    assert "--config-dir: has no effect on " in capsys.readouterr().err
+
+
 def test_blocks_lists_every_block_with_its_signature(capsys):
     main(["blocks"])
     assert "x: B T D, kv?: B S E, score_bias?: heads T S -> B T D" in capsys.readouterr().out

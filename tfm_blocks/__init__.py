@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.errors import ConfigError, DataError, RunError, TfmError
 from tfm_blocks.translation.settings import Sampling, Search
+from tfm_blocks.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tfm_blocks.data.tokenizer import Tokenizer
@@ -22,7 +23,6 @@ __all__ = [
     "ConfigError", "DataError", "DivergedError", "PreemptedError", "Run", "RunError", "Sampling", "Search", "TfmError",
     "Tokenizer", "build", "load", "save", "train",
 ]  # fmt: skip
-__version__ = "0.1.0"
 
 
 def build(

@@ -81,4 +81,4 @@ def test_a_folder_of_ones_own_has_its_groups(tmp_path: Path):
     for seed in (1, 2):
         composed = composer.compose(["optimizer=slow", f"seed={seed}"])
         assert composed.mapping["optimizer"]["weight_decay"] == 0.5 and composed.mapping["seed"] == seed
-        assert composed.sources.written[("optimizer", "weight_decay")].place.file.endswith("slow.yaml")
+        assert composed.sources.written[("optimizer", "weight_decay")].file.endswith("slow.yaml")

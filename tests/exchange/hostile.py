@@ -94,8 +94,11 @@ class Hook:
         return path == os.devnull or any(path == output or path.startswith(f"{output}/") for output in self.outputs)
 
     def _foreign(self, name):
-        """Return True for a file of the sandbox, except in the cache in which transformers copies our own code."""
-        path = os.path.realpath(name) if os.sep in name else ""
+        """Return True for a file of the sandbox, except in the cache in which transformers copies our own code.
+
+        Code that torch generates is named `<eval_with_key>.1 from FILE of torch`.
+        """
+        path = os.path.realpath(name) if os.sep in name and not name.startswith("<") else ""
         return path.startswith(f"{self.root}/") and not path.startswith(f"{self.root}/hf/modules/")
 
 

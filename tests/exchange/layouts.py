@@ -139,7 +139,8 @@ def in_brain_floats(folder: Path, theirs: nn.Module) -> None:
 
 def of_another_output(folder: Path, theirs: nn.Module) -> None:
     """An output matrix that differs from the embedding, although config.json ties them."""
-    noise = torch.randn(37, 16, generator=torch.Generator().manual_seed(3))
+    shape = theirs.get_output_embeddings().weight.shape
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     change_weights(folder, lambda weights: {"lm_head.weight": noise} | weights)
 
 

@@ -1,6 +1,7 @@
 """Adapters of imported models: the numbers of peft, and their ways out of a run."""
 
 import shutil
+from copy import deepcopy
 
 import pytest
 import torch

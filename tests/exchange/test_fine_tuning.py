@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import tfm_blocks as tfm
 from tests.exchange import test_conventions as family_texts
+from tests.exchange.layouts import LAYOUTS
 from tests.exchange.published import FAMILIES, publish
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
@@ -89,9 +90,19 @@ def test_t5_starts_with_the_loss_of_transformers_and_is_exported_to_it(name, tex
     assert ours.translate([LINES[7]], longest=(0.0, 9)) == [" ".join(words)]
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("name", FAMILIES)
-def test_each_fine_tuned_family_is_exported_with_its_text_and_every_key_of_its_config(name, tmp_path, monkeypatch):
+CODE_KEYS = {"_attn_implementation", "_attn_implementation_autoset", "attn_implementation"}  # they may name code
+FINE_TUNED = [
+    pytest.param(name, layout, marks=pytest.mark.grid if number % len(LAYOUTS) == place else pytest.mark.slow)
+    for number, name in enumerate(FAMILIES)
+    for place, layout in enumerate(LAYOUTS)
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), FINE_TUNED)
+def test_fine_tuned_families_are_exported_with_their_text_and_every_key(name, layout, tmp_path, monkeypatch):
+    def write(name, folder, **config):
+        LAYOUTS[layout](folder, family_texts.limited(name, folder, **config)[0])
+
     monkeypatch.chdir(tmp_path)
     lines, pairs = family_texts.LINES, name in family_texts.PAIRS
     for split in ("train", "val", "test"):
@@ -101,12 +112,13 @@ def test_each_fine_tuned_family_is_exported_with_its_text_and_every_key_of_its_c
     data = ["data=text"] if pairs else ["data=lm", "data.context=16", *files]
     config = family_texts.SIZES.get(name, {"max_position_embeddings": 64})
     config = {**config, "task_specific_params": {"summary": {"limits": {"max_length": 9}}}}
-    _, run = fine_tune(name, tmp_path, *data, write=family_texts.limited, **config)
+    _, run = fine_tune(name, tmp_path, *data, write=write, **config)
     certificate = export_run(run, tmp_path / "back")[1]
     assert certificate.log_probabilities.largest < 1e-3
     before, after = (json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("theirs", "back"))
-    trained = {key for key, value in before.items() if after[key] != value}
-    assert trained <= {"dropout", "dropout_rate", "resid_pdrop"} and after.keys() == before.keys()
+    changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert changed - CODE_KEYS <= {"dropout", "dropout_rate", "resid_pdrop", *("dtype",) * (layout == "in_halves")}
+    assert not CODE_KEYS & after.keys()
     for file in ("generation_config.json", "tokenizer_config.json"):
         contents = [(tmp_path / folder / file) for folder in ("theirs", "back")]
         assert not contents[0].is_file() or contents[0].read_bytes() == contents[1].read_bytes()

@@ -103,7 +103,7 @@ def test_a_model_file_has_the_value_that_yaml_1_2_reads_or_is_refused(tmp_path, 
     file = tmp_path / "mine.yaml"
     file.write_text(f"{HEADER}x: {text}\nother: '{text}'\n")
     try:
-        value = read_model_file(file).mapping["x"]
+        value = read_model_file(file).value["x"]
     except ConfigError as error:
         assert f"has {text!r}, which YAML 1.1 and YAML 1.2" in str(error) and "mine.yaml:2" in str(error)
         assert re.search("[0-9]", text) is None or not re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]+)?", text)

@@ -27,12 +27,11 @@ from tests.preloaded import run_python
 from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.run import compose_resumed
 from tfm_blocks.data import prepare
 from tfm_blocks.distributed.signals import STOPS, exit_on_signals
 from tfm_blocks.errors import ConfigError, RunError, TfmError
-from tfm_blocks.launch.check import check_run
-from tfm_blocks.launch.job import resume, train
+from tfm_blocks.launch.check import check_request, check_run
+from tfm_blocks.launch.job import train, train_or_resume
 from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs import lock
@@ -76,9 +75,7 @@ def go_on(run: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> Pat
     exit_on_signals()
     with initialize_config_dir(str(CONF.resolve()), version_base=None):
         config: Any = compose("train", [f"resume={run}", *overrides], return_hydra_config=True)
-    left = read_saved_run(run)
-    composed = compose_resumed(config, left.config, str(run / "config.yaml"), left.config_text)
-    return resume(check_run(composed), left, callbacks=callbacks)
+    return train_or_resume(*check_request(config), callbacks=callbacks)
 
 
 def to_the_end(run: Path, *overrides: str) -> list[int]:

@@ -82,6 +82,28 @@ def test_a_click_selects_a_node_and_shows_its_facts_and_the_lines_that_set_them(
         assert bias[1] == "false" and bias[2].endswith("mine.yaml:9")
 
 
+def test_the_weights_of_a_node_have_their_roles_and_symbolic_shapes(page):
+    text = page.read_text("utf-8")
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
+    model = data["models"][1]
+    rows = {address: model["records"][model["nodes"][address]]["own_weights"] for address in model["nodes"]}
+    assert rows["encoder.1.attn"] == [
+        ["block.qkv.weight", "matrix", "3·d_model × d_model", "uniform ±0.0765"],
+        ["block.out.weight", "matrix", "d_model × d_model", "uniform ±0.0765"],
+        ["post.norm.weight", "gain", "d_model", "1"],
+        ["post.norm.bias", "bias", "d_model", "0"],
+    ]
+    assert rows["logits"] == rows["src_emb"] and rows["logits"][0][:3] == [
+        "block.weight",
+        "embedding, head",
+        "vocab × d_model",
+    ]
+    with browser() as opened:
+        show(opened, page)
+        click(opened, "decoder.0.ffn")
+        assert "block.inner.weightmatrixd_ff × d_model" in details(opened)
+
+
 def test_hostile_text_stays_text(page):
     with browser() as opened:
         show(opened, page)

@@ -95,7 +95,9 @@ def test_groups_of_rates_that_differ_after_the_sixth_digit_have_their_own_places
 def test_unequal_grids_and_seeds_that_chose_a_rate_are_noted(sweep, tmp_path):
     shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
     chose = "the scores include the seeds that chose the learning rates, which raises the scores of tuned models"
-    assert chose in comparison(tmp_path)["notes"] and "tuned unequally" not in said(tmp_path)
+    assert f"{chose}; --held-out-seeds leaves these seeds out" in comparison(tmp_path)[
+        "notes"
+    ] and "tuned unequally" not in said(tmp_path)
     leave(tmp_path, "local", 0.004, 1, 1.0)
     (note,) = (note for note in comparison(tmp_path)["notes"] if "tuned unequally" in note)
     assert (
@@ -105,6 +107,32 @@ def test_unequal_grids_and_seeds_that_chose_a_rate_are_noted(sweep, tmp_path):
     leave(tmp_path, "local", 0.001, 1, 1.0)
     (note,) = (note for note in comparison(tmp_path)["notes"] if "tuned unequally" in note)
     assert "over 3 learning rates, local, peak 0.004 over 2;" in note or "local, peak 0.001 over 2;" in note
+
+
+def test_seeds_that_chose_a_rate_can_be_left_out(sweep, tmp_path, capsys):
+    shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(SystemExit):
+        said(tmp_path, "--held-out-seeds")
+    error = capsys.readouterr().err
+    assert "every seed of base at its best schedule.peak was used to choose the schedule.peak" in error
+    assert "train further seeds at schedule.peak=0.004" in error
+    for model, rate in (("base", 0.004), ("prenorm", 0.016)):
+        for seed in (3, 4, 5):
+            leave(tmp_path, model, rate, seed, 1.5)
+    report = comparison(tmp_path, "--held-out-seeds", "--baseline", "base-0.004-3")
+    assert "the scores do not include the seeds that chose the learning rates" in report["notes"]
+    assert {one["model"]: one["best"] for one in report["learning_rates"]} == {"base": 0.004, "prenorm": 0.016}
+    seeds = {group["group"]: [run["seed"] for run in group["runs"]] for group in report["groups"]}
+    assert seeds["prenorm, peak 0.016"] == seeds["base, peak 0.004"] == [3, 4, 5]
+    assert seeds["base, peak 0.001"] == [1, 2]
+    assert min(test["seeds"] for test in report["against"]) == 0.1, "the least p-value of three seeds against three"
+    for model, best in (("base", 0.004), ("prenorm", 0.016)):
+        for folder in tmp_path.glob(f"{model}-*"):
+            if not folder.name.startswith(f"{model}-{best}-"):
+                shutil.rmtree(folder)
+    with pytest.raises(SystemExit):
+        said(tmp_path, "--held-out-seeds")
+    assert "no model was trained at several learning rates" in capsys.readouterr().err
 
 
 def test_jobs_that_tuning_pruned_have_no_row_and_equal_best_rates_are_no_part_of_a_name(tmp_path):

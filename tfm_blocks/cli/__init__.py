@@ -10,12 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from tfm_blocks import __version__
 from tfm_blocks.cli.exit_status import run_command
 from tfm_blocks.cli.options import load_requested_plugins
 from tfm_blocks.errors import printable
 from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_library_defaults
 from tfm_blocks.terminal import write_utf8
+from tfm_blocks.version import __version__
 
 COMMAND_MODULES = (  # in the order of `tfm --help`
     "models", "solve", "figure", "diff", "eject", "view", "probes", "translate", "serve", "evaluate", "exchange",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.network.contract.rules import Breach
@@ -87,7 +87,19 @@ def _test_block(info: BlockInfo, cases: Sequence[Any]) -> bool:
         print(f"{info.name}: {_context(breach)}{breach.measured}. Fix: {breach.fix}")
     else:
         print(f"{info.name}: {'pass' if cases else 'not tested: its output has no batch axis'}")
+        if cases:
+            print_warnings(_role_notes(info, cases[0]))
     return breach is None
+
+
+def _role_notes(info: BlockInfo, case: Any) -> Iterator[Problem]:
+    """Yield a note for each weight of the block that has the role of its shape, because no class declares its role."""
+    from tfm_blocks.network.weights import roles_by_shape
+
+    for name, (role, owner) in roles_by_shape(case.network.calls[-1].block).items():
+        rule = f"{name} has the role {role}, which follows from its shape and name"
+        help = f'weight_roles = {{"{name.rpartition(".")[2]}": "{role}"}} in {owner} declares this or another role'
+        yield Problem(info.name, rule, help=help, severity="note")
 
 
 def _context(breach: Breach) -> str:

@@ -42,6 +42,8 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--scores", metavar="NAME", help=what)
     what = "score of the matrix of models and tasks, such as exact or accuracy@64 (default: scaled accuracy, or BLEU)"
     command.add_argument("--metric", metavar="SCORE", help=what)
+    what = "leave out the runs whose seeds chose the learning rate of their model"
+    command.add_argument("--held-out-seeds", action="store_true", help=what)
     options.add_plugins(command)
 
 
@@ -74,7 +76,8 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     from tfm_blocks.report.comparison import compare_runs, read_comparison
 
     compare = read_comparison if getattr(arguments, "matrix", False) else compare_runs
-    return compare(arguments.folders, arguments.baseline, arguments.scores, arguments.metric)
+    given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
+    return compare(*given, held_out_seeds=arguments.held_out_seeds)
 
 
 def _expect_matrix(comparison: Comparison) -> Matrix:

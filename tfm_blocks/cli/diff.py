@@ -34,7 +34,7 @@ def _diff(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.screen import print_json
 
     models = split_models(arguments.words, (2,))
-    (a, _), (b, _) = (read_model_or_run(name, overrides, arguments) for name, overrides in models)
+    (a, *_), (b, *_) = (read_model_or_run(name, overrides, arguments) for name, overrides in models)
     first, second = (" ".join([name, *overrides]) for name, overrides in models)
     difference = compare_models((first, second), a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
     if arguments.path:

@@ -33,7 +33,7 @@ def _eject(arguments: argparse.Namespace) -> None:
     if arguments.weights and arguments.weights.resolve() == arguments.path.resolve():
         rule = f"must be another file than that of -o, but both are {arguments.path}"
         raise ConfigError(Problem("--weights", rule, help="--weights model.pt"))
-    spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    spec, sources, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
     if spec.adapted and not Path(arguments.model).is_dir():
         rule = "a file of torch alone has no adapters, and this model has no trained ones to merge"
         raise ConfigError(Problem("model.adapt", rule, help="leave model.adapt out, or eject a trained run"))

@@ -63,7 +63,7 @@ def _spec(arguments: argparse.Namespace) -> tuple[Spec, Registry]:
             pass
     from tfm_blocks.registry.blocks import REGISTRY
 
-    spec, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    spec, *_ = read_model_or_run(arguments.model, arguments.overrides, arguments)
     return spec, REGISTRY
 
 

@@ -49,9 +49,10 @@ def _add_show(commands: options.Commands) -> None:
     what = "show the nodes of a model, with shapes and parameters"
     show = add_model(commands, "show", _show, what, "MODEL|RUN")
     what = "show the weights in place of the nodes: role, shape and initial values"
-    show.add_argument("--weights", action="store_true", help=what)
+    views = show.add_mutually_exclusive_group()
+    views.add_argument("--weights", action="store_true", help=what)
     add_lengths(show)
-    add_plan(show)
+    add_plan(show, views)
     options.add_json(show)
 
 
@@ -133,12 +134,12 @@ def _show(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.show import measure, model_record, show_model
     from tfm_blocks.runs.saved_run import SavedRun
 
-    check_plan_options(arguments)
+    _expect_effects(arguments)
     folder = Path(arguments.model)
     if arguments.weights:
         _show_weights(arguments)
         return
-    spec, sources = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    spec, sources, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
     if arguments.plan:
         show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
         return
@@ -152,15 +153,23 @@ def _show(arguments: argparse.Namespace) -> None:
     show_model(size, arguments.model)
 
 
+def _expect_effects(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for options of `tfm show` without effect on what the other options show."""
+    check_plan_options(arguments)
+    lengths = [f"--{name}" for name in ("src", "tgt", "length") if vars(arguments)[name]]
+    if arguments.weights and lengths:
+        rule = f"{', '.join(lengths)}: no effect with --weights"
+        raise ConfigError(Problem("", rule, help="leave --weights out to see the costs at these lengths"))
+    if arguments.config_dir and Path(arguments.model).is_dir():
+        rule = f"has no effect on {arguments.model}, a run folder, which has its own config"
+        raise ConfigError(Problem("--config-dir", rule, help="leave it out"))
+
+
 def _show_weights(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.weights import group_weights, show_weights, weight_records
 
-    if Path(arguments.model).is_dir():
-        composed, (spec, _) = None, read_model_or_run(arguments.model, arguments.overrides, arguments)
-    else:
-        composed = compose_requested_model(arguments.model, arguments.overrides, arguments)
-        spec, _ = _checked_model(composed)
+    spec, _, composed = read_model_or_run(arguments.model, arguments.overrides, arguments)
     groups = group_weights(spec, composed)
     if arguments.json:
         print_json({"model": arguments.model, "weights": weight_records(groups)})
@@ -168,8 +177,10 @@ def _show_weights(arguments: argparse.Namespace) -> None:
         show_weights(groups, arguments.model)
 
 
-def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Namespace) -> tuple[Spec, Sources]:
-    """Return a checked model with the places of its nodes, or the model of a run folder, whose nodes have no place.
+def read_model_or_run(
+    model: str, overrides: list[str], arguments: argparse.Namespace
+) -> tuple[Spec, Sources, Composed | None]:
+    """Return a checked model with the places of its nodes and its config, or the model of a run folder without both.
 
     `arguments` has the options --config-dir and --plugins. Raises ConfigError or RunError.
     """
@@ -177,11 +188,12 @@ def read_model_or_run(model: str, overrides: list[str], arguments: argparse.Name
     from tfm_blocks.runs.model import read_spec
 
     if not Path(model).is_dir():
-        return _checked_model(compose_requested_model(model, overrides, arguments))
+        composed = compose_requested_model(model, overrides, arguments)
+        return *_checked_model(composed), composed
     if overrides:
         rule = f"is a run folder, whose settings cannot be changed: {shown(overrides[0])}"
         raise ConfigError(Problem(model, rule, help="write the name of the model and the overrides"))
-    return read_spec(Path(model), arguments.plugins), Sources()
+    return read_spec(Path(model), arguments.plugins), Sources(), None
 
 
 def compose_requested_model(

@@ -25,10 +25,12 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def add_plan(command: argparse.ArgumentParser) -> None:
-    """Add --plan and its options. Without --plan they have no effect, so their defaults are set later."""
+def add_plan(command: argparse.ArgumentParser, views: argparse._MutuallyExclusiveGroup) -> None:
+    """Add --plan to the views, and its options. Without --plan they have no effect, so their defaults are set later."""
     add = command.add_argument
-    add("--plan", action="store_true", help="compute the memory, communication and time of a training step")
+    views.add_argument(
+        "--plan", action="store_true", help="compute the memory, communication and time of a training step"
+    )
     add("--card", metavar="NAME|FILE", help="with --plan: cpu, h100, h200, or a YAML file (h100)")
     what = "with --plan: numbers of devices, such as 1,8,64 (1)"
     add("--devices", type=_counts, metavar="N,…", help=what)

@@ -13,7 +13,6 @@ from tfm_blocks.errors import file_error
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.command_line import Request
-    from tfm_blocks.launch.check import CheckedRun
 
 JOB = "--job"  # a sweep starts its jobs with this flag and a job file
 
@@ -33,14 +32,14 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
 
 
 def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> int:
-    from tfm_blocks import __version__
     from tfm_blocks.compose.command_line import PRINTING, keep_last, parse_request, print_hydras
+    from tfm_blocks.version import __version__
 
     if "--version" in arguments:
         print(f"tfm-blocks {__version__}")
         return 0
     if arguments[:1] == [JOB] and len(arguments) == 2:
-        return _train_job(Path(arguments[1]))
+        return _run_training(lambda: _train_job(Path(arguments[1])))
     words = program.split()
     request = parse_request(keep_last(arguments))
     if "--help" in request.flags:
@@ -78,13 +77,10 @@ def _train_job(path: Path) -> int:
     from tfm_blocks.launch.check import check_job
 
     composed, typed = read_job(path)
-    return _run_training(lambda: _train_new(check_job(composed), typed))
+    run = check_job(composed)
+    from tfm_blocks.launch.job import train_or_resume
 
-
-def _train_new(run: CheckedRun, typed: Sequence[str]) -> int:
-    from tfm_blocks.launch.job import train as train_run
-
-    train_run(run, Path("runs") / run.composed.mapping.get("sweep_name", ""), typed=typed)
+    train_or_resume(run, None, typed)
     return 0
 
 
@@ -94,24 +90,10 @@ def _train_here(request: Request, typed: Sequence[str]) -> int:
 
     pause_garbage_collection()
     from tfm_blocks.compose.command_line import compose_arguments
-    from tfm_blocks.compose.run import (
-        compose_resumed,
-        compose_run,
-        read_resume_folder,
-        read_value,
-    )
-    from tfm_blocks.launch.check import check_resumed_run, check_run, load_listed
+    from tfm_blocks.launch.check import check_request
 
-    config = compose_arguments(request)
-    folder = read_resume_folder(config)
-    if folder is None:
-        return _train_new(check_run(compose_run(config)), typed)
-    from tfm_blocks.launch.run_spec import read_saved_run
+    run, saved = check_request(compose_arguments(request))
+    from tfm_blocks.launch.job import train_or_resume
 
-    load_listed(read_value(config, "plugins"))
-    saved = read_saved_run(folder)
-    run = check_resumed_run(compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.config_text))
-    from tfm_blocks.launch.job import resume
-
-    resume(run, saved, typed=typed)
+    train_or_resume(run, saved, typed)
     return 0

@@ -132,7 +132,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         refuse_sweeps(overrides, help="add -m to run each of them")
     chosen = _choices(overrides, folders)
     models = _models(chosen, folders)
-    knobs = {model: {key for file in model_chain(model, folders) for key in file.mapping} for model in models}
+    knobs = {model: {key for file in model_chain(model, folders) for key in file.value} for model in models}
     if overrides and not PRINTING.union({"--multirun"}).isdisjoint(flags):
         choices = {group: names[0] for group, names in chosen.items()}
         values = {

@@ -93,8 +93,8 @@ def _entry(name: str, path: Path) -> Entry:
         file = read_model_file(path, root_keys())
     except ConfigError as error:
         return Entry(name, (), (), f"invalid: {error.problems[0].rule}", display_path(path))
-    knobs = tuple(f"{key}={value}" for key, value in file.mapping.items() if key not in ("defaults", "model"))
-    return Entry(name, file.parents, knobs, _about(file.file), file.shown)
+    knobs = tuple(f"{key}={value}" for key, value in file.value.items() if key not in ("defaults", "model"))
+    return Entry(name, file.parents, knobs, _about(file), file.shown)
 
 
 def _about(file: YamlFile) -> str:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tfm_blocks.errors import ConfigError, Place, Problem
 from tfm_blocks.language.chain import read_model_chain
-from tfm_blocks.language.files import HEADER, ModelFile, display_path, read_yaml_file
+from tfm_blocks.language.files import HEADER, YamlFile, display_path, read_yaml_file
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher", "match"})  # keys that define which jobs run, how and where
@@ -53,7 +53,7 @@ def list_groups(folders: list[Path]) -> list[str]:
     return sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"dashboard"})
 
 
-def model_chain(name: str, folders: list[Path]) -> list[ModelFile]:
+def model_chain(name: str, folders: list[Path]) -> list[YamlFile]:
     """Read the files of a model, parents first. Raises ConfigError."""
     return read_model_chain(name, [folder / "model" for folder in folders], root_keys())
 

@@ -91,7 +91,7 @@ def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[Ya
     """Yield the files of the config in merge order, each with the group below whose key it sets values, or \"\"."""
     yield read_yaml_file(CONF / "train.yaml"), ""
     for model in model_chain(choices["model"], folders):
-        yield model.file, "model"
+        yield model, "model"
     for path, group in chosen_files(choices, folders):
         yield read_yaml_file(path), group
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from tfm_blocks.compose.resolve import Composed, resolve
 from tfm_blocks.errors import Place
 from tfm_blocks.language.files import YamlFile
-from tfm_blocks.language.sources import SourceKey, Sources
+from tfm_blocks.language.sources import Sources
 
 FORMAT = 1
 _RESOLVER = re.compile(r"\$\{[^}]*:")
@@ -35,7 +35,7 @@ def job_record(composed: Composed, changes: Mapping[str, Any], command: Sequence
         "choices": dict(composed.choices),
         "config": {**_without_resolvers(raw, composed.mapping), **changes},
         "sources": {
-            "written": [[path, asdict(key.place), key.text] for path, key in sources.written.items()],
+            "written": [[path, asdict(place), sources.values[path]] for path, place in sources.written.items()],
             "overrides": list(sources.overrides.items()),
             "chosen": sorted(sources.chosen),
             "files": list(sources.files),
@@ -47,10 +47,11 @@ def read_job(path: Path) -> tuple[Composed, list[str]]:
     """Read the config of a job and its command line from the file written by the sweep."""
     record = json.loads(path.read_text("utf-8"))
     stored = record["sources"]
-    written = {tuple(key): SourceKey(Place(**place), text) for key, place, text in stored["written"]}
+    written = {tuple(key): Place(**place) for key, place, _ in stored["written"]}
+    values = {tuple(key): text for key, _, text in stored["written"]}
     overrides = {tuple(key): text for key, text in stored["overrides"]}
-    files = {name: YamlFile(name, "", None, None) for name in stored["files"]}
-    sources = Sources(written, overrides, set(stored["chosen"]), files)
+    files = {name: YamlFile(name, "") for name in stored["files"]}
+    sources = Sources(written, values, overrides, set(stored["chosen"]), files)
     composed = resolve(OmegaConf.create(record["config"]), sources, ())
     return replace(composed, choices=record["choices"]), record["command"]
 

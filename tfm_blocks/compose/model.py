@@ -26,7 +26,7 @@ def compose_model(model: str, overrides: Sequence[str] = (), conf: Path | None =
     Raises ConfigError.
     """
     chain = model_chain(model, config_folders(conf))
-    files = [{key: value for key, value in file.mapping.items() if key != "defaults"} for file in chain]
+    files = [{key: value for key, value in file.value.items() if key != "defaults"} for file in chain]
     merged = cast(DictConfig, OmegaConf.merge(*files))
     parsed = parse_overrides(overrides)
     refuse_sweeps(parsed, help="check one of them at a time")

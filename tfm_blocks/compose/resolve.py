@@ -12,7 +12,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.chain import merge
-from tfm_blocks.language.files import INDEX, ModelFile
+from tfm_blocks.language.files import INDEX, YamlFile
 from tfm_blocks.language.sources import Sources, find_knobs
 
 
@@ -26,7 +26,7 @@ class Composed:
     mapping: dict[str, Any]
     sources: Sources
     raw: DictConfig
-    chain: tuple[ModelFile, ...]
+    chain: tuple[YamlFile, ...]
     choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -60,11 +60,11 @@ class Composed:
         return replace(resolve(raw, self.sources, self.chain), choices=self.choices)
 
 
-def chain_sources(chain: Sequence[ModelFile], overrides: Iterable[str]) -> Sources:
+def chain_sources(chain: Sequence[YamlFile], overrides: Iterable[str]) -> Sources:
     """Return the source locations of a model's chain, and the overrides."""
     sources = Sources(overrides=overrides_by_path(overrides))
     for file in chain:
-        sources.add_file(file.file, chosen=file is chain[-1])
+        sources.add_file(file, chosen=file is chain[-1])
     return sources
 
 
@@ -89,7 +89,7 @@ def _inner_paths(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]
         yield from _inner_paths(inner, (*path, str(key)))
 
 
-def resolve(config: DictConfig, sources: Sources, chain: Sequence[ModelFile]) -> Composed:
+def resolve(config: DictConfig, sources: Sources, chain: Sequence[YamlFile]) -> Composed:
     """Resolve every `${…}`. Raises ConfigError for an unknown key in `${…}`, and for knobs without effect."""
     raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     _unread_knobs(raw, sources, chain)
@@ -126,16 +126,16 @@ def _merge_layers(value: Any) -> Any:
 
 def _leads_nowhere(error: InterpolationKeyError, raw: dict[str, Any], sources: Sources) -> ConfigError:
     path = tuple(str(error.full_key).split("."))
-    written = sources.written.get(path)
     name = str(error.msg).split("'")[1] if "'" in str(error.msg) else str(error.msg)
     knobs = [key for key, value in raw.items() if not isinstance(value, (dict, list))]
-    rule = f"{cut(written.text) if written else 'its value'} cannot be resolved: there is no key {shown(name)}"
+    value = cut(sources.values[path]) if path in sources.values else "its value"
+    rule = f"{value} cannot be resolved: there is no key {shown(name)}"
     return ConfigError(sources.problem(path, rule, help=suggest(name, knobs)))
 
 
-def _unread_knobs(raw: dict[str, Any], sources: Sources, chain: Sequence[ModelFile]) -> None:
+def _unread_knobs(raw: dict[str, Any], sources: Sources, chain: Sequence[YamlFile]) -> None:
     """Raise ConfigError for knobs that nothing reads, since sweeping over them would change nothing."""
-    knobs = {key for file in chain for key in file.mapping if key not in ("defaults", "model")}
+    knobs = {key for file in chain for key in file.value if key not in ("defaults", "model")}
     rewired = any(path[0] == "model" for path in sources.overrides)
     unread = [
         key

@@ -19,7 +19,7 @@ from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, ro
 from tfm_blocks.compose.overrides import error_reason
 from tfm_blocks.compose.resolve import Composed, chain_sources, overrides_by_path, resolve
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
-from tfm_blocks.language.files import SAFE_LOADER, ModelFile, YamlFile, read_yaml_file
+from tfm_blocks.language.files import SAFE_LOADER, YamlFile, read_yaml_file
 from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
@@ -68,7 +68,7 @@ class ConfigFiles:
     """
 
     choices: Mapping[str, str]
-    chain: tuple[ModelFile, ...]
+    chain: tuple[YamlFile, ...]
     sources: Sources
     root_keys: frozenset[str]
 
@@ -82,7 +82,7 @@ def read_files(config: DictConfig) -> ConfigFiles:
     sources = chain_sources(chain, [])
     for path, group in chosen_files(choices, folders):
         sources.add_file(read_yaml_file(path), (group,) if group else (), chosen=not group)
-    known = (root_keys() | {"model"} | {key for file in chain for key in file.mapping}) - {"defaults", "hydra"}
+    known = (root_keys() | {"model"} | {key for file in chain for key in file.value}) - {"defaults", "hydra"}
     return ConfigFiles(choices, tuple(chain), sources, frozenset(known))
 
 
@@ -149,7 +149,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
     mapping = deepcopy(dict(recorded))
     problems = []
     sources = Sources()
-    sources.add_file(YamlFile(where, text, yaml.compose(text, SAFE_LOADER), None), chosen=True)
+    sources.add_file(YamlFile(where, text, yaml.compose(text, SAFE_LOADER)), chosen=True)
     typed = {override_key(override): override for override in task_overrides(config)}
     if "logger" in typed:
         mapping["logger"] = read_value(config, "logger")

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tfm_blocks import __version__
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.gather import gather_json
+from tfm_blocks.version import __version__
 
 Fingerprint = Mapping[str, str]
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tfm_blocks import __version__
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError, cut
 from tfm_blocks.exchange.config import vocabulary_of
@@ -22,6 +21,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.files import JsonFile, write_json
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
+from tfm_blocks.version import __version__
 
 SENTENCES, LONGEST, SEED = 32, 24, 1
 MOST_POSITIONS = 2048  # of the longest sentence, if the model stores its positions

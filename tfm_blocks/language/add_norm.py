@@ -14,7 +14,7 @@ from tfm_blocks.registry.values import Kind
 STEPS = ("dropout", "add", "norm", "scale", "gain", "droppath")
 VALUED = {"scale": "scale: 0.5", "gain": "gain: 0.0", "droppath": "droppath: 0.1"}
 NumberedStep = Literal["scale", "gain", "droppath", "add"]
-KINDS = {"scale": Kind("float"), "gain": Kind("float"), "add": Kind("float"), "droppath": Kind("rate")}
+KINDS = dict.fromkeys(("scale", "gain", "add"), Kind("float")) | dict.fromkeys(("droppath", "dropout"), Kind("rate"))
 
 
 @dataclass(frozen=True)
@@ -112,20 +112,17 @@ def read_steps(
     steps = []
     for step in written:
         try:
-            steps.append(_read(step, path, args))
+            if step.kind == "dropout":
+                rate = args.find("dropout")
+                steps.append(Step("dropout", args.convert(rate, KINDS["dropout"]) if rate else 0.0))
+            elif step.kind == "norm":
+                part = args.read_part(args.find("norm") or RawValue("layernorm", path), "norm")
+                steps.append(Step("norm", block=part.block, arguments=part.arguments))
+            elif step.kind == "add" and step.value is None:
+                steps.append(Step("add", 1.0))
+            else:
+                number = args.convert(RawValue(step.value, (*step.path, step.kind)), KINDS[step.kind])
+                steps.append(Step(cast(NumberedStep, step.kind), number, per_channel=step.per_channel))
         except ArgumentError as error:
             problems.append(error)
     return tuple(steps)
-
-
-def _read(written: WrittenStep, path: Path, args: Args) -> Step:
-    if written.kind == "dropout":
-        rate = args.find("dropout")
-        return Step("dropout", args.convert(rate, Kind("rate")) if rate else 0.0)
-    if written.kind == "norm":
-        part = args.read_part(args.find("norm") or RawValue("layernorm", path), "norm")
-        return Step("norm", block=part.block, arguments=part.arguments)
-    if written.kind == "add" and written.value is None:
-        return Step("add", 1.0)
-    number = args.convert(RawValue(written.value, (*written.path, written.kind)), KINDS[written.kind])
-    return Step(cast(NumberedStep, written.kind), number, per_channel=written.per_channel)

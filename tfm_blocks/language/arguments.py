@@ -98,13 +98,6 @@ class Args:
                 problems.append(error)
         return values
 
-    def resolve_value(self, raw: RawValue, kind: Kind, problems: list[ArgumentError]) -> Any:
-        """Return a single value, converted, or None if it is invalid; its error is added to `problems`."""
-        try:
-            return self.convert(raw, kind)
-        except ArgumentError as error:
-            problems.append(error)
-
     def convert(self, raw: RawValue, kind: Kind) -> Any:
         """Evaluate arithmetic and convert the value to its kind. Raises ArgumentError."""
         if kind.category and raw.value is not None:
@@ -151,15 +144,13 @@ class Args:
                 raise ValueError(f"refers to more than {MOST_IN_A_ROW} args in a row: {' → '.join(open_names[:3])} → …")
             raw = self.find(name)
             if raw is None:
-                raise ValueError(f"needs the unknown arg {name!r}{self._unknown(name)}")
+                hint = f"; {suggest(name, self.values)}" if self.values else ""
+                if name in ("i", "n"):
+                    hint = "; i and n belong to layers that are repeated and do not share their weights"
+                raise ValueError(f"needs the unknown arg {name!r}{hint}")
             if isinstance(raw.value, bool) or not isinstance(raw.value, (int, float, str)):
                 raise ValueError(f"uses {name}, which is {shown(raw.value)} and not a number")
             known[name] = self._evaluate(raw.value, (*open_names, name), known)
             return known[name]
 
         return evaluate(value, lookup)
-
-    def _unknown(self, name: str) -> str:
-        if name in ("i", "n"):
-            return "; i and n belong to layers that are repeated and do not share their weights"
-        return f"; {suggest(name, self.values)}" if self.values else ""

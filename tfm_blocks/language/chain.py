@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import ConfigError, Place, Problem, shown, suggest
-from tfm_blocks.language.files import NAME, ModelFile, read_model_file
+from tfm_blocks.language.files import NAME, YamlFile, read_model_file
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Path as KeyPath
 from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo, Registry
@@ -17,7 +17,7 @@ from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo, Registry
 MISSING = "???"  # a key that must be set; OmegaConf does not merge it into a value
 
 
-def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str] = ()) -> list[ModelFile]:
+def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str] = ()) -> list[YamlFile]:
     """Read the files of the model `name` (or of a path to a YAML file), parents first.
 
     Parents are looked up next to the file, then in `folders`. `root_keys` are names that no knob may have.
@@ -57,7 +57,7 @@ class _Chain:
         self.root_keys = root_keys
         self.read: set[Path] = set()
 
-    def files(self, path: Path, children: tuple[Path, ...]) -> list[ModelFile]:
+    def files(self, path: Path, children: tuple[Path, ...]) -> list[YamlFile]:
         self.read.add(path.resolve())
         file = read_model_file(path, self.root_keys)
         chain = []
@@ -75,16 +75,16 @@ class _Chain:
         return [*chain, file]
 
 
-def merge_chain(chain: Sequence[ModelFile]) -> dict[str, Any]:
+def merge_chain(chain: Sequence[YamlFile]) -> dict[str, Any]:
     """Merge the mappings of all files, including nulls; later files override earlier ones.
 
     Raises ConfigError if a key holds a list in one file and a mapping in another, or a value and then `???`.
     """
     whole: dict[str, Any] = {}
     for file in chain:
-        for path, rule, help in _merge(whole, file.mapping, ()):
+        for path, rule, help in _merge(whole, file.value, ()):
             sources = Sources()
-            sources.add_file(file.file)
+            sources.add_file(file)
             raise ConfigError(sources.problem(path, rule, help=help))
     return whole
 
@@ -134,16 +134,12 @@ class Replacement:
         if isinstance(layer, Mapping) and isinstance(changes, Mapping):
             cleaned["at"] = {}
             for index, change in changes.items():
-                inner = [(*path, *key) for key in (("layer",), ("at", str(index))) for path in paths]
-                cleaned["at"][index] = self._change(layer, change, inner)
+                cleaned["at"][index] = change
+                if isinstance(change, Mapping):
+                    inner = [(*path, *key) for key in (("layer",), ("at", str(index))) for path in paths]
+                    merged = merge(layer, change)
+                    cleaned["at"][index] = _with_nulls(change, merged, self.clean(merged, *inner))
         return cleaned
-
-    def _change(self, layer: Mapping[Any, Any], change: Any, paths: list[KeyPath]) -> Any:
-        """Return the change of `at` with a null for each key of the layer that it drops."""
-        if not isinstance(change, Mapping):
-            return change
-        merged = merge(layer, change)
-        return _with_nulls(change, merged, self.clean(merged, *paths))
 
     def _dropped(self, value: Mapping[Any, Any], paths: tuple[KeyPath, ...]) -> Iterator[Any]:
         """Yield the keys to drop from a mapping with the key `block`."""

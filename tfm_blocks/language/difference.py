@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -62,21 +62,9 @@ class Change:
         """Return the nodes in B, or in A if B lacks them."""
         return self.new.text or self.old.text
 
-
-@dataclass(frozen=True)
-class _NodeChange:
-    """A change of one node."""
-
-    kind: Kind
-    key: str
-    before: str
-    after: str
-    old: str = ""
-    new: str = ""
-
-    def relative(self) -> _NodeChange:
-        """Return the change with references to layers of the same number as `encoder.(i)`."""
-        number = next(iter(indices(self.new or self.old)), None)
+    def relative(self) -> Change:
+        """Return the change of one node with references to layers of the same number as `encoder.(i)`."""
+        number = next(iter(indices(self.where)), None)
         if number is None or self.kind not in ("wiring", "weights"):
             return self
         before, after = (re.sub(rf"\.{number}(?=\.|,| |$)", ".(i)", text) for text in (self.before, self.after))
@@ -101,7 +89,7 @@ def _inputs(a: Spec, b: Spec) -> Iterator[Change]:
             yield Change("input", name, before, after)
 
 
-def _fold(changes: Iterable[_NodeChange]) -> list[list[_NodeChange]]:
+def _fold(changes: Iterable[Change]) -> list[list[Change]]:
     """Group equal changes of the layers of a stack, and changes that depend only on the number of the layer."""
     groups = _group(changes)
     single = [group[0] for group in groups if len(group) == 1]
@@ -111,23 +99,26 @@ def _fold(changes: Iterable[_NodeChange]) -> list[list[_NodeChange]]:
     return rest + followed
 
 
-def _group(changes: Iterable[_NodeChange], *, relative: bool = False) -> list[list[_NodeChange]]:
+def _group(changes: Iterable[Change], *, relative: bool = False) -> list[list[Change]]:
     groups = defaultdict(list)
     for change in changes:
         text = change.relative() if relative else change
-        groups[replace(text, old=pattern(change.old), new=pattern(change.new))].append(change)
+        old, new = (AlikeNodes(pattern(nodes.text)) for nodes in (change.old, change.new))
+        groups[replace(text, old=old, new=new)].append(change)
     return list(groups.values())
 
 
-def _alike(group: list[_NodeChange], pairing: Pairing) -> Change:
-    change = group[0]
-    old, new = ([getattr(change, side) for change in group if getattr(change, side)] for side in ("old", "new"))
-    ours, theirs = pairing.common_layers()
-    return Change(change.kind, change.key, change.before, change.after, _nodes(old, ours), _nodes(new, theirs))
+def _alike(group: list[Change], pairing: Pairing) -> Change:
+    """Return the changes of alike nodes as one change."""
+    sides = []
+    for side, layers in zip(("old", "new"), pairing.common_layers(), strict=True):
+        addresses = [address for change in group for address in getattr(change, side).addresses]
+        sides.append(AlikeNodes(write_nodes(addresses, layers), tuple(addresses)) if addresses else AlikeNodes())
+    return replace(group[0], old=sides[0], new=sides[1])
 
 
-def _nodes(addresses: list[str], layers: Mapping[str, int]) -> AlikeNodes:
-    return AlikeNodes(write_nodes(addresses, layers), tuple(addresses)) if addresses else AlikeNodes()
+def _node(address: str) -> AlikeNodes:
+    return AlikeNodes(address, (address,))
 
 
 class _Comparison:
@@ -137,72 +128,74 @@ class _Comparison:
         self.pairing, self.a, self.b = pairing, pairing.a, pairing.b
         self.registry = pairing.a.registry
 
-    def changes(self) -> Iterator[_NodeChange]:
+    def changes(self) -> Iterator[Change]:
         """Yield every change of every node."""
         for address in self.pairing.removed:
             text = write_node(self.a.nodes[address], self.a)
-            yield _NodeChange("removed", "", text, NOTHING, old=address)
+            yield Change("removed", "", text, NOTHING, old=_node(address))
         for address in self.pairing.added:
             text = write_node(self.b.nodes[address], self.b)
-            yield _NodeChange("added", "", NOTHING, text, new=address)
+            yield Change("added", "", NOTHING, text, new=_node(address))
         for address in self.a.nodes:
             if address in self.pairing.pairs:
                 node_a, node_b = self.a.nodes[address], self.b.nodes[self.pairing.pairs[address]]
                 changes = (*self._place(node_a, node_b), *self._block(node_a, node_b), *self._add_norm(node_a, node_b))
                 changes += (*self._wiring(node_a, node_b), *self._weights(node_a, node_b))
-                yield from (replace(change, old=address, new=node_b.address) for change in changes)
+                old, new = _node(address), _node(node_b.address)
+                yield from (replace(change, old=old, new=new) for change in changes)
 
-    def _place(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+    def _place(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[Change]:
         if node_a.address in self.pairing.renamed:
-            yield _NodeChange("renamed", "", local_name(node_a.address), local_name(node_b.address))
+            yield Change("renamed", "", local_name(node_a.address), local_name(node_b.address))
         if node_a.address in self.pairing.moved:
             before, after = (pattern(node.address.rpartition(".")[0]) or "the model" for node in (node_a, node_b))
-            yield _NodeChange("moved", "", f"in {before}", f"in {after}")
+            yield Change("moved", "", f"in {before}", f"in {after}")
         elif node_a.address in self.pairing.reordered:
-            yield _NodeChange("moved", "", _previous(node_a, self.a), _previous(node_b, self.b))
+            yield Change("moved", "", _previous(node_a, self.a), _previous(node_b, self.b))
 
-    def _block(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+    def _block(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[Change]:
         ours, theirs = (node.part or Part("") for node in (node_a, node_b))
         if ours.block != theirs.block or bool(node_a.layers) != bool(node_b.layers):
             before = write_node(node_a, self.a, hidden=theirs.arguments)
-            yield _NodeChange("replaced", "", before, write_node(node_b, self.b, hidden=ours.arguments))
+            yield Change("replaced", "", before, write_node(node_b, self.b, hidden=ours.arguments))
         elif node_a.layers != node_b.layers:
-            yield _NodeChange("layers", "", str(node_a.layers), str(node_b.layers))
+            yield Change("layers", "", str(node_a.layers), str(node_b.layers))
         for name, before in ours.arguments.items():
             if name in theirs.arguments:
                 yield from self._argument(name, before, theirs.arguments[name], "argument")
 
-    def _argument(self, name: str, before: Any, after: Any, kind: Kind) -> Iterator[_NodeChange]:
+    def _argument(self, name: str, before: Any, after: Any, kind: Kind) -> Iterator[Change]:
         if isinstance(before, Part) and isinstance(after, Part) and before.block == after.block:
             for inner, value in before.arguments.items():
                 yield from self._argument(f"{name}.{inner}", value, after.arguments[inner], kind)
         elif before != after:
-            yield _NodeChange(kind, name, *(write_value(value, self.registry) for value in (before, after)))
+            yield Change(kind, name, write_value(before, self.registry), write_value(after, self.registry))
 
-    def _add_norm(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+    def _add_norm(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[Change]:
         if bool(node_a.part) != bool(node_b.part):
             return
         pairs = [*zip(node_a.pre, node_b.pre, strict=False), *zip(node_a.post, node_b.post, strict=False)]
         same_kinds = [_kinds(node_a.pre), _kinds(node_a.post)] == [_kinds(node_b.pre), _kinds(node_b.post)]
         if not same_kinds:
-            yield _NodeChange("add & norm", "", *(write_add_norm(node, self.registry) for node in (node_a, node_b)))
-        for before, after in pairs if same_kinds else []:
-            yield from self._step(before, after)
-        lasts = [" → ".join(write_steps(node.last, self.registry)) or "none" for node in (node_a, node_b)]
-        if lasts[0] != lasts[1]:
-            yield _NodeChange("add & norm", "last", *lasts)
+            before, after = (write_add_norm(node, self.registry) for node in (node_a, node_b))
+            yield Change("add & norm", "", before, after)
+        for pair in pairs if same_kinds else []:
+            yield from self._step(*pair)
+        before, after = (" → ".join(write_steps(node.last, self.registry)) or "none" for node in (node_a, node_b))
+        if before != after:
+            yield Change("add & norm", "last", before, after)
         if node_a.shrink != node_b.shrink:
-            yield _NodeChange("add & norm", "initial weights", *(f"× {node.shrink:.12g}" for node in (node_a, node_b)))
+            yield Change("add & norm", "initial weights", f"× {node_a.shrink:.12g}", f"× {node_b.shrink:.12g}")
 
-    def _step(self, before: Step, after: Step) -> Iterator[_NodeChange]:
+    def _step(self, before: Step, after: Step) -> Iterator[Change]:
         if before.kind == "norm":
             ours, theirs = Part(before.block, before.arguments), Part(after.block, after.arguments)
             yield from self._argument("norm", ours, theirs, "add & norm")
         elif (before.value, before.per_channel) != (after.value, after.per_channel):
-            texts = (write_step(step, self.registry) for step in (before, after))
-            yield _NodeChange("add & norm", before.kind, *texts)
+            texts = write_step(before, self.registry), write_step(after, self.registry)
+            yield Change("add & norm", before.kind, *texts)
 
-    def _wiring(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+    def _wiring(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[Change]:
         for port in {**node_a.reads, **node_b.reads}:
             before, after = node_a.reads.get(port, ()), node_b.reads.get(port, ())
             defaults = [before == (node_a.default,), after == (node_b.default,)]
@@ -210,11 +203,8 @@ class _Comparison:
             if port == IN and (all(defaults) or (placed and any(defaults))):
                 continue
             if not self._reads_the_same(before, after):
-                texts = (
-                    write_references(before, node_a.address, self.a),
-                    write_references(after, node_b.address, self.b),
-                )
-                yield _NodeChange("wiring", port, *texts)
+                text = write_references(before, node_a.address, self.a)
+                yield Change("wiring", port, text, write_references(after, node_b.address, self.b))
 
     def _reads_the_same(self, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
         """Return True if both ports read the same nodes; a layer may also be the same counted from the last layer."""
@@ -223,14 +213,14 @@ class _Comparison:
         others = [_from_end(self.b, reference) for reference in after]
         return mapped == list(after) or [(self.pairing.partner(stack), layer) for stack, layer in ends] == others
 
-    def _weights(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[_NodeChange]:
+    def _weights(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[Change]:
         before, after = ("" if node.weights == node.address else node.weights for node in (node_a, node_b))
         if self.pairing.partner(before) != after:
-            yield _NodeChange("weights", "owner", before or "own", after or "own")
+            yield Change("weights", "owner", before or "own", after or "own")
         if self.pairing.partner(node_a.tie) != node_b.tie:
-            yield _NodeChange("weights", "tie", node_a.tie or NOTHING, node_b.tie or NOTHING)
+            yield Change("weights", "tie", node_a.tie or NOTHING, node_b.tie or NOTHING)
         if node_a.adapters != node_b.adapters:
-            yield _NodeChange("adapters", "", node_a.adapters or NOTHING, node_b.adapters or NOTHING)
+            yield Change("adapters", "", node_a.adapters or NOTHING, node_b.adapters or NOTHING)
 
 
 def _previous(node: GraphNode, outline: Outline) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tfm_blocks.errors import Problem, RuleError, suggest
 from tfm_blocks.language.add_norm import AddNorm, read_add_norm, read_steps
 from tfm_blocks.language.arguments import Args, ArgumentError
-from tfm_blocks.language.repeat import ExpandedLayer, expand_layers, expand_parallel
+from tfm_blocks.language.repeat import expand_layers, expand_parallel
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Node, Path
 from tfm_blocks.language.tree import (
@@ -65,6 +65,7 @@ class TooLargeError(Exception):
 class Expander(Pass):
     """Expand a tree into `nodes` in execution order, and collect `problems` and `warnings`.
 
+    `layers` lists the path of each repeated layer, the address of its input, and the address of its output.
     `stacks` maps the address of each outermost stack to its number of layers; of nested stacks, the innermost count.
     """
 
@@ -72,7 +73,7 @@ class Expander(Pass):
         super().__init__(registry, sources)
         self.nodes: dict[str, Node] = {}
         self.reads = 0
-        self.layers: list[ExpandedLayer] = []
+        self.layers: list[tuple[Path, str, str]] = []
         self.stacks: dict[str, int] = {}
         self.warnings: list[Problem] = []
 
@@ -130,11 +131,8 @@ class Expander(Pass):
         if key not in tree.reads:
             if not context.entry:
                 known = context.scope.known()
-                self.report(
-                    tree.path,
-                    "the first node has no earlier node to read",
-                    f"in: {known[0]}" if known else "name an input under model.inputs",
-                )
+                help = f"in: {known[0]}" if known else "name an input under model.inputs"
+                self.report(tree.path, "the first node has no earlier node to read", help)
             return (context.entry or MISSING_INPUT,)
         addresses = [address for item in tree.reads[key] for address in self.resolve(item, path, context)]
         if len(addresses) > 1 and not port.many:
@@ -156,8 +154,7 @@ class Expander(Pass):
             return [self._layer_output(output, layer) for layer in layers] or [output.output]
         except ValueError as error:
             example = "encoder.0 is the first layer, encoder.-1 the last"
-            help = error.help if isinstance(error, RuleError) else example
-            self.report(path, str(error), help)
+            self.report(path, str(error), error.help if isinstance(error, RuleError) else example)
             return []
 
     def _layer_output(self, stack: NamedOutput, layer: int) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from yaml.composer import Composer
@@ -33,35 +33,21 @@ _KNOB = re.compile(r"\$\{[A-Za-z_]\w*\}")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 _DIRECTIVE = re.compile(r"\s*#\s*@")
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'|#.*")
-_UNQUOTED = re.compile(r"\$\{[^{}]*\}?")
+_UNQUOTED = re.compile(r"\$\{[^{}]*\}?")  # needs quotes within braces or brackets
 
 
 @dataclass(frozen=True)
 class YamlFile:
-    """A parsed YAML file: its display path, its text, the root of its nodes, and its value, which nobody changes."""
+    """A parsed YAML file: its display path, its text, the root of its nodes, and its value, which nobody changes.
+
+    `parents` are the models that a model file inherits, in order.
+    """
 
     shown: str
     text: str
-    root: yaml.Node | None
-    value: Any
-
-
-@dataclass(frozen=True)
-class ModelFile:
-    """A file of a chain. `parents` are the models that it inherits, in order."""
-
-    file: YamlFile
-    parents: tuple[str, ...]
-
-    @property
-    def shown(self) -> str:
-        """Return the display path."""
-        return self.file.shown
-
-    @property
-    def mapping(self) -> dict[str, Any]:
-        """Return the mapping of the file, which nobody changes."""
-        return cast(dict[str, Any], self.file.value)
+    root: yaml.Node | None = None
+    value: Any = None
+    parents: tuple[str, ...] = ()
 
 
 _read: dict[tuple[Path, str, bool], tuple[tuple[int, ...], YamlFile]] = {}  # files as they were when they were read
@@ -100,7 +86,10 @@ def _parse(path: Path, file: str, plain: bool) -> YamlFile:
         line, rule, help = raw[: error.start].count(b"\n") + 1, "is not UTF-8 text", "save it as UTF-8"
     except yaml.MarkedYAMLError as error:
         line = getattr(error.problem_mark, "line", 0) + 1
-        rule, help = f"is not YAML: {error.problem}", suggest_yaml_fix(text, line)
+        rows = text.splitlines()[line - 1 : line]
+        knob = _UNQUOTED.search(_QUOTED.sub("", rows[0])) if rows else None
+        rule = f"is not YAML: {error.problem}"
+        help = f'quote it: "{cut(knob[0])}"' if knob else "check brackets, quotes and indentation"
     except yaml.YAMLError as error:
         line, rule = None, f"is not YAML: {str(error).splitlines()[0]}"
         help = "save it as plain text, without control characters"
@@ -146,8 +135,8 @@ _Document.add_implicit_resolver(
 _Document.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)  # type: ignore[type-var]
 
 
-def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
-    """Read a file as plain YAML. Raises ConfigError if it is not a plain model file."""
+def read_model_file(path: Path, root_keys: Collection[str] = ()) -> YamlFile:
+    """Read a file as plain YAML, whose value is a mapping. Raises ConfigError if it is not a plain model file."""
     file = read_yaml_file(path, plain=True)
     for number, line in enumerate(file.text.splitlines(), 1):
         if _DIRECTIVE.match(line) and line != HEADER:
@@ -157,7 +146,8 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> ModelFile:
         raise _refuse(file.shown, "lacks the required first line", help=f"begin the file with {HEADER}")
     if not isinstance(file.value, dict):
         raise _refuse(file.shown, "must be a mapping of knobs and the key model", help="write heads: 8, model: {…}")
-    return ModelFile(file, _root(file.value, file.shown, file.text, root_keys))
+    _expect_knobs(file, root_keys)
+    return replace(file, parents=_parents(file.value.get("defaults", []), file.shown))
 
 
 def expect_unambiguous(event: yaml.Event, address: str, file: str) -> None:
@@ -167,13 +157,6 @@ def expect_unambiguous(event: yaml.Event, address: str, file: str) -> None:
         fix = "true or false" if match["word"] else "the number in decimal digits, without leading zeros, : or _"
         line = event.start_mark.line + 1 if event.start_mark else None
         raise ConfigError(Problem(address, rule, Place(file, line), help=f"write {fix}; put text in quotes"))
-
-
-def suggest_yaml_fix(text: str, line: int) -> str:
-    """Return the fix for a YAML error in that line: a `${knob}` in braces or brackets needs quotes."""
-    row = text.splitlines()[line - 1] if 0 < line <= len(text.splitlines()) else ""
-    knob = _UNQUOTED.search(_QUOTED.sub("", row))
-    return f'quote it: "{cut(knob[0])}"' if knob else "check brackets, quotes and indentation"
 
 
 def display_path(path: Path) -> str:
@@ -196,23 +179,18 @@ def _checked_events(text: str, address: str, file: str, plain: bool) -> Iterator
     """Yield the parser's events after checking them, so that alias bombs and deep nesting cost nothing."""
     for event, depth in nested_events(text):
         line = event.start_mark.line + 1 if event.start_mark else None
-        if plain:
-            _expect_plain_event(event, file, line)
+        if plain and (isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None)):
+            raise _refuse(file, "uses a YAML alias or anchor", line, "write the value out, or make it a knob: ${knob}")
+        if plain and (tag := getattr(event, "tag", None)):
+            raise _refuse(file, f"uses the YAML tag {tag}", line, "model files hold plain values only")
+        if plain and isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
+            rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
+            raise _refuse(file, rule, line, "a value holds one ${knob} at most; put arithmetic in model.args")
         expect_unambiguous(event, address, file)
         if depth > DEEPEST:
             fix = "write inner layers as sibling nodes" if plain else "check the brackets, or write fewer levels"
             raise _refuse(file, f"nests deeper than {DEEPEST}", line, fix, address)
         yield event
-
-
-def _expect_plain_event(event: Any, file: str, line: int | None) -> None:
-    if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-        raise _refuse(file, "uses a YAML alias or anchor", line, "write the value out, or make it a knob: ${knob}")
-    if tag := getattr(event, "tag", None):
-        raise _refuse(file, f"uses the YAML tag {tag}", line, "model files hold plain values only")
-    if isinstance(event, yaml.ScalarEvent) and "${" in _KNOB.sub("", event.value, count=1):
-        rule = f"has {shown(event.value)}, which is more than one ${{knob}}: a resolver or an expression"
-        raise _refuse(file, rule, line, "a value holds one ${knob} at most; put arithmetic in model.args")
 
 
 def _expect_plain(node: yaml.Node | None, file: str) -> None:
@@ -250,25 +228,25 @@ def _plain_scalar(node: yaml.ScalarNode, file: str) -> None:
         raise _refuse(file, rule, line, f"write one of at most {LONGEST_INTEGER}")
 
 
-def _root(mapping: dict[str, Any], file: str, text: str, root_keys: Collection[str]) -> tuple[str, ...]:
-    for key, value in mapping.items():
-        line = next((number for number, row in enumerate(text.splitlines(), 1) if row.startswith(f"{key}:")), None)
+def _expect_knobs(file: YamlFile, root_keys: Collection[str]) -> None:
+    """Raise ConfigError for a root key that is neither `defaults`, `model` nor a knob."""
+    for key, value in file.value.items():
+        lines = enumerate(file.text.splitlines(), 1)
+        line = next((number for number, row in lines if row.startswith(f"{key}:")), None)
         if key in ("defaults", "model"):
             continue
         if isinstance(value, (dict, list)):
             rule = f"has the root key {shown(key)}, which is neither defaults, model nor a single value"
-            raise _refuse(file, rule, line, suggest(str(key), ["defaults", "model"]))
+            raise _refuse(file.shown, rule, line, suggest(str(key), ["defaults", "model"]))
         if key in root_keys or not str(key).isidentifier() or str(key).startswith("_"):
             help = "give the knob another name"
-            raise _refuse(file, f"cannot set {shown(key)}: a model file sets only its own knobs", line, help)
-    return _parents(mapping.get("defaults", []), file)
+            raise _refuse(file.shown, f"cannot set {shown(key)}: a model file sets only its own knobs", line, help)
 
 
 def _parents(names: Any, file: str) -> tuple[str, ...]:
     if not isinstance(names, list):
-        raise _refuse(
-            file, f"defaults must be a list of models, but is {shown(names)}", help="defaults: [base, _self_]"
-        )
+        rule = f"defaults must be a list of models, but is {shown(names)}"
+        raise _refuse(file, rule, help="defaults: [base, _self_]")
     for name in names:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             rule = f"defaults lists names of models, but has {shown(name)}"

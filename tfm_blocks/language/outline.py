@@ -60,7 +60,11 @@ class Outline:
         self.calls = {node.address: node for node in self.spec.nodes}
         for address in self.calls:
             self._add(address.split("."))
-        self.exits = dict(self._find_exits())
+        self.exits: dict[str, str] = {}  # the layer of each last node, and the stack of each last layer
+        for stack in self.layers:
+            if stack not in self.calls:
+                layers = self.layer_graphs(stack)
+                self.exits |= {list(self.graphs[layer])[-1]: layer for layer in layers} | {layers[-1]: stack}
         self.nodes = {address: self._node(address) for graph in self.graphs.values() for address in graph}
 
     def layer_graphs(self, address: str) -> list[str]:
@@ -89,15 +93,6 @@ class Outline:
         """Return True for a node that holds only the operations before a parallel or after a stack."""
         node = self.calls.get(address)
         return node is not None and node.block is None
-
-    def _find_exits(self) -> list[tuple[str, str]]:
-        """Return the last node of each layer with the layer, and the last layer of each stack with the stack."""
-        exits = []
-        for stack, count in self.layers.items():
-            if stack not in self.calls:
-                exits += [(list(self.graphs[f"{stack}.{index}"])[-1], f"{stack}.{index}") for index in range(count)]
-                exits.append((f"{stack}.{count - 1}", stack))
-        return exits
 
     def _node(self, address: str) -> GraphNode:
         default = self._default(address)

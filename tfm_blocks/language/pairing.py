@@ -86,25 +86,28 @@ class Pairing:
             self._pair(ours[name], theirs[name])
         unpaired = [ours[name] for name in ours if name not in theirs]
         others = [theirs[name] for name in theirs if name not in ours]
-        for address, partner in _unique_pairs(_by_content(self.a, unpaired), _by_content(self.b, others)):
-            self.renamed.add(address)
-            self._pair(address, partner)
+        by_content, others_by_content = _by_content(self.a, unpaired), _by_content(self.b, others)
+        for content in by_content.keys() & others_by_content.keys():
+            if len(by_content[content]) == len(others_by_content[content]) == 1:
+                self.renamed.add(by_content[content][0])
+                self._pair(by_content[content][0], others_by_content[content][0])
 
     def _pair_moved(self) -> None:
         """Pair nodes of the same name and kind in different graphs, the nearest ones, outer nodes first."""
-        for address, partner in sorted(self._moves(), key=lambda pair: pair[0].count(".")):
-            if address not in self.pairs and partner not in self.pairs.values():
-                self.moved.add(address)
-                self._pair(address, partner)
-
-    def _moves(self) -> Iterator[tuple[str, str]]:
+        moves = []
         layers, other_layers = self.common_layers()
         ours = _by_kind(self.a, self.pairs, layers)
         theirs = _by_kind(self.b, set(self.pairs.values()), other_layers)
         for kind in ours.keys() & theirs.keys():
-            for place, other in _nearest_pairs(list(ours[kind]), list(theirs[kind])):
-                for layer in ours[kind][place].keys() & theirs[kind][other].keys():
-                    yield ours[kind][place][layer], theirs[kind][other][layer]
+            for place in ours[kind]:
+                nearest = _nearest(place, theirs[kind])
+                if len(nearest) == 1 and _nearest(nearest[0], ours[kind]) == [place]:
+                    layers_a, layers_b = ours[kind][place], theirs[kind][nearest[0]]
+                    moves += [(layers_a[layer], layers_b[layer]) for layer in layers_a.keys() & layers_b.keys()]
+        for address, partner in sorted(moves, key=lambda pair: pair[0].count(".")):
+            if address not in self.pairs and partner not in self.pairs.values():
+                self.moved.add(address)
+                self._pair(address, partner)
 
     def common_layers(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return the number of layers of each stack of A and of B; of a stack that both have, the smaller number."""
@@ -123,21 +126,11 @@ class Pairing:
 
     def _matters(self, address: str, order: Sequence[str]) -> bool:
         """Return True if the node, or a node that reads it by default, reads another node than before."""
-        changed = [node for node in order if self._first(node) != self._second(node)]
-        partner = self.pairs[address]
-        return any(node == address or partner in (self._first(node), self._second(node)) for node in changed)
-
-    def _first(self, address: str) -> str:
-        return self.partner(self.a.nodes[address].reads[IN][0])
-
-    def _second(self, address: str) -> str:
-        return self.b.nodes[self.pairs[address]].reads[IN][0]
-
-
-def _is_inside(address: str, layers: Mapping[str, int]) -> bool:
-    """Return True if every layer around a node is one of the first `layers` of its stack."""
-    parts = address.split(".")
-    return all(int(name) < layers[".".join(parts[:end])] for end, name in enumerate(parts) if name.isdigit())
+        for node in order:
+            sources = self.partner(self.a.nodes[node].reads[IN][0]), self.b.nodes[self.pairs[node]].reads[IN][0]
+            if sources[0] != sources[1] and (node == address or self.pairs[address] in sources):
+                return True
+        return False
 
 
 def _content(outline: Outline, address: str) -> Signature:
@@ -155,35 +148,21 @@ def _by_content(outline: Outline, addresses: Sequence[str]) -> dict[Signature, l
     return groups
 
 
-def _unique_pairs(
-    ours: Mapping[Signature, list[str]], theirs: Mapping[Signature, list[str]]
-) -> Iterator[tuple[str, str]]:
-    for content in ours.keys() & theirs.keys():
-        if len(ours[content]) == len(theirs[content]) == 1:
-            yield ours[content][0], theirs[content][0]
-
-
 def _by_kind(
     outline: Outline, paired: Collection[str], layers: Mapping[str, int]
 ) -> dict[Signature, dict[str, dict[tuple[int, ...], str]]]:
     """Return the unpaired nodes of the first `layers`, by name and block, then by pattern, then by layer."""
     groups: dict[Signature, dict[str, dict[tuple[int, ...], str]]] = defaultdict(lambda: defaultdict(dict))
     for address, node in outline.nodes.items():
-        if address not in paired and _is_inside(address, layers):
+        parts = address.split(".")
+        numbers = [(end, int(name)) for end, name in enumerate(parts) if name.isdigit()]
+        if address not in paired and all(number < layers[".".join(parts[:end])] for end, number in numbers):
             kind = (local_name(address), node.part.block if node.part else _content(outline, address))
             groups[kind][pattern(address)][indices(address)] = address
     return groups
 
 
-def _nearest_pairs(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of which each is the only nearest partner of the other."""
-    for place in ours:
-        nearest = _nearest(place, theirs)
-        if len(nearest) == 1 and _nearest(nearest[0], ours) == [place]:
-            yield place, nearest[0]
-
-
-def _nearest(place: str, others: Sequence[str]) -> list[str]:
+def _nearest(place: str, others: Collection[str]) -> list[str]:
     """Return the addresses that share the most leading names with `place`."""
 
     def common(other: str) -> int:

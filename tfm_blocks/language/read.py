@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tfm_blocks.errors import cut, shown, suggest
 from tfm_blocks.language.chain import merge
 from tfm_blocks.language.sources import Pass, Sources
-from tfm_blocks.language.spec import Axis, Input, Path, Shape, names
+from tfm_blocks.language.spec import Axis, Input, Path, names
 from tfm_blocks.language.tree import (
     MODEL,
     BlockTree,
@@ -29,6 +29,8 @@ from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.signature import Port
 
 FORMS = ("block", "same", "layer", "parallel")
+PLACEMENT = ("before", "after")
+Refuse = Callable[[Path, str, str], None]
 MOST_NAMED = 5  # blocks in a help text
 ANY = Port("in", (), many=True)
 _WIDTH = re.compile(r"[1-9][0-9]{0,11}")
@@ -46,16 +48,17 @@ class Reader(Pass):
         """Build the tree; it is valid only if there are no problems."""
         keys = self._mapping(mapping, MODEL)
         self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph", "adapt"))
-        inputs = tuple(self._input(name, axes) for name, axes in self._part(keys, "inputs").items())
+        inputs_path = (*MODEL, "inputs")
+        inputs = tuple(
+            self._input(name, axes, (*inputs_path, name))
+            for name, axes in self._mapping(keys.get("inputs", {}), inputs_path).items()
+        )
         self.inputs = set(names(inputs))
         batches = {tensor.shape[0] for tensor in inputs if tensor.shape}
         if len(batches) > 1 and not self.problems:
             listed = ", ".join(sorted(map(str, batches)))
-            self.report(
-                (*MODEL, "inputs"),
-                f"the first axis of all inputs is the batch, but they have {listed}",
-                "use one letter in all, such as B",
-            )
+            rule = f"the first axis of all inputs is the batch, but they have {listed}"
+            self.report(inputs_path, rule, "use one letter in all, such as B")
         args = self._args(keys, MODEL)
         graph = self.read_graph(keys.get("graph", {}), (*MODEL, "graph"))
         for name, part in (("inputs", inputs), ("graph", graph)):
@@ -76,23 +79,23 @@ class Reader(Pass):
                 nodes[name], written[name] = node, keys
         return tuple(nodes[name] for name in order_nodes(written, path, self.report))
 
-    def _part(self, keys: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-        return self._mapping(keys.get(key, {}), (*MODEL, key))
-
     def _mapping(self, value: Any, path: Path) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             self.report(path, f"must be a mapping, but is {shown(value)}", "write {key: value, …}")
             return {}
         return {str(key): item for key, item in value.items() if item is not None}
 
-    def _input(self, name: str, axes: Any) -> Input:
-        path = (*MODEL, "inputs", name)
+    def _input(self, name: str, axes: Any, path: Path) -> Input:
+        """Read an input and its shape, such as `B S` or `B P 768`; () if it is invalid."""
         self._name(check_input_name(name), path)
-        shape = _read_axes(axes)
-        if not shape:
-            rule = f"the axes must be upper-case letters and widths, batch first, but are {shown(axes)}"
-            self.report(path, rule, "token ids: B S. Vectors of width 768: B P 768")
-        return Input(name, shape)
+        words = axes.split() if isinstance(axes, str) else []
+        shape = tuple(int(word) if _WIDTH.fullmatch(word) else Axis(word) for word in words)
+        letters = all(isinstance(axis, int) or (axis.name.isupper() and axis.name.isidentifier()) for axis in shape)
+        if letters and len(shape) > 1 and isinstance(shape[0], Axis) and len(set(words)) == len(words):
+            return Input(name, shape)
+        rule = f"the axes must be upper-case letters and widths, batch first, but are {shown(axes)}"
+        self.report(path, rule, "token ids: B S. Vectors of width 768: B P 768")
+        return Input(name, ())
 
     def _args(self, keys: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         args = self._mapping(keys.get("args", {}), (*path, "args"))
@@ -122,14 +125,11 @@ class Reader(Pass):
         arguments = {key: value for key, value in keys.items() if key in info.arguments}
         tie = self._reference(keys["tie"], (*path, "tie")) if "tie" in keys and info.tieable else None
         reads = {key: self._read(keys[key], (*path, key), port) for key, port in ports.items() if key in keys}
-        return BlockTree(name, path, reads, info, arguments, tie, keys.get("add_norm"), self._block_args(keys, path))
-
-    def _block_args(self, keys: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-        """Return the args of a block's node. A knob may choose the block, so other blocks may take some of them."""
         args = self._args(keys, path)
-        known = {name: None for info in self.registry.blocks.values() for name in info.arguments}
+        # a knob may choose the block, so args may be arguments of other blocks
+        known = {name: None for other in self.registry.blocks.values() for name in other.arguments}
         self._unknown(args, (*path, "args"), ("dropout", "norm", *known))
-        return args
+        return BlockTree(name, path, reads, info, arguments, tie, keys.get("add_norm"), args)
 
     def _info(self, name: Any, path: Path, category: str) -> BlockInfo | None:
         known = self.registry.members(category) if category else list(self.registry.blocks)
@@ -230,21 +230,18 @@ class Reader(Pass):
             self.report(path, f"reads one tensor, but is {shown(value)}", "name one input or node")
             return ()
         named = port.name if port and port is not ANY else path[-1] if path[-1] != "in" else "x"
-        references = [
-            self._read_item(item, path, f"in_{named}{f'_{place}' if place else ''}") for place, item in enumerate(items)
-        ]
-        return tuple(item for item in references if item)
-
-    def _read_item(self, value: Any, path: Path, name: str) -> Reference | BlockTree | None:
-        if not isinstance(value, Mapping):
-            return self._reference(value, path)
-        keys = self._mapping(value, path)
-        if "block" not in keys or not keys.keys().isdisjoint(PLACEMENT):
-            self.report(
-                path, "an inline node must be a block: {block: NAME, in: …}", "write other forms as earlier nodes"
-            )
-            return None
-        return self._block(name, keys, path)
+        references: list[Reference | BlockTree | None] = []
+        for place, item in enumerate(items):
+            if not isinstance(item, Mapping):
+                references.append(self._reference(item, path))
+                continue
+            keys = self._mapping(item, path)
+            if "block" in keys and keys.keys().isdisjoint(PLACEMENT):
+                references.append(self._block(f"in_{named}{f'_{place}' if place else ''}", keys, path))
+            else:
+                rule = "an inline node must be a block: {block: NAME, in: …}"
+                self.report(path, rule, "write other forms as earlier nodes")
+        return tuple(reference for reference in references if reference)
 
     def _reference(self, value: Any, path: Path) -> Reference | None:
         try:
@@ -269,19 +266,6 @@ class Reader(Pass):
                 self.report((*path, key), f"unknown key {shown(key)}", help or "leave it out")
 
 
-def _read_axes(text: Any) -> Shape:
-    """Parse a shape such as `B S` or `B P 768`; return () if it is invalid."""
-    words = text.split() if isinstance(text, str) else []
-    shape = tuple(int(word) if _WIDTH.fullmatch(word) else Axis(word) for word in words)
-    letters = all(isinstance(axis, int) or (axis.name.isupper() and axis.name.isidentifier()) for axis in shape)
-    right = letters and len(shape) > 1 and isinstance(shape[0], Axis) and len(set(words)) == len(words)
-    return shape if right else ()
-
-
-PLACEMENT = ("before", "after")
-Refuse = Callable[[Path, str, str], None]
-
-
 def order_nodes(nodes: Mapping[str, Mapping[str, Any]], path: Path, refuse: Refuse) -> list[str]:
     """Return the names in execution order. A node added by a child file comes last unless it has `before` or `after`.
 
@@ -291,35 +275,19 @@ def order_nodes(nodes: Mapping[str, Mapping[str, Any]], path: Path, refuse: Refu
     roots = []
     for name, keys in nodes.items():
         sides = [side for side in PLACEMENT if side in keys]
-        if len(sides) == 1 and _has_neighbor(nodes, name, sides[0], path, refuse):
-            neighbors[keys[sides[0]]][PLACEMENT.index(sides[0])].append(name)
-        else:
-            roots.append(name)
+        target = keys[sides[0]] if len(sides) == 1 else None
+        if isinstance(target, str) and target in nodes and target != name:
+            neighbors[target][PLACEMENT.index(sides[0])].append(name)
+            continue
+        roots.append(name)
         if len(sides) > 1:
             refuse((*path, name), "has both before and after, which exclude each other", "leave one of them out")
-    order = [name for root in roots for name in _with_neighbors(root, neighbors)]
-    placed = set(order)
-    cycle = [name for name in nodes if name not in placed]
-    if cycle:
-        key = next(side for side in PLACEMENT if side in nodes[cycle[0]])
-        rule = f"{cut(' and '.join(cycle))} are placed only relative to each other"
-        refuse((*path, cycle[0], key), rule, "place one of them next to a node without before and after")
-    return order + cycle
-
-
-def _has_neighbor(nodes: Mapping[str, Mapping[str, Any]], name: str, side: str, path: Path, refuse: Refuse) -> bool:
-    target = nodes[name][side]
-    if isinstance(target, str) and target in nodes and target != name:
-        return True
-    others = [other for other in nodes if other != name]
-    help = suggest(str(target), others) or "leave it out: the graph has no other node"
-    refuse((*path, name, side), f"there is no node {shown(target)} in this graph", help)
-    return False
-
-
-def _with_neighbors(root: str, neighbors: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> list[str]:
-    """Return the node with all nodes placed before and after it, recursively."""
-    order, waiting = [], [(root, False)]
+        elif sides:
+            others = [other for other in nodes if other != name]
+            help = suggest(str(target), others) or "leave it out: the graph has no other node"
+            refuse((*path, name, sides[0]), f"there is no node {shown(target)} in this graph", help)
+    order: list[str] = []
+    waiting = [(root, False) for root in reversed(roots)]
     while waiting:  # not recursive, since a file can place thousands of nodes, each next to another
         name, placed = waiting.pop()
         if placed:
@@ -328,4 +296,10 @@ def _with_neighbors(root: str, neighbors: Mapping[str, tuple[Sequence[str], Sequ
         before, after = neighbors[name]
         waiting += [(neighbor, False) for neighbor in reversed(after)]
         waiting += [(name, True), *((neighbor, False) for neighbor in reversed(before))]
-    return order
+    known = set(order)
+    cycle = [name for name in nodes if name not in known]
+    if cycle:
+        key = next(side for side in PLACEMENT if side in nodes[cycle[0]])
+        rule = f"{cut(' and '.join(cycle))} are placed only relative to each other"
+        refuse((*path, cycle[0], key), rule, "place one of them next to a node without before and after")
+    return order + cycle

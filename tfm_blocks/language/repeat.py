@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tfm_blocks.errors import shown
 from tfm_blocks.language.add_norm import AddNorm, read_steps
-from tfm_blocks.language.arguments import RawValue
-from tfm_blocks.language.spec import Node, Path
+from tfm_blocks.language.arguments import ArgumentError, RawValue
+from tfm_blocks.language.spec import Node
 from tfm_blocks.language.tree import ENTRY, JoinTree, LayerTree, NamedOutput, ParallelTree, Scope, Tree
 from tfm_blocks.registry.values import Kind
 
@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from tfm_blocks.language.expand import Context, Expander
 
 MOST_REPEATS = 1_000
-
-
-@dataclass(frozen=True)
-class ExpandedLayer:
-    """An expanded layer: the address of its input and the address of its output."""
-
-    path: Path
-    entry: str
-    exit: str
-    repeats: int
 
 
 def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> NamedOutput:
@@ -61,7 +51,8 @@ def _stack(expander: Expander, tree: LayerTree, context: Context, count: int) ->
         is_innermost = expander.stacks[inside.stack] == counted
         if is_innermost and (count > 1 or not context.stack):  # an inner `layer` without repeat only groups nodes
             expander.stacks[inside.stack] += 1
-        expander.layers.append(ExpandedLayer(tree.path, entry, exit, count))
+        if count > 1:
+            expander.layers.append((tree.path, entry, exit))
         exits.append(exit)
         entry = exit
     if not add_norm.last or context.stack:
@@ -84,7 +75,11 @@ def _layer(tree: LayerTree, context: Context, index: int, count: int) -> Context
 
 def _count(expander: Expander, tree: LayerTree, context: Context) -> int:
     path = (*tree.path, "repeat")
-    count = expander.collect(context.args.resolve_value, RawValue(tree.repeat, path), Kind("int"))
+    try:
+        count = context.args.convert(RawValue(tree.repeat, path), Kind("int"))
+    except ArgumentError as error:
+        expander.report(error.path, str(error), error.help)
+        count = None
     if count is not None and not 1 <= count <= MOST_REPEATS:
         expander.report(path, f"repeat must be between 1 and {MOST_REPEATS}, but is {count}", "write repeat: 6")
         return 1

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from tfm_blocks.errors import Problem, RuleError, shown
-from tfm_blocks.language.repeat import ExpandedLayer
 from tfm_blocks.language.sources import Pass, Sources
-from tfm_blocks.language.spec import Axis, Input, Node, Shape, Size, Step, format_shape
+from tfm_blocks.language.spec import Axis, Input, Node, Path, Shape, Size, Step, format_shape
 from tfm_blocks.language.tree import MODEL
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.expression import Number, evaluate, names_in, split_rule
@@ -47,15 +46,14 @@ class ShapeInference(Pass):
                     shaped.append(known)
         return shaped
 
-    def check_layers(self, layers: Iterable[ExpandedLayer]) -> None:
-        """Check that repeated layers keep the shape."""
-        for layer in layers:
-            entry, exit = self.shapes.get(layer.entry), self.shapes.get(layer.exit)
-            if layer.repeats > 1 and entry and exit and entry != exit:
-                change = f"turns {format_shape(entry)} into {format_shape(exit)}"
+    def check_layers(self, layers: Iterable[tuple[Path, str, str]]) -> None:
+        """Check that repeated layers keep the shape: of each, its path, and the addresses of its input and output."""
+        for path, *ends in layers:
+            before, after = map(self.shapes.get, ends)
+            if before and after and before != after:
+                change = f"turns {format_shape(before)} into {format_shape(after)}"
                 rule = f"a repeated layer must keep the shape, but this {change}"
-                help = "end it with a node that restores the shape, such as {block: linear, d_out: …}"
-                self.report(layer.path, rule, help)
+                self.report(path, rule, "end it with a node that restores the shape, such as {block: linear, d_out: …}")
 
     def _node(self, node: Node) -> Node | None:
         """Return the node with its shape, or None if it breaks a rule. Raises RuleError."""
@@ -72,7 +70,10 @@ class ShapeInference(Pass):
             shape = tuple(
                 axes[axis] if is_letter(axis) else int(node.arguments[axis]) for axis in info.signature.output
             )
-            self._check_residual(node, shape)
+            if shape != (residual := self.shapes[node.residual]) and any(step.kind == "add" for step in node.post):
+                shapes = f"its output {format_shape(shape)} cannot be added to its input {format_shape(residual)}"
+                help = "give it the width of its input, or add_norm: none"
+                raise RuleError(f"{shapes}: a residual must keep the shape", help)
             pre, post = self._steps(node.pre, entry, node.entry), self._steps(node.post, shape, node.address)
             inferred = replace(node, axes=axes, shape=shape, pre=pre, post=post)
         return None if self._parts_break_rules(inferred) else inferred
@@ -84,9 +85,22 @@ class ShapeInference(Pass):
             rule, *exception = split_rule(written)
             numbers = all(isinstance(values.get(name), int | float) for name in names_in(rule))
             disabled = any(values.get(name) is not None for name in exception)
-            if numbers and not disabled and not _holds(rule, values):
-                self._report_rule(node, info, rule, sentence, values)
-                broken = True
+            if not numbers or disabled or _holds(rule, values):
+                continue
+            broken = True
+            blame, help, listed = None, f"choose values that satisfy {rule}", []
+            for name in names_in(rule):
+                width = f" (the width of {node.entry})" if is_letter(name) else ""
+                listed.append(f"{name} = {shown(values[name])}{width}")
+                if name in info.arguments:
+                    path = (*node.path, name)
+                    is_own = path in self.sources.written or path in self.sources.overrides
+                    blame = path if is_own else (*MODEL, "args", name)
+                    fits = [value for value in range(1, 1025) if _holds(rule, {**values, name: value})]
+                    if fits and info.arguments[name].kind.name == "int":
+                        help = f"{name} can be {', '.join(map(str, fits[:8]))}{', …' if len(fits) > 8 else ''}"
+            reason = f"{sentence} ({rule}), but {', '.join(listed)}"
+            self.add(self.sources.problem(node.path, reason, blame=blame, help=help))
         return broken
 
     def _parts_break_rules(self, node: Node) -> bool:
@@ -100,71 +114,44 @@ class ShapeInference(Pass):
         broken = [self._breaks_rules(node, info, values) for info, values in uses]  # reports all of them
         return any(broken)
 
-    def _report_rule(self, node: Node, info: BlockInfo, rule: str, sentence: str, values: RuleValues) -> None:
-        blame, help, listed = None, f"choose values that satisfy {rule}", []
-        for name in names_in(rule):
-            width = f" (the width of {node.entry})" if is_letter(name) else ""
-            listed.append(f"{name} = {shown(values[name])}{width}")
-            if name in info.arguments:
-                path = (*node.path, name)
-                written = path in self.sources.written or path in self.sources.overrides
-                blame = path if written else (*MODEL, "args", name)
-                fits = [value for value in range(1, 1025) if _holds(rule, {**values, name: value})]
-                if fits and info.arguments[name].kind.name == "int":
-                    help = f"{name} can be {', '.join(map(str, fits[:8]))}{', …' if len(fits) > 8 else ''}"
-        rule = f"{sentence} ({rule}), but {', '.join(listed)}"
-        self.add(self.sources.problem(node.path, rule, blame=blame, help=help))
-
-    def _check_residual(self, node: Node, shape: Shape) -> None:
-        entry = self.shapes[node.residual]
-        if any(step.kind == "add" for step in node.post) and shape != entry:
-            shapes = f"its output {format_shape(shape)} cannot be added to its input {format_shape(entry)}"
-            raise RuleError(
-                f"{shapes}: a residual must keep the shape", "give it the width of its input, or add_norm: none"
-            )
-
     def _steps(self, steps: tuple[Step, ...], shape: Shape, address: str) -> tuple[Step, ...]:
         """Return the operations with the width of the tensor that they act on."""
         width = shape[-1]
         if address in self.ids or not isinstance(width, int):
             if steps:
-                raise RuleError(
-                    f"add & norm acts on vectors, but {address} is {format_shape(shape)}", "write add_norm: none"
-                )
+                rule = f"add & norm acts on vectors, but {address} is {format_shape(shape)}"
+                raise RuleError(rule, "write add_norm: none")
             return ()
         return tuple(replace(step, width=width) for step in steps)
 
     def _bind(self, node: Node, info: BlockInfo) -> dict[str, Size]:
+        """Return the sizes of the letters in the block's signature."""
         axes: dict[str, Size] = {}
         bound_by: dict[str, str] = {}
         for port in info.signature.ports:
-            if port.name in node.reads:
-                self._bind_port(node, info, port, axes, bound_by)
+            addresses = node.reads.get(port.name, ())
+            parts: dict[str, list[Size]] = {}
+            for address in addresses:
+                self._check_tensor(info, port, address)
+                for index, (axis, actual) in enumerate(zip(port.axes, self.shapes[address], strict=True)):
+                    if is_letter(axis):
+                        self._check_axis(info, axis, actual, first=index == 0, address=address)
+                    if axis in port.sums:
+                        parts.setdefault(axis, []).append(actual)
+                        continue
+                    expected = axes.setdefault(axis, actual) if is_letter(axis) else node.arguments[axis]
+                    if expected != actual:
+                        by = f" in {bound_by[axis]}" if axis in bound_by else ""
+                        rule = f"{axis} is {expected}{by}, but {actual} in {self._tensor(address)}"
+                        help = "to change the width, use linear: {block: linear, d_out: …}"
+                        if isinstance(expected, Axis) or isinstance(actual, Axis):
+                            help = "to read another sequence, use attention: {block: attention, kv: …}"
+                        raise RuleError(rule, help)
+                    bound_by.setdefault(axis, address)
+            axes |= {axis: _sum(sizes) for axis, sizes in parts.items()}
+            if port.count and addresses:
+                axes[port.count] = len(addresses)
         return axes
-
-    def _bind_port(
-        self, node: Node, info: BlockInfo, port: Port, axes: dict[str, Size], bound_by: dict[str, str]
-    ) -> None:
-        parts: dict[str, list[Size]] = {}
-        for address in node.reads[port.name]:
-            shape = self.shapes[address]
-            self._check_tensor(info, port, address)
-            for index, (axis, actual) in enumerate(zip(port.axes, shape, strict=True)):
-                if is_letter(axis):
-                    self._check_axis(info, axis, actual, first=index == 0, address=address)
-                if axis in port.sums:
-                    parts.setdefault(axis, []).append(actual)
-                    continue
-                expected = axes.setdefault(axis, actual) if is_letter(axis) else node.arguments[axis]
-                if expected != actual:
-                    by = f" in {bound_by[axis]}" if axis in bound_by else ""
-                    rule = f"{axis} is {expected}{by}, but {actual} in {self._tensor(address)}"
-                    raise RuleError(rule, _other_size(expected, actual))
-                bound_by.setdefault(axis, address)
-        for axis, sizes in parts.items():
-            axes[axis] = _sum(sizes)
-        if port.count:
-            axes[port.count] = len(node.reads[port.name])
 
     def _check_tensor(self, info: BlockInfo, port: Port, address: str) -> None:
         """Check the number of axes of the tensor at `address`, and whether it holds token ids or vectors."""
@@ -215,13 +202,6 @@ class ShapeInference(Pass):
         """Add a problem unless there is one at its place: layers of a stack would repeat it."""
         if (problem.address, problem.place) not in {(known.address, known.place) for known in self.problems}:
             self.problems.append(problem)
-
-
-def _other_size(*sizes: Size) -> str:
-    """Return the fix for two sizes that differ."""
-    if any(isinstance(size, Axis) for size in sizes):
-        return "to read another sequence, use attention: {block: attention, kv: …}"
-    return "to change the width, use linear: {block: linear, d_out: …}"
 
 
 def _sum(sizes: list[Size]) -> Size:

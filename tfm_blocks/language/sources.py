@@ -17,22 +17,16 @@ from tfm_blocks.registry.blocks import Registry
 _KNOB = re.compile(r"\$\{\s*([A-Za-z_]\w*)\s*\}")
 
 
-@dataclass(frozen=True)
-class SourceKey:
-    """A key in a file: its location, and the text of its value if that is a scalar."""
-
-    place: Place
-    text: str
-
-
 @dataclass
 class Sources:
     """Map each path to the location that set it last. `chosen` are the requested files without their parents.
 
-    `files` holds each file by its display path, in the order in which they are merged.
+    `values` holds the text of the value at each path if that is a scalar. `files` holds each file by its display path,
+    in the order in which they are merged.
     """
 
-    written: dict[Path, SourceKey] = field(default_factory=dict)
+    written: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, str] = field(default_factory=dict)
     overrides: dict[Path, str] = field(default_factory=dict)
     chosen: set[str] = field(default_factory=set)
     files: dict[str, YamlFile] = field(default_factory=dict)
@@ -49,8 +43,8 @@ class Sources:
         for key, value in node.value:
             key_path = (*path, str(key.value))
             mark = key.start_mark
-            place = Place(file, mark.line + 1, mark.column + 1, lines[mark.line].strip())
-            self.written[key_path] = SourceKey(place, value.value if isinstance(value, yaml.ScalarNode) else "")
+            self.written[key_path] = Place(file, mark.line + 1, mark.column + 1, lines[mark.line].strip())
+            self.values[key_path] = value.value if isinstance(value, yaml.ScalarNode) else ""
             if isinstance(value, yaml.MappingNode):
                 self._walk(value, key_path, file, lines)
 
@@ -63,7 +57,7 @@ class Sources:
 
     def excerpt(self, path: Path) -> str:
         """Return the lines that write `path`: the line of its key, and the following lines that are indented deeper."""
-        place = self.written[path].place
+        place = self.written[path]
         lines = self.files[place.file].text.splitlines()[(place.line or 1) - 1 :]
         indents = [len(line) - len(line.lstrip()) for line in lines]
         inside = takewhile(
@@ -75,7 +69,7 @@ class Sources:
         """Return the location of `path`, or of its nearest parent key in a file."""
         while path:
             if path in self.written:
-                return self.written[path].place
+                return self.written[path]
             path = path[:-1]
         return None
 
@@ -84,27 +78,24 @@ class Sources:
         if path in self.overrides:
             return f"{path[-1]} comes from the command line: {self.overrides[path]}"
         knob = self.knob(path)
-        written = self.written.get((knob,)) if knob else None
         if knob and (knob,) in self.overrides:
             return f"{knob} comes from the command line: {self.overrides[(knob,)]}"
-        return f"{knob} is set at {written.place}" if written else ""
+        return f"{knob} is set at {self.written[(knob,)]}" if knob and (knob,) in self.written else ""
 
     def rank(self, path: Path) -> int | None:
         """Return the position in merge order of the file that sets `path`, the last for the command line, or None."""
         if path in self.overrides:
             return len(self.files)
-        return list(self.files).index(self.written[path].place.file) if path in self.written else None
+        return list(self.files).index(self.written[path].file) if path in self.written else None
 
     def knob(self, path: Path) -> str | None:
         """Return the knob in the value of `path`, such as `heads` of `${heads}`."""
-        written = self.written.get(path)
-        match = _KNOB.search(written.text) if written else None
+        match = _KNOB.search(self.values.get(path, ""))
         return match[1] if match else None
 
     def is_set_by_user(self, path: Path) -> bool:
         """Return True if the chosen file or the command line sets `path`, directly or by a knob; False if inherited."""
-        written = self.written.get(path)
-        return self.is_typed(path) or (written is not None and written.place.file in self.chosen)
+        return self.is_typed(path) or (path in self.written and self.written[path].file in self.chosen)
 
     def is_typed(self, path: Path) -> bool:
         """Return True if the command line sets `path`, directly or by a knob."""

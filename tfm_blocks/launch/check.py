@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_resumed, compose_run, read_resume_folder, read_value
 from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -26,6 +27,7 @@ from tfm_blocks.network.build import check_model, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
@@ -87,6 +89,22 @@ class CheckedRun(CheckedModel):
 def check_run(composed: Composed) -> CheckedRun:
     """Check a new run that trains on this machine. Raises ConfigError with all problems and their places."""
     return _with_plugins_tested(_expect_size_of_tokenizer(_check(composed, _check_devices, check_model)))
+
+
+def check_request(config: Any) -> tuple[CheckedRun, SavedRun | None]:
+    """Check the run that a composed command line requests: a new run, or a resumed run, which is returned with it.
+
+    Raises ConfigError with all problems and their places, and RunError if the folder to resume is damaged.
+    """
+    folder = read_resume_folder(config)
+    if folder is None:
+        return check_run(compose_run(config)), None
+    from tfm_blocks.launch.run_spec import read_saved_run  # imports Lightning, which a wrong config does not wait for
+
+    load_listed(read_value(config, "plugins"))
+    saved = read_saved_run(folder)
+    composed = compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.config_text)
+    return check_resumed_run(composed), saved
 
 
 def check_remote_run(composed: Composed) -> CheckedRun:

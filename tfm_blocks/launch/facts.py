@@ -11,7 +11,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tfm_blocks import __version__
 from tfm_blocks.compose.run import RESUMABLE_KEYS
 from tfm_blocks.devices import CPU, choose_device, device_name
 from tfm_blocks.distributed.cluster import RankInfo
@@ -21,6 +20,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.records import RunFile
 from tfm_blocks.runs.saved_run import NO_EXPERIMENT
 from tfm_blocks.training.settings import TrainerSettings
+from tfm_blocks.version import __version__
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
 

@@ -59,6 +59,15 @@ from tfm_blocks.training.settings import RunSettings, TrainerSettings
 TYPED = ("python", "train.py")
 
 
+def train_or_resume(
+    run: CheckedRun, saved: SavedRun | None, typed: Sequence[str] = TYPED, callbacks: Sequence[Callback] = ()
+) -> Path:
+    """Train a new run below runs/ or its sweep's folder, or resume the `saved` run; return the folder."""
+    if saved:
+        return resume(run, saved, typed, callbacks=callbacks)
+    return train(run, Path("runs") / run.composed.mapping.get("sweep_name", ""), typed, callbacks=callbacks)
+
+
 def train(
     run: CheckedRun,
     root: Path = Path("runs"),

@@ -17,17 +17,15 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
-from tfm_blocks.compose.run import compose_request, compose_resumed, compose_run, read_resume_folder, read_value
+from tfm_blocks.compose.run import compose_request
 from tfm_blocks.devices import AUTO, choose_device, fork_generators
 from tfm_blocks.distributed.signals import StoppedError, temporary_handlers
 from tfm_blocks.distributed.workers import fork_server_restored, main_hidden
 from tfm_blocks.errors import ConfigError, Problem, RunError
-from tfm_blocks.launch.check import check_resumed_run, check_run, load_listed
-from tfm_blocks.launch.job import resume as resume_run
-from tfm_blocks.launch.job import train as train_run
+from tfm_blocks.launch.check import check_request
+from tfm_blocks.launch.job import train_or_resume
 from tfm_blocks.launch.process_settings import return_freed_memory, set_library_defaults
 from tfm_blocks.launch.rank import LIGHTNING
-from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.translation.translator import Translator
@@ -127,23 +125,12 @@ def _in_folder(path: Path, config_dir: Path | None) -> tuple[str, Path]:
 
 def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | None) -> Path:
     config, arguments = compose_request(overrides, config_dir)
-    typed = [*PROGRAM, *arguments]
-    resumed = read_resume_folder(config)
-    if resumed:
-        load_listed(read_value(config, "plugins"))
-        saved = read_saved_run(resumed)
-        composed = compose_resumed(config, saved.config, str(saved.folder / "config.yaml"), saved.config_text)
-    else:
-        composed = compose_run(config)
-    run = check_resumed_run(composed) if resumed else check_run(composed)
+    run, saved = check_request(config)
     several = run.settings.trainer.devices > 1
     if several:
         _expect_picklable(callbacks)
     with prepare_spawn() if several else nullcontext():
-        if resumed:
-            return resume_run(run, saved, typed, callbacks=callbacks)
-        root = Path("runs") / composed.mapping.get("sweep_name", "")
-        return train_run(run, root, typed, callbacks=callbacks)
+        return train_or_resume(run, saved, [*PROGRAM, *arguments], callbacks)
 
 
 def _expect_callbacks(callbacks: Sequence[object]) -> None:

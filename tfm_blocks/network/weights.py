@@ -25,6 +25,7 @@ Role = Literal[
     "experts", "adapter",
 ]  # fmt: skip
 NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
+KNOWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)  # of torch; their roles follow from the shapes
 BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
 
 
@@ -73,7 +74,7 @@ def list_weights(network: Network) -> list[Weight]:
     weights = []
     for parameter, own in names.items():
         node = owners[max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)]
-        roles = tuple(dict.fromkeys(_role(network, name, parameter.ndim) for name in own))
+        roles = tuple(dict.fromkeys(role_of(network, name, parameter.ndim)[0] for name in own))
         shape, depth = tuple(parameter.shape), layers[node.owner]
         parts = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
         weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, parts))
@@ -121,10 +122,11 @@ def _parts(module: nn.Module, shape: tuple[int, ...], axis: int) -> tuple[int, .
     return tuple(parts) if sum(parts) == width else (width,)
 
 
-def _role(network: Network, name: str, axes: int) -> Role:
+def role_of(network: nn.Module, name: str, axes: int) -> tuple[Role, bool]:
     """Return the role that the outermost module around a weight declares, or else the role that its shape allows.
 
-    A class declares the roles of its weights in `weight_roles`, by their addresses below the module.
+    A class declares the roles of its weights in `weight_roles`, by their addresses below the module. The second value
+    is True if a class declares the role.
     """
     module: nn.Module = network
     parts = name.split(".")
@@ -132,11 +134,25 @@ def _role(network: Network, name: str, axes: int) -> Role:
         below = ".".join(parts[place:])
         for kind in type(module).__mro__:
             if below in (declared := vars(kind).get("weight_roles", {})):
-                role: Role = declared[below]
-                return role
+                return declared[below], True
         if place < len(parts) - 1:
             module = module.get_submodule(part)
-    return "bias" if axes <= 1 and parts[-1].endswith("bias") else BY_AXES[min(axes, 3)]
+    return "bias" if axes <= 1 and parts[-1].endswith("bias") else BY_AXES[min(axes, 3)], False
+
+
+def roles_by_shape(block: nn.Module) -> dict[str, tuple[Role, str]]:
+    """Return the role and the class of each weight that a plug-in's block registers without declaring its role.
+
+    Weights of shipped layers, and of torch's linear maps and norms, have the role that their shape allows.
+    """
+    found: dict[str, tuple[Role, str]] = {}
+    for name, parameter in block.named_parameters():
+        owner = block.get_submodule(name.rpartition(".")[0])
+        role, declared = role_of(block, name, parameter.ndim)
+        known = isinstance(owner, KNOWN_LAYERS) or type(owner).__module__.startswith("tfm_blocks.")
+        if not declared and not known:
+            found[name] = role, type(owner).__name__
+    return found
 
 
 def _count_layers(owners: Mapping[str, Node]) -> dict[str, tuple[int, int]]:

@@ -20,7 +20,14 @@ from tfm_blocks.report.differences import (
     group_seeds,
     label_runs,
 )
-from tfm_blocks.report.rates import RateCurve, best_groups, curve_of, rate_curves, rate_notes
+from tfm_blocks.report.rates import (
+    RateCurve,
+    best_groups,
+    curve_of,
+    leave_out_choosing_seeds,
+    rate_curves,
+    rate_notes,
+)
 from tfm_blocks.runs.listing import find_runs
 from tfm_blocks.runs.saved_run import SavedRun
 
@@ -56,13 +63,18 @@ class Comparison:
 
 
 def compare_runs(
-    paths: Sequence[Path], baseline: str | None = None, scores: str | None = None, metric: str | None = None
+    paths: Sequence[Path],
+    baseline: str | None = None,
+    scores: str | None = None,
+    metric: str | None = None,
+    *,
+    held_out_seeds: bool = False,
 ) -> Comparison:
     """Compare runs, given by their folders or by folders that contain them, and test them against the baseline.
 
     Raises the errors of `read_comparison`.
     """
-    comparison = read_comparison(paths, baseline, scores, metric)
+    comparison = read_comparison(paths, baseline, scores, metric, held_out_seeds=held_out_seeds)
     if not comparison.baseline:
         return comparison
     from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
@@ -72,12 +84,18 @@ def compare_runs(
 
 
 def read_comparison(
-    paths: Sequence[Path], baseline: str | None = None, scores: str | None = None, metric: str | None = None
+    paths: Sequence[Path],
+    baseline: str | None = None,
+    scores: str | None = None,
+    metric: str | None = None,
+    *,
+    held_out_seeds: bool = False,
 ) -> Comparison:
     """Compare runs without tests over sentences.
 
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
-    of the matrix. Raises RunError, and ConfigError if the baseline is not one of the runs, or no run has such scores.
+    of the matrix. `held_out_seeds` leaves out the runs by which learning rates were chosen. Raises RunError, and
+    ConfigError if the baseline is not one of the runs, or no run has such scores or seeds.
     """
     records = find_runs(paths)
     runs = [run for run in records if run.settings or run.state != PRUNED] or records
@@ -85,6 +103,8 @@ def read_comparison(
     factors = find_factors(runs)
     groups = _shorten_labels(group_seeds(runs, factors), factors)
     curves = rate_curves(groups, factors)
+    if held_out_seeds:
+        groups, curves = leave_out_choosing_seeds(groups, curves)
     compared = best_groups(groups, curves)
     grid = arrange(compared, factors)
     columns: dict[int, list[Group]] = defaultdict(list)
@@ -93,7 +113,7 @@ def read_comparison(
     parts = [[run for group in column for run in group.runs] for column in columns.values()]
     parts = parts if len(parts) > 1 else [runs]
     notes = [*(note for part in parts for note in unlike(part)), *find_notes(runs), *_repeats(groups)]
-    notes += rate_notes(curves, list(columns.values()))
+    notes += rate_notes(curves, list(columns.values()), held_out=held_out_seeds)
     if missing := [run for run in runs if scores and run.state == "done" and not run.scored_on]:
         weights = f"{scores} of their final weights: {_names(missing)}"
         notes.append(f"without scores {weights}; tfm evaluate writes them with --test")

@@ -11,7 +11,8 @@ from functools import cached_property
 from itertools import chain
 
 from tfm_blocks.errors import printable
-from tfm_blocks.runs.saved_run import NO_EXPERIMENT, SavedRun, Setting
+from tfm_blocks.runs.files import Setting
+from tfm_blocks.runs.saved_run import NO_EXPERIMENT, SavedRun
 
 MODEL = "model"
 TASK = "data.task"  # the name of a probe task

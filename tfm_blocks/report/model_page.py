@@ -9,6 +9,7 @@ from itertools import combinations
 
 from markupsafe import Markup
 
+from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import Problem
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
@@ -23,6 +24,7 @@ from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.model_difference import changes_table, compare_models, difference_marks, summary_lines
 from tfm_blocks.report.show import measure
+from tfm_blocks.report.weights import group_weights
 
 MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
 UNFOLDED = "*"  # the key of the figure with every layer
@@ -36,6 +38,7 @@ COLOURS = Theme(
     marks={mark: f"var(--{mark})" for mark in THEMES["paper"].marks},
 )
 Row = tuple[str, str, str]
+WeightRow = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class NodeFacts:
     """The facts of a node, which alike layers share.
 
     `arguments` are rows of a name, a value and the place that set it. `reads` are rows of a port, a reference and a
-    shape. `lines` are rows of a file, a line number and the lines that write the node there.
+    shape. `own_weights` are rows of an address below the node, a role, a symbolic shape and the initial values. `lines`
+    are rows of a file, a line number and the lines that write the node there.
     """
 
     block: str
@@ -55,16 +59,36 @@ class NodeFacts:
     multiply_adds: int
     arguments: tuple[Row, ...]
     reads: tuple[Row, ...]
+    own_weights: tuple[WeightRow, ...]
     lines: tuple[Row, ...]
 
 
-def facts_of(spec: Spec, sources: Sources, costs: Mapping[str, tuple[int, int]]) -> dict[str, NodeFacts]:
+def facts_of(model: ViewedModel, costs: Mapping[str, tuple[int, int]]) -> dict[str, NodeFacts]:
     """Return the facts of each node by address. `costs` are its parameters and multiply-adds."""
+    spec, sources = model.spec, model.sources
     outline = Outline(spec, REGISTRY)
     files = sources.by_file()
     shapes = {model_input.name: format_shape(model_input.shape) for model_input in spec.inputs}
     shapes |= {node.address: format_shape(node.shape) for node in spec.nodes}
-    return {node.address: _facts(node, outline, sources, files, shapes, costs[node.address]) for node in spec.nodes}
+    weights = _weight_rows(model)
+    return {
+        node.address: _facts(node, outline, sources, files, shapes, costs[node.address], weights[node.address])
+        for node in spec.nodes
+    }
+
+
+def _weight_rows(model: ViewedModel) -> dict[str, list[WeightRow]]:
+    """Return the rows of the weights of each node by address; a tied weight is at each of its nodes."""
+    rows: dict[str, list[WeightRow]] = {node.address: [] for node in model.spec.nodes}
+    for group in group_weights(model.spec, model.composed):
+        shape, roles = " × ".join(group.symbols) or "1", ", ".join(group.weights[0].roles)
+        for name in (name for weight in group.weights for name in weight.names):
+            address, below = name, ""
+            while address not in rows:
+                address, _, part = address.rpartition(".")
+                below = f"{part}.{below}" if below else part
+            rows[address].append((below, roles, shape, group.initial))
+    return rows
 
 
 def _facts(
@@ -74,6 +98,7 @@ def _facts(
     files: Sequence[Sources],
     shapes: Mapping[str, str],
     costs: tuple[int, int],
+    weights: Sequence[WeightRow],
 ) -> NodeFacts:
     info = REGISTRY.blocks[node.block] if node.block else None
     written = outline.nodes.get(node.address)
@@ -90,11 +115,12 @@ def _facts(
         multiply_adds=costs[1],
         arguments=tuple(_arguments(node, info, sources)) if info else (),
         reads=tuple(_reads(node, outline, shapes)),
+        own_weights=tuple(weights),
         lines=tuple(
             (place.file, str(place.line), file.excerpt(node.path))
             for file in files
             if node.path in file.written
-            for place in [file.written[node.path].place]
+            for place in [file.written[node.path]]
         ),
     )
 
@@ -125,7 +151,7 @@ def _setting(path: Path, sources: Sources) -> str:
     override = next((sources.overrides[prefix] for prefix in above if prefix in sources.overrides), "")
     if override or path not in sources.written:
         return override and f"command line: {override}"
-    place = sources.written[path].place
+    place = sources.written[path]
     return f"{place.file}:{place.line}"
 
 
@@ -147,11 +173,12 @@ def _reads(node: Node, outline: Outline, shapes: Mapping[str, str]) -> Iterator[
 
 @dataclass(frozen=True)
 class ViewedModel:
-    """A model of the page: its name on the command line, its spec, and where its values come from."""
+    """A model of the page: its name on the command line, its spec, the source of each value, and its config."""
 
     name: str
     spec: Spec
     sources: Sources
+    composed: Composed | None = None
 
 
 def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
@@ -170,7 +197,7 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
         policy=content_policy([script], connect="'self'" if watch else "'none'"),
         style=Markup(asset("view.css") + _colour_rules()),
         script=Markup(script),
-        data=Markup(json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")),
+        data=Markup(json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")),
         models=models,
         table=changes_table(difference) if difference and difference.changes else None,
         summary=summary_lines(difference, a.spec, b.spec) if difference else [],
@@ -187,7 +214,7 @@ def _blocks(models: Sequence[ViewedModel]) -> dict[str, dict[str, str]]:
 def _model_record(model: ViewedModel, marks: Mapping[str, Mark]) -> dict[str, object]:
     size = measure(model.spec, model.sources, {})
     costs = {row.node.address: (row.parameters, row.multiply_adds) for row in size.rows}
-    facts = facts_of(model.spec, model.sources, costs)
+    facts = facts_of(model, costs)
     records = list(dict.fromkeys(facts.values()))
     numbers = {record: number for number, record in enumerate(records)}
     foldable = _foldable(model.spec)

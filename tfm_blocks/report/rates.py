@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-from tfm_blocks.errors import listed
+from tfm_blocks.errors import ConfigError, Problem, listed
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import RATES, SEED, Factor, Group, settings_of, show_setting, without_seed
-from tfm_blocks.runs.saved_run import SavedRun, Setting
+from tfm_blocks.runs.files import Setting
+from tfm_blocks.runs.saved_run import SavedRun
 
 NAMED = 3  # models that a note names; the others are counted
 
@@ -41,6 +42,7 @@ class RateCurve:
     label: str
     key: str
     rates: Sequence[Rate]
+    seeds: Collection[Setting]  # by whose losses the rates are compared
 
     @property
     def best(self) -> Rate:
@@ -74,7 +76,7 @@ def _curve(family: Sequence[Group], factors: Sequence[Factor]) -> RateCurve | No
     settings = [(factor.key, family[0].setting(factor)) for factor in shown]
     named = [text if name == "model" else f"{name.rpartition('.')[2]} {text}" for name, text in settings]
     label = ", ".join(named) or family[0].runs[0].model or family[0].label
-    return RateCurve(label, key, rates) if any(rate.losses for rate in rates) else None
+    return RateCurve(label, key, rates, seeds) if any(rate.losses for rate in rates) else None
 
 
 def _by_rate(family: Sequence[Group], key: str) -> dict[float, Group]:
@@ -105,19 +107,46 @@ def best_groups(groups: Sequence[Group], curves: Sequence[RateCurve]) -> list[Gr
     return [group for group in groups if id(group) not in others]
 
 
+def leave_out_choosing_seeds(
+    groups: Sequence[Group], curves: Sequence[RateCurve]
+) -> tuple[list[Group], list[RateCurve]]:
+    """Return the groups and curves without the runs at a best rate whose seeds chose it.
+
+    Raises ConfigError if no rate was chosen, or a model has no other seed.
+    """
+    place, kept, reduced = "--held-out-seeds", {id(group): group for group in groups}, []
+    if not curves:
+        raise ConfigError(Problem(place, "no model was trained at several learning rates", help=f"leave {place} out"))
+    for curve in curves:
+        best = curve.best
+        runs = [run for run in best.group.runs if run.settings.get(SEED) not in curve.seeds]
+        if not runs:
+            rule = f"every seed of {curve.label} at its best {curve.key} was used to choose the {curve.key}"
+            help = f"train further seeds at {curve.key}={show_setting(best.value)}"
+            raise ConfigError(Problem(place, rule, help=help))
+        group = kept[id(best.group)] = Group(best.group.label, runs)
+        rates = [replace(rate, group=group) if rate is best else rate for rate in curve.rates]
+        reduced.append(replace(curve, rates=rates))
+    return list(kept.values()), reduced
+
+
 def curve_of(group: Group, curves: Sequence[RateCurve]) -> RateCurve | None:
     """Return the curve to which a group belongs."""
     return next((curve for curve in curves if any(rate.group is group for rate in curve.rates)), None)
 
 
-def rate_notes(curves: Sequence[RateCurve], tasks: Sequence[Sequence[Group]]) -> Iterator[str]:
+def rate_notes(curves: Sequence[RateCurve], tasks: Sequence[Sequence[Group]], *, held_out: bool) -> Iterator[str]:
     """Yield sentences if rates were chosen, and warnings for unequal grids and for best rates at an end of a grid.
 
-    `tasks` has the compared groups of each task.
+    `tasks` has the compared groups of each task. With `held_out` these lack the seeds that chose their rates.
     """
     if curves:
         yield f"each model is compared at the learning rate with its lowest mean {OBJECTIVE}"
-        yield "the scores include the seeds that chose the learning rates, which raises the scores of tuned models"
+    if held_out:
+        yield "the scores do not include the seeds that chose the learning rates"
+    elif curves:
+        raised = "raises the scores of tuned models; --held-out-seeds leaves these seeds out"
+        yield f"the scores include the seeds that chose the learning rates, which {raised}"
     for groups in tasks:
         sizes = {group.label: len(curve.rates) if (curve := curve_of(group, curves)) else 1 for group in groups}
         if len(set(sizes.values())) > 1:

@@ -22,11 +22,12 @@ from typing import Any, ClassVar, Self, cast, get_args, get_origin, get_type_hin
 import yaml
 
 from tfm_blocks.errors import Place, Problem, RunError, shown
-from tfm_blocks.language.files import SAFE_LOADER
+from tfm_blocks.language.files import SAFE_LOADER, nested_events
 
 LARGEST_FILE = 1 << 30  # bytes; the largest are translations of test sets
 DEEPEST = 64  # mappings and lists inside each other; a config or a model has at most half of that
 LARGEST = 2**63 - 1
+Setting = str | int | float | bool | None
 KINDS = {
     str: "a text",
     int: "a whole number from 0 to 2^63 - 1",
@@ -173,10 +174,21 @@ def parse_mapping(text: str) -> dict[str, Any]:
     """Return the mapping in a YAML text. Raises ValueError.
 
     The C loader of YAML recurses without a limit, so deep nesting would crash the process. The parser's events, which
-    build nothing, are therefore checked first.
+    build nothing, are therefore checked first, also for an alias within an anchored value, which grows without bound.
     """
     try:
-        _check_events(text)
+        anchored = 0  # the depth of the outermost value with an anchor that is open
+        for event, depth in nested_events(text):
+            if isinstance(event, yaml.CollectionStartEvent):
+                anchored = anchored or (depth if event.anchor else 0)
+            elif isinstance(event, yaml.CollectionEndEvent) and depth + 1 == anchored:
+                anchored = 0
+            if depth > DEEPEST:
+                raise ValueError(f"it nests deeper than {DEEPEST}")
+            if tag := getattr(event, "tag", None):
+                raise ValueError(f"it has the YAML tag {tag}")
+            if isinstance(event, yaml.AliasEvent) and anchored:
+                raise ValueError("it has a YAML alias within an anchored value")
         value = yaml.load(text, SAFE_LOADER)
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -188,22 +200,22 @@ def parse_mapping(text: str) -> dict[str, Any]:
     return value
 
 
-def _check_events(text: str) -> None:
-    """Raise ValueError for deep nesting, tags, and an alias within an anchored value, which grow without bound."""
-    depth, anchored = 0, 0  # `anchored`: the depth of the outermost value with an anchor that is open
-    for event in yaml.parse(text, SAFE_LOADER):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            anchored = anchored or (depth if event.anchor else 0)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchored = 0 if depth == anchored else anchored
-            depth -= 1
-        if depth > DEEPEST:
-            raise ValueError(f"it nests deeper than {DEEPEST}")
-        if tag := getattr(event, "tag", None):
-            raise ValueError(f"it has the YAML tag {tag}")
-        if isinstance(event, yaml.AliasEvent) and anchored:
-            raise ValueError("it has a YAML alias within an anchored value")
+@lru_cache(maxsize=4096)
+def read_settings_part(text: str) -> dict[str, Setting]:
+    """Return the values in a YAML text by dotted key, which nobody changes. Raises ValueError."""
+    return flat_settings(parse_mapping(text))
+
+
+def flat_settings(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Setting]:
+    """Return the values of a config by dotted key, with lists as texts."""
+    settings: dict[str, Setting] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            settings |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            plain = value is None or isinstance(value, (str, int, float, bool))
+            settings[f"{prefix}{name}"] = value if plain else str(value)
+    return settings
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, cut, printable
 from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS, find_score
-from tfm_blocks.runs.files import damaged, parse_mapping, read_text
+from tfm_blocks.runs.files import Setting, damaged, parse_mapping, read_settings_part, read_text
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, STATUS, SWEEP, WEIGHTS, step_files, step_of
 from tfm_blocks.runs.lock import holder_of
 from tfm_blocks.runs.metrics import Best, numbers_of, read_rows, summarise
@@ -29,7 +29,6 @@ from tfm_blocks.runs.records import (
     with_intervals,
 )
 
-Setting = str | int | float | bool | None
 ROOT_KEY = re.compile(r"\n(?=\w)")
 NUMBERS = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
 NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that do not change the experiment
@@ -112,7 +111,7 @@ class SavedRun:
         with suppress(RunError):
             for parts in (ROOT_KEY.split(self.config_text), [self.config_text]):
                 with suppress(ValueError):
-                    return {key: value for part in parts for key, value in _read_part(part).items()}
+                    return {key: value for part in parts for key, value in read_settings_part(part).items()}
         return {}
 
     @cached_property
@@ -177,7 +176,21 @@ class SavedRun:
 
     @cached_property
     def _last_row(self) -> Mapping[str, float]:
-        return _last_measured(self.folder / METRICS)
+        """Return the last number of each metric in the header and the last TAIL bytes; empty if they are damaged."""
+        newest: dict[str, float] = {}
+        path = self.folder / METRICS
+        with suppress(OSError, csv.Error, ValueError):
+            if not path.is_file():
+                return {}
+            with path.open("rb") as file:
+                header = file.readline(TAIL)
+                file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
+                file.readline()  # the rest of a partial row
+                tail = file.read().decode("utf-8", "replace").splitlines()
+            names, *rows = csv.reader([header.decode("utf-8", "replace"), *tail])
+            for row in rows:
+                newest |= numbers_of(names, row)
+        return newest
 
     @property
     def step(self) -> int:
@@ -335,37 +348,3 @@ def _modified(path: Path) -> float:
         return min(max(path.stat().st_mtime, 0.0), LATEST)
     except OSError:
         return 0.0
-
-
-def _last_measured(path: Path) -> dict[str, float]:
-    """Return the last number of each column in the first line and the last TAIL bytes; empty if they are damaged."""
-    newest: dict[str, float] = {}
-    with suppress(OSError, csv.Error, ValueError):
-        if not path.is_file():
-            return {}
-        with path.open("rb") as file:
-            header = file.readline(TAIL)
-            file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
-            file.readline()  # the rest of a partial row
-            tail = file.read().decode("utf-8", "replace").splitlines()
-        names, *rows = csv.reader([header.decode("utf-8", "replace"), *tail])
-        for row in rows:
-            newest |= numbers_of(names, row)
-    return newest
-
-
-@lru_cache(maxsize=4096)
-def _read_part(text: str) -> dict[str, Setting]:
-    return flat_settings(parse_mapping(text))
-
-
-def flat_settings(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Setting]:
-    """Return the values of a config by dotted key, with lists as texts."""
-    settings: dict[str, Setting] = {}
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            settings |= flat_settings(value, f"{prefix}{name}.")
-        else:
-            plain = value is None or isinstance(value, (str, int, float, bool))
-            settings[f"{prefix}{name}"] = value if plain else str(value)
-    return settings

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Literal
 
 from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
-from tfm_blocks.language.files import expect_unambiguous, nested_events
+from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.report.table import Cell, Column, Table, Value
@@ -60,11 +58,8 @@ def read_card(name: str) -> Card:
         help = f"{suggest(name, card_names())}; or the path of a {SUFFIX} file with the keys of h100{SUFFIX}"
         raise ConfigError(Problem("--card", f"must be a known card, but is {shown(name)}", help=help))
     try:
-        text = (Path(name) if is_path else FOLDER / f"{name}{SUFFIX}").read_text("utf-8")
-        for event, _ in nested_events(text):
-            expect_unambiguous(event, "--card", name)
-        values: Any = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = read_yaml_file(Path(name if is_path else f"{FOLDER}/{name}{SUFFIX}")).value
+    except OSError as error:
         rule = f"must be a YAML file, but {shown(name)} cannot be read: {type(error).__name__}"
         raise ConfigError(Problem("--card", rule, help="check the path and the text of the file")) from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

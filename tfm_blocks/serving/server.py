@@ -20,12 +20,12 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
-from tfm_blocks import __version__
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.serving import FINISH_SECONDS, SEND_SECONDS, Limits
 from tfm_blocks.serving.batcher import Batcher
 from tfm_blocks.serving.connections import Connection, RequestMiddleware, error_response
 from tfm_blocks.serving.requests import GenerateBody, TranslateBody, respond, stream_response, submit
+from tfm_blocks.version import __version__
 
 LOCAL = ["127.0.0.1", "localhost", "[::1]"]
 OTHER_FILES = 16  # that the process may open besides connections, now and later

@@ -14,10 +14,10 @@ from uuid import uuid4
 
 from tfm_blocks.compose.job_config import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
-from tfm_blocks.runs.files import write_json
+from tfm_blocks.runs.files import flat_settings, write_json
 from tfm_blocks.runs.folder import METRICS, RUN, numbered_names
 from tfm_blocks.runs.records import FORMAT, JobEntry, Status, SweepFile
-from tfm_blocks.runs.saved_run import SavedRun, flat_settings
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.sweep.job import UNHASHED_KEYS, SweepJob
 
 JOBS = ".jobs"  # folder of the job files, each with a checked config

@@ -101,7 +101,7 @@ def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: i
 
 def knobs_of(composed: Composed) -> list[str]:
     """Return the knobs of the model that are whole numbers above 0."""
-    keys = dict.fromkeys(key for file in composed.chain for key in file.mapping if key not in ("defaults", "model"))
+    keys = dict.fromkeys(key for file in composed.chain for key in file.value if key not in ("defaults", "model"))
     return [key for key in keys if type(value := composed.mapping.get(key)) is int and value > 0]
 
 

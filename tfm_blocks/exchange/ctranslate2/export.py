@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from tfm_blocks import __version__
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, Problem, RunError
@@ -21,6 +20,7 @@ from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
+from tfm_blocks.version import __version__
 
 
 def export_to_ctranslate2(

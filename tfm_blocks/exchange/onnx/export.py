@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tfm_blocks import __version__
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.errors import Problem, RunError
@@ -36,6 +35,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, new_folder
 from tfm_blocks.runs.model import read_network, write_weights
+from tfm_blocks.version import __version__
 
 OPSET = 20
 NEXT = "next."

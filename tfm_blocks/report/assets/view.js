@@ -109,6 +109,7 @@ function describe(view, address) {
   }
   table("reads", ["port", "from", "shape"], record.reads);
   table("arguments", ["argument", "value", "set by"], record.arguments);
+  table("weights", ["weight", "role", "shape", "initial values"], record.own_weights);
   for (const [file, line, text] of record.lines) {
     make("h3", `${file}:${line}`, details);
     make("pre", text, details).className = "yaml";
