@@ -27,17 +27,17 @@ def from_base(small: Callable[..., Composed], base: Path, *overrides: str) -> Co
 def test_a_resumed_run_of_adapters_is_bit_equal_and_saves_them_alone(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
-    base = train(check_run(small("trainer.steps=2", "name=base")), tmp_path)
+    base = train(check_run(small("trainer.steps=2")), tmp_path / "base")
     settings = ADAPT, "trainer.ema=0.9", "trainer.keep_last=2"
-    whole = train(check_run(from_base(small, base, *settings, "name=whole")), tmp_path)
-    halved = from_base(small, base, *settings, "name=halved")
+    whole = train(check_run(from_base(small, base, *settings)), tmp_path / "whole")
+    halved = from_base(small, base, *settings)
     with pytest.raises(PreemptedError):
-        train(check_run(halved), tmp_path, until=3)
-    left = read_saved_run(tmp_path / "halved")
+        train(check_run(halved), tmp_path / "halved", until=3)
+    left = read_saved_run(tmp_path / "halved" / "run")
     resume(check_run(halved).with_config(left.config), left)
-    expected, actual = (load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "halved"))
+    expected, actual = (load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("whole", "halved"))
     assert actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
-    assert all(".adapter." in name for name in expected) and len(expected) == 2 * 4 * 3 - 2 * 2 - 2 * 2
+    assert all(".adapter." in name for name in expected) and len(expected) == 2 * (4 + 7)
     saved = [path for path in (whole / "checkpoints").iterdir() if path.suffix in (".ckpt", ".safetensors")]
     base_size = (base / "weights.safetensors").stat().st_size
     assert len(saved) > 2 and all(path.stat().st_size < base_size for path in saved if path.suffix != ".ckpt")
@@ -54,19 +54,19 @@ def test_a_resumed_run_of_adapters_is_bit_equal_and_saves_them_alone(
 def test_a_run_without_adapters_can_start_from_the_merged_weights(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
-    base = train(check_run(small("trainer.steps=2", "name=base")), tmp_path)
-    adapters = train(check_run(from_base(small, base, ADAPT, "trainer.steps=2", "name=adapters")), tmp_path)
-    again = from_base(small, adapters, "trainer.steps=1", "schedule.lr=0", "name=again")
-    run = train(check_run(again), tmp_path)
+    base = train(check_run(small("trainer.steps=2")), tmp_path / "base")
+    adapters = train(check_run(from_base(small, base, ADAPT, "trainer.steps=2")), tmp_path / "adapters")
+    again = from_base(small, adapters, "trainer.steps=1", "schedule=linear", "schedule.peak=1e-12")
+    run = train(check_run(again), tmp_path / "again")
     merged = weights_of(tfm.load(adapters).network)
     torch.testing.assert_close(load_file(run / "weights.safetensors"), merged)
     with pytest.raises(RunError, match="adapters itself") as error:
-        train(check_run(from_base(small, adapters, ADAPT, "name=third")), tmp_path)
+        train(check_run(from_base(small, adapters, ADAPT)), tmp_path / "third")
     assert "tfm merge" in error.value.problems[0].help
     with pytest.raises(RunError, match=r"tokenizer has other ids|has the shape"):
-        train(check_run(small(f"init_from={base}", ADAPT, "vocab=280", "name=other")), tmp_path)
+        train(check_run(small(f"init_from={base}", ADAPT, "vocab=280")), tmp_path / "other")
     with pytest.raises(RunError, match="has the shape"):
-        train(check_run(from_base(small, base, ADAPT, "d_ff=48", "name=wider")), tmp_path)
+        train(check_run(from_base(small, base, ADAPT, "d_ff=48")), tmp_path / "wider")
     assert not [name for name in ("third", "other", "wider") if (tmp_path / name).exists()]
 
 

@@ -95,7 +95,7 @@ def test_a_difference_names_the_adapters():
     assert {(change.kind, change.after) for change in changes} == {
         ("adapters", "q, k, v, out: rank 2, scale 2"),
     }
-    assert {change.where for change in changes} == {"encoder.*.attn, decoder.*.self, decoder.*.cross"}
+    assert {change.where for change in changes} == {"encoder.*.attn", "decoder.*.self", "decoder.*.cross"}
 
 
 def group(where, rest="rank: 2, alpha: 2"):
@@ -127,7 +127,7 @@ def test_wrong_groups_name_place_rule_and_fix(override, address, rule, help):
     assert problem.address == f"model.adapt.a.{address}"
     assert rule in problem.rule
     assert help in problem.help
-    assert "comes from the command line: model.adapt.a=" in problem.origin
+    assert rule == "is missing" or "comes from the command line: model.adapt.a=" in problem.origin
 
 
 def test_a_group_that_an_earlier_one_shadows_is_an_error():
