@@ -1,8 +1,11 @@
 """Adapters of low rank: which maps `adapt` selects, what it refuses, and that decoding and costs count them."""
 
+import json
+
 import pytest
 import torch
 
+from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.difference import find_changes
@@ -134,3 +137,23 @@ def test_a_group_that_an_earlier_one_shadows_is_an_error():
     with pytest.raises(ConfigError, match="all of its linear maps are in a") as error:
         spec_of("base", group("{role: matrix}"), "model.adapt.b={where: {block: ffn}, rank: 1, alpha: 1}")
     assert error.value.problems[0].address == "model.adapt.b"
+
+
+def test_figures_and_pages_show_the_adapters(tmp_path, capsys):
+    adapt = "model.adapt.a={where: {node: encoder, block: attention}, rank: 2, alpha: 4, parts: [q, v]}"
+    for command, name in (("figure", "model.svg"), ("view", "model.html")):
+        main([command, "base", *SIZES, adapt, "-o", str(tmp_path / name)])
+    assert (tmp_path / "model.svg").read_text().count("rank 2 on q, v") == 1
+    assert "adapters: q, v: rank 2, scale 2" in (tmp_path / "model.html").read_text()
+    capsys.readouterr()
+    main(["show", "base", *SIZES, adapt, "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["trained_parameters"] == 2 * (4 * 16 + 32 * 2)
+    shown = {node["address"]: node["adapters"] for node in record["nodes"] if node["adapters"]}
+    assert shown == dict.fromkeys(["encoder.0.attn", "encoder.1.attn"], "q, v: rank 2, scale 2")
+
+
+def test_only_a_trained_run_of_adapters_is_ejected(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["eject", "base", *SIZES, f"model.adapt.a={ATTENTION}", "-o", str(tmp_path / "model.py")])
+    assert "leave model.adapt out, or eject a trained run" in capsys.readouterr().err
