@@ -194,7 +194,7 @@ def test_a_symbolic_shape_gives_the_sizes_of_a_model_with_a_width_of_three_times
 @each(ALL)
 def test_initial_values_have_the_distributions_that_are_shown(path) -> None:
     network = build(path)
-    shown = initial_distributions(network_without_values(network.spec))
+    shown = initial_distributions(network_without_values(network.spec), {})
     for weight, parameter in network.named_parameters():
         expect_distribution(shown[weight], parameter.detach(), weight)
 

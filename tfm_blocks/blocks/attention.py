@@ -205,6 +205,7 @@ class DifferentialAttention(SelfAttention):
     """
 
     weight_roles: ClassVar = {"lambdas": "gain"}
+    width_rules: ClassVar = {"lambdas": "λ depends on products of vectors whose length is the width of a head"}
 
     def __init__(self, D: int, *, heads: int, lambda_start: float = 0.8, eps: float = 1e-5, **options: Any) -> None:
         super().__init__(D, heads=2 * heads, **options)

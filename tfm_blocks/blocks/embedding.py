@@ -46,6 +46,10 @@ class Embedding(nn.Module):
     def initialise(self, name: str, generator: Generator) -> None:
         normal_(self.weight, self.weight.shape[1], generator)
 
+    def match_base(self, base: Embedding) -> None:
+        """Keep the scale of the base: a step changes each element of a row alike, whatever the width."""
+        self.scale = base.scale
+
     def forward(self, x_BN: Tensor) -> Tensor:
         rows_BN = (x_BN - self.first_id).clamp(min=0) if self.first_id else x_BN
         return F.embedding(rows_BN, self.weight) * self.scale
@@ -76,9 +80,14 @@ class Unembed(Linear):
     def __init__(self, D: int, *, vocab: int, out_bias: bool = False, first_id: int = 0) -> None:
         super().__init__(D, vocab - first_id, bias=out_bias)
         self.first_id = first_id
+        self.multiplier = 1.0
+
+    def match_base(self, base: Unembed) -> None:
+        """Divide the logits, without their bias, by the growth of the width: Σ x_d w_d has that many more terms."""
+        self.multiplier = base.in_features / self.in_features
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        logits_BNV = super().forward(x_BND)
+        logits_BNV = super().forward(x_BND if self.multiplier == 1 else x_BND * self.multiplier)
         return F.pad(logits_BNV, (self.first_id, 0), value=-math.inf) if self.first_id else logits_BNV
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -39,6 +39,8 @@ class AdaptiveHalting(nn.Module):
     remainder, averaged over the kept positions of a sequence. All T steps are computed, and other positions attend to
     the changing states of a halted one, as in the published code of Dehghani et al. b starts at 1.
     """
+
+    width_rules: ClassVar = {"weight": "output"}
 
     def __init__(self, D: int, *, epsilon: float = 0.01, ponder: float = 0.01) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -124,6 +125,8 @@ class L2Norm(nn.Module):
     Use: models that follow Bayesuvius: docs/notation.md.
     """
 
+    width_rules: ClassVar = {"": "its output has length 1, so its elements become smaller with the width"}
+
     def __init__(self, *, eps: float = 1e-12) -> None:
         super().__init__()
         self.eps = eps
@@ -156,6 +159,8 @@ class ScaleNorm(nn.Module):
     Also known as: ScaleNorm.
     Use: a norm with a single gain.
     """
+
+    width_rules: ClassVar = {"": "its gain, initially √D, is a single number, which learns √D times slower"}
 
     def __init__(self, D: int, *, eps: float = 1e-5) -> None:
         super().__init__()

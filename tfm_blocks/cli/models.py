@@ -57,7 +57,7 @@ def _add_show(commands: options.Commands) -> None:
 
 
 def add_model(
-    commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, metavar: str
+    commands: options.Commands, name: str, run: Callable[[argparse.Namespace], int | None], help: str, metavar: str
 ) -> argparse.ArgumentParser:
     """Add a command on a model with overrides."""
     command = options.add_command(commands, name, run, help)

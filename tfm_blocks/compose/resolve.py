@@ -13,6 +13,7 @@ from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
 from tfm_blocks.language.chain import merge
 from tfm_blocks.language.files import INDEX, YamlFile
+from tfm_blocks.language.parametrisation import WHERE, nested_scalars
 from tfm_blocks.language.sources import Sources, find_knobs
 
 
@@ -109,7 +110,40 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[YamlFile]) -> 
         path = tuple(str(getattr(error, "full_key", "") or "").split("."))
         help = "write a value, or the name of a knob in ${…}"
         raise ConfigError(sources.problem(path, error_reason(error), help=help)) from None
-    return Composed(cast(dict[str, Any], mapping), sources, config, tuple(chain))
+    resolved = cast(dict[str, Any], mapping)
+    _resolve_base(resolved, config, sources)
+    return Composed(resolved, sources, config, tuple(chain))
+
+
+def _resolve_base(mapping: dict[str, Any], config: DictConfig, sources: Sources) -> None:
+    """Add to `model.base`, which has sizes of knobs, the values of the model that differ at these sizes, by path.
+
+    So the mapping of a model has its base, although a run records no knobs. Raises ConfigError.
+    """
+    model = mapping.get("model")
+    base = model.get("base") if isinstance(model, dict) else None
+    if not isinstance(base, dict) or WHERE in base:
+        return
+    base = {knob: value for knob, value in base.items() if value is not None}
+    raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    known = sorted(knob for knob in find_knobs(raw["model"]) if type(mapping.get(knob)) is int)
+    problems = []
+    for knob, value in base.items():
+        path = ("model", "base", str(knob))
+        if knob not in known:
+            rule = f"the model reads no knob {shown(knob)} that is a whole number"
+            problems.append(sources.problem(path, rule, help=suggest(str(knob), known)))
+        elif type(value) is not int or value < 1:
+            rule = f"must be a whole number of at least 1, but is {shown(value)}"
+            problems.append(sources.problem(path, rule, help=f"write model.base.{knob}={mapping[knob]}"))
+    if problems:
+        raise ConfigError(problems)
+    small = config.copy()
+    for knob, value in base.items():
+        OmegaConf.update(small, str(knob), value)
+    other = dict(nested_scalars(OmegaConf.to_container(small.model, resolve=True)))
+    where = {".".join(path): other[path] for path, value in nested_scalars(model) if other[path] != value}
+    cast(dict[str, Any], model)["base"] = {**base, WHERE: where}
 
 
 def _merge_layers(value: Any) -> Any:

@@ -35,6 +35,7 @@ from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, GENERATION, LEFTOVERS, SINGLE, PublishedFile
 from tfm_blocks.exchange.importing import conversion_of
 from tfm_blocks.language.difference import find_changes
+from tfm_blocks.language.parametrisation import expect_standard
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network.build import check_model
@@ -56,6 +57,7 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     folder exists. Raises ConfigError if no family has the graph and transformers cannot pass its inputs.
     """
     network, tokenizer = read_network(run), load_tokenizer(run / TOKENIZER)
+    expect_standard(network.spec, "a folder of transformers")
     published = find_published(network.spec, SavedRun(run).config, vocabulary_of(tokenizer))
     if published is None:
         files = write_custom_code(network, tokenizer, str(run))

@@ -9,6 +9,7 @@ from typing import Any
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.chain import Replacement
 from tfm_blocks.language.expand import Expander
+from tfm_blocks.language.parametrisation import parametrise
 from tfm_blocks.language.read import Reader
 from tfm_blocks.language.shapes import ShapeInference
 from tfm_blocks.language.sources import Pass, Sources
@@ -18,7 +19,7 @@ from tfm_blocks.registry.blocks import Registry
 
 
 def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None = None) -> Spec:
-    """Check a resolved mapping, as in a file below `model`. Raises ConfigError with all problems of a pass."""
+    """Check a resolved mapping {inputs, args, add_norm, graph, …}. Raises ConfigError with all problems of a pass."""
     sources = sources or Sources()
     replacement = Replacement(registry, sources)
     if sources.files:
@@ -38,7 +39,9 @@ def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None 
     nodes = visibility.infer(shaped)
     _raise(visibility.problems)
     scaled = set_depths(nodes, expander.stacks)
-    return Spec(inputs, scaled, model, visibility.count_head(nodes), tuple(expander.warnings), tuple(replacement.notes))
+    warnings, notes = tuple(expander.warnings), tuple(replacement.notes)
+    spec = Spec(inputs, scaled, model, visibility.count_head(nodes), warnings, notes)
+    return parametrise(spec, lambda mapping: check(mapping, registry), sources)
 
 
 def _assign_masks(inputs: Sequence[Input]) -> tuple[Input, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfm_blocks.errors import cut, shown, suggest
 from tfm_blocks.language.chain import merge
+from tfm_blocks.language.parametrisation import KEYS as PARAMETRISATION_KEYS
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Axis, Input, Path, names
 from tfm_blocks.language.tree import (
@@ -47,7 +48,7 @@ class Reader(Pass):
     def read_model(self, mapping: Any) -> ModelTree:
         """Build the tree; it is valid only if there are no problems."""
         keys = self._mapping(mapping, MODEL)
-        self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph", "adapt"))
+        self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph", "adapt", *PARAMETRISATION_KEYS))
         inputs_path = (*MODEL, "inputs")
         inputs = tuple(
             self._input(name, axes, (*inputs_path, name))

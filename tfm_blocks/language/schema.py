@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfm_blocks.language.add_norm import PRESETS, STEPS, VALUED
+from tfm_blocks.language.parametrisation import NAMES
 from tfm_blocks.language.read import FORMS, PLACEMENT
 from tfm_blocks.language.repeat import MOST_REPEATS
 from tfm_blocks.language.tree import ENTRY, INDEX
@@ -52,7 +53,9 @@ def _definitions(registry: Registry) -> Schema:
     tensor = {"anyOf": [REFERENCE, {"allOf": [_ref("node")], "properties": inline}, NULL]}
     node_name = {"pattern": r"^[^\W\d]\w*$", "not": {"enum": [*sorted(GRAMMAR), ENTRY]}}
     return {
-        "model": _mapping({key: _ref(key) for key in ("inputs", "args", "add_norm", "graph", "adapt")}),
+        "model": _mapping(
+            {key: _ref(key) for key in ("inputs", "args", "add_norm", "graph", "adapt")} | _parametrisation()
+        ),
         "inputs": {
             "type": ["object", "null"],
             "additionalProperties": {"type": ["string", "null"], "pattern": AXES},
@@ -71,6 +74,11 @@ def _definitions(registry: Registry) -> Schema:
         "node": _node(registry),
         **{f"block_{info.name}": _block(info) for info in blocks},
     }
+
+
+def _parametrisation() -> Schema:
+    base = {"type": ["object", "null"], "additionalProperties": {"type": ["integer", "null"], "minimum": 1}}
+    return {"parametrisation": {"anyOf": [{"enum": [*NAMES, None]}, KNOB]}, "base": base}
 
 
 def _ref(name: str) -> Schema:

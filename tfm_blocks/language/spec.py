@@ -98,8 +98,9 @@ class Node:
     ports to addresses of nodes or names of inputs, first port first. `residual` is the address that `add` adds. `axes`
     binds the signature's letters. `stack` is the address of the outermost stack around the node. `sees` is the part of
     the target that an output position depends on. For a `deep` node, the depth of the model sets the factor of `add`
-    and `shrink`, the factor of the initial weights in the branch. `adapters` are by the path of the linear map below
-    the node's module, such as `block.qkv`.
+    and `shrink`, the factor of the initial weights in the branch. `deeper` is the number of layers of the stacks around
+    the node, relative to the base of `completep`. `adapters` are by the path of the linear map below the node's module,
+    such as `block.qkv`.
     """
 
     address: str
@@ -119,6 +120,7 @@ class Node:
     sees: Literal["nothing", "past", "all"] = "nothing"
     shrink: float = 1.0
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    deeper: float = 1.0
 
     @property
     def shares(self) -> bool:
@@ -151,7 +153,7 @@ class Spec:
     `mapping` lacks the arguments that replaced blocks had, which `notes` lists.
 
     `head` is the number of nodes at the end that treat each position separately. Training runs them only on the
-    positions that count in the loss.
+    positions that count in the loss. `base` is the same model with the widths of the base of its `parametrisation`.
     """
 
     inputs: tuple[Input, ...]
@@ -160,6 +162,8 @@ class Spec:
     head: int = 1
     warnings: tuple[Problem, ...] = ()
     notes: tuple[Problem, ...] = ()
+    parametrisation: str = "standard"
+    base: Spec | None = None
 
     @property
     def sink(self) -> Node:

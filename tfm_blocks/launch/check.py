@@ -28,7 +28,8 @@ from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
+from tfm_blocks.training.schedules import NoamSettings
+from tfm_blocks.training.settings import AdamSettings, DeviceSettings, RunSettings, read_run
 
 LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
 
@@ -153,6 +154,8 @@ def _check(
     if spec.adapted and run.init_from is None:
         rule = "has adapters, but init_from names no run whose weights they change"
         raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
+    if problems := [*_transfer_problems(spec, run)]:
+        raise ConfigError(problems)
     tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
     plugins = plugins_in_use(run.plugins, spec.blocks, tasks)
     return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
@@ -259,6 +262,23 @@ def _input_problems(spec: Spec, data: DataSettings | None) -> Iterator[Problem]:
                 "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
             )
             yield Problem(address, rule, help=help)
+
+
+def _transfer_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
+    """Yield a problem if the parametrisation has no rule for the optimizer or the schedule."""
+    if spec.base is None:
+        return
+    name, base = spec.parametrisation, spec.mapping["base"]
+    if isinstance(run.optimizer, AdamSettings) and run.optimizer.weight_decay:
+        rule = f"is added to the gradient, for which {name} has no rule, but is {run.optimizer.weight_decay:g}"
+        help = "write optimizer=adamw, whose decay is apart from the gradient, or optimizer.weight_decay=0"
+        yield Problem("optimizer.weight_decay", rule, help=help)
+    schedule = run.schedule
+    if isinstance(schedule, NoamSettings) and schedule.d_model != (width := base.get("d_model", schedule.d_model)):
+        rule = (
+            f"is {schedule.d_model}, which scales the rate by the width a second time: {name} does it for each weight"
+        )
+        yield Problem("schedule.d_model", rule, help=f"write schedule.d_model={width}, the width of the base")
 
 
 def _probe_problems(spec: Spec, data: ProbeSettings) -> Iterator[Problem]:

@@ -16,10 +16,12 @@ from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
+from tfm_blocks.language.tree import MODEL
 from tfm_blocks.network.adapters import find_adapters
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.initial_values import address_seed, initialise
+from tfm_blocks.network.initial import address_seed, initialise
+from tfm_blocks.network.parametrisation import WeightRule, find_rules, match_base, scale_initial_values
 from tfm_blocks.network.trace import trace
 from tfm_blocks.registry.blocks import REGISTRY
 
@@ -37,7 +39,15 @@ def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spe
             if node.tie:
                 source = by_address[node.tie]
                 _tie(node, source, module_of(node), module_of(source), sources)
+    weight_rules(spec, sources)
     return spec
+
+
+def weight_rules(spec: Spec, sources: Sources | None = None) -> dict[str, WeightRule]:
+    """Return the rule of each weight by its first name; {} for standard. Raises ConfigError if a weight has none."""
+    if spec.base is None:
+        return {}
+    return find_rules(network_without_values(spec), network_without_values(spec.base), sources or Sources())
 
 
 def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
@@ -45,6 +55,9 @@ def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
     spec = check(model, REGISTRY, sources)
     if not model.get("adapt"):
         return spec
+    if spec.base is not None:
+        rule = f"has no rule of width transfer, but the model has parametrisation: {model['parametrisation']}"
+        raise ConfigError(sources.problem((*MODEL, "adapt"), rule, help="write parametrisation: standard"))
     adapters = find_adapters(network_without_values(spec), sources)
     nodes = tuple(replace(node, adapters=adapters.get(node.owner, {})) for node in spec.nodes)
     return replace(spec, nodes=nodes)
@@ -60,6 +73,7 @@ def build_network(spec: Spec, *, seed: int) -> Network:
         rule = f"the weights need {size:,} bytes, more than could be allocated"
         raise ConfigError(Problem("model", rule, help="reduce the sizes of the model")) from error
     initialise(network, seed)
+    scale_initial_values(network, weight_rules(spec))
     return network
 
 
@@ -85,6 +99,11 @@ def _network(spec: Spec, seed: int) -> Network:
     for node in spec.nodes:
         if node.tie:
             _tie(node, nodes[node.tie], modules[node.address], modules[node.tie], Sources())
+    if spec.base is not None:
+        with torch.device("meta"):
+            for node in spec.base.nodes:
+                if not node.shares:
+                    match_base(modules[node.address], module_of(node))
     network = Network(spec, modules)
     if spec.adapted:
         network.requires_grad_(False)

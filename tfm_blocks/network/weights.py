@@ -18,7 +18,7 @@ from tfm_blocks.config.settings import Where
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.language.spec import Node
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.initial_values import initialise
+from tfm_blocks.network.initial import initialise
 
 Role = Literal[
     "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar",
@@ -213,19 +213,32 @@ class _FilledValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def initial_distributions(network: Network) -> dict[str, str]:
-    """Return the distribution of the initial values of each weight by its first name, such as `uniform ±0.0765`.
+Fill = tuple[int, str, float, float]  # where a part of a weight begins, and its distribution: a name and two numbers
 
-    The network is on the meta device. Parts of a weight with different distributions are separated by commas; `set`
-    stands for values that no such distribution describes.
-    """
+
+def initial_fills(network: Network) -> dict[str, list[Fill]]:
+    """Return the parts of each weight by its first name, in order. The network is on the meta device."""
     with _FilledValues() as filled:
         initialise(network, 0)
     return {
-        name: ", ".join(dict.fromkeys(_distribution(*part) for part in filled.parts[storage].values()))
+        name: [(place, *part) for place, part in sorted(filled.parts[storage].items())]
         for name, parameter in network.named_parameters()
         if (storage := parameter.untyped_storage()._cdata) in filled.parts
     }
+
+
+def initial_distributions(network: Network, factors: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Return the distribution of the initial values of each weight by its first name, such as `uniform ±0.0765`.
+
+    The network is on the meta device. `factors` multiply the parts of some weights. Parts of a weight with different
+    distributions are separated by commas; `set` stands for values that no such distribution describes.
+    """
+    distributions = {}
+    for name, parts in initial_fills(network).items():
+        own = zip(parts, factors.get(name, [1.0] * len(parts)), strict=True)
+        texts = [_distribution(kind, first * factor, second * factor) for (_, kind, first, second), factor in own]
+        distributions[name] = ", ".join(dict.fromkeys(texts))
+    return distributions
 
 
 def _distribution(kind: str, first: float, second: float) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.network.build import network_without_values, read_model
+from tfm_blocks.network.build import network_without_values, read_model, weight_rules
+from tfm_blocks.network.parametrisation import RULES, WeightRule
 from tfm_blocks.network.weights import Weight, initial_distributions, list_weights, symbolic_shapes
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
@@ -23,6 +24,7 @@ class WeightGroup:
     weights: list[Weight]
     symbols: tuple[str, ...]
     initial: str
+    rule: WeightRule | None
 
 
 def group_weights(spec: Spec, composed: Composed | None) -> list[WeightGroup]:
@@ -31,14 +33,16 @@ def group_weights(spec: Spec, composed: Composed | None) -> list[WeightGroup]:
     Without `composed`, as of a run folder, the axes are numbers.
     """
     network = network_without_values(spec)
-    weights, initial = list_weights(network), initial_distributions(network)
+    rules = weight_rules(spec)
+    initial = initial_distributions(network, {name: rule.initial for name, rule in rules.items()})
     symbols = symbolic_shapes(*_doubled(spec, composed))
     groups: dict[tuple[object, ...], WeightGroup] = {}
-    for weight, own_symbols in zip(weights, symbols, strict=True):
+    for weight, own_symbols in zip(list_weights(network), symbols, strict=True):
         place = ".".join("i" if part.isdigit() else part for part in weight.name.split("."))
         values = initial.get(weight.name, "set")
-        key = (place, weight.roles, weight.uses, weight.shape, own_symbols, values)
-        groups.setdefault(key, WeightGroup([], own_symbols, values)).weights.append(weight)
+        rule = rules.get(weight.name)
+        key = (place, weight.roles, weight.uses, weight.shape, own_symbols, values, rule)
+        groups.setdefault(key, WeightGroup([], own_symbols, values, rule)).weights.append(weight)
     return list(groups.values())
 
 
@@ -69,6 +73,8 @@ def _shapes(spec: Spec) -> list[tuple[int, ...]]:
 def show_weights(groups: list[WeightGroup], name: str) -> None:
     """Print a row for each group, and the number of parameters of each role."""
     columns = [*texts("weight", "role", "shape", "size"), Column("parameters", COUNT), *texts("initial values")]
+    rules = list(dict.fromkeys(group.rule.name for group in groups if group.rule))
+    columns += texts("rule", "rate, decay and eps") if rules else []
     rows: list[list[Value]] = []
     for group in groups:
         weight, count = group.weights[0], len(group.weights)
@@ -76,13 +82,25 @@ def show_weights(groups: list[WeightGroup], name: str) -> None:
         parameters = Cell(f"{size:,}" + (f" × {count}" if count > 1 else ""), size)
         shape, sizes = " × ".join(group.symbols) or "1", " × ".join(map(str, weight.shape)) or "1"
         names, roles = " = ".join(weight.names), ", ".join(weight.roles)
-        rows.append([names, roles, shape, sizes, parameters, group.initial])
+        rows.append([names, roles, shape, sizes, parameters, group.initial, *_rule_cells(group.rule)])
     print_table(Table(f"weights of {name}", columns, rows))
+    for rule in rules:
+        screen().print(f"{rule}: {RULES[rule].reason}")
     totals: defaultdict[str, int] = defaultdict(int)
     for group in groups:
         totals[", ".join(group.weights[0].roles)] += sum(math.prod(weight.shape) for weight in group.weights)
     listed = ", ".join(f"{role} {count:,}" for role, count in totals.items())
     screen().print(f"{sum(totals.values()):,} parameters: {listed}")
+
+
+def _rule_cells(rule: WeightRule | None) -> list[Value]:
+    """Return the name of a rule, and its factors relative to the base."""
+    return [rule.name, ", ".join(f"× {value:g}" for value in (rule.rate, rule.decay, rule.eps))] if rule else []
+
+
+def _rule_record(rule: WeightRule) -> dict[str, object]:
+    numbers = {"initial": list(rule.initial), "rate": rule.rate, "decay": rule.decay, "eps": rule.eps}
+    return {"name": rule.name, "reason": rule.reason, **numbers}
 
 
 def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
@@ -98,6 +116,7 @@ def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
             "initial": group.initial,
             "uses": weight.uses,
             "depth": list(weight.depth),
+            **({"rule": _rule_record(group.rule)} if group.rule else {}),
         }
         for group in groups
         for weight in group.weights

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Adam, AdamW
 
 from tfm_blocks.data.corpus import Corpus
@@ -25,6 +25,7 @@ from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.devices import CPU, seed_device, sum_dtype
 from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
+from tfm_blocks.network.build import weight_rules
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import saved_weights
@@ -48,18 +49,20 @@ def build_optimizer(settings: OptimizerSettings, network: Network) -> Adam:
 
     Weight decay applies to the weights whose role decays; `tfm show --weights` prints the roles.
     """
-    parameters: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    rules = weight_rules(network.spec)
+    groups: dict[object, dict[str, Any]] = {}
     for weight in list_weights(network):
         parameter = network.get_parameter(weight.name)
-        parameters[weight.decays] += [parameter] if parameter.requires_grad else []
-    groups = [
-        {"params": own, "weight_decay": settings.weight_decay if decays else 0.0}
-        for decays, own in parameters.items()
-        if own
-    ]
+        if not parameter.requires_grad:
+            continue
+        rule = rules.get(weight.name)
+        rate, eps = (rule.rate, settings.eps * rule.eps) if rule else (1.0, settings.eps)
+        decay = settings.weight_decay / rate if weight.decays else 0.0
+        group = groups.setdefault((rate, eps, decay), {"params": [], "weight_decay": decay, "eps": eps, "rate": rate})
+        group["params"].append(parameter)
     beta1, beta2 = settings.betas
     kind = AdamW if isinstance(settings, AdamWSettings) else Adam
-    return kind(groups, 1.0, (beta1, beta2), settings.eps, fused=True)
+    return kind(list(groups.values()), 1.0, (beta1, beta2), settings.eps, fused=True)
 
 
 class TrainingModule(LightningModule):
@@ -158,7 +161,7 @@ class TrainingModule(LightningModule):
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels
         rate = self.settings.schedule.rate(self.global_step + 1)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate"]
         optimizer.step()
         self.skipped.note(skipped, self.global_step, step.rows)
         self.steps.update(sums, step, norm, skipped)

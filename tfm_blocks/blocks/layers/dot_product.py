@@ -80,7 +80,13 @@ class ScoreNormalizer(nn.Module):
 
     def __init__(self, D: int, beta: float | None = None) -> None:
         super().__init__()
+        self.width = D
         self.beta = 1 / math.sqrt(D) if beta is None else beta
+
+    def match_base(self, base: ScoreNormalizer) -> None:
+        """Scale products of trained queries and keys, which grow like D, by 1/D instead of 1/√D."""
+        if base.width != self.width:
+            self.beta = base.beta * base.width / self.width
 
     def transform(self, scores_BHTS: Tensor) -> Tensor:
         """Transform β s before biases and masks are added."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -101,6 +101,14 @@ class Shrinks(Protocol):
 
     def shrink(self, factor: float) -> None:
         """Multiply the initial values on the path to the residual by `factor`."""
+
+
+@runtime_checkable
+class MatchesBase(Protocol):
+    """A module with constants that depend on widths, such as 1/√K, which a parametrisation changes."""
+
+    def match_base(self, base: Self) -> None:
+        """Set the constants for these widths, so that learning does not depend on them; equal at those of `base`."""
 
 
 @runtime_checkable

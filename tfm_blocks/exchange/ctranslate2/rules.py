@@ -12,6 +12,7 @@ import yaml
 
 from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.language.pairing import pattern
+from tfm_blocks.language.parametrisation import expect_standard
 from tfm_blocks.language.spec import TARGET, Node, Spec, Step, names
 from tfm_blocks.registry.values import Part
 
@@ -58,6 +59,7 @@ def read_engine_graph(spec: Spec, where: str) -> list[EngineSide]:
 
     A pass runs only if the passes before it refuse nothing.
     """
+    expect_standard(spec, "CTranslate2")
     encoder = [node for node in spec.nodes if node.sees == "nothing"]
     decoder = [node for node in spec.nodes if node.sees != "nothing"]
     parts = {"encoder": encoder, "decoder": decoder} if encoder else {"decoder without encoder": decoder}

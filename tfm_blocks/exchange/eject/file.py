@@ -25,6 +25,7 @@ from tfm_blocks.exchange.eject.layers import initial_state, write_items
 from tfm_blocks.exchange.eject.scope_methods import Mode, ScopeMethod
 from tfm_blocks.exchange.eject.statements import name_nodes
 from tfm_blocks.exchange.eject.values import CannotEjectError, Code, assignment, code, parse
+from tfm_blocks.language.parametrisation import expect_standard
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET, Input, Spec, names
 from tfm_blocks.network.build import network_without_values
@@ -50,6 +51,7 @@ ABOUT = "Ids are int64; id 0 is padding and comes last in a sequence. The logits
 
 def eject(spec: Spec, sources: Sources, title: str) -> str:
     """Return the PyTorch file of a model. Raises ConfigError for a block whose source is not covered."""
+    expect_standard(spec, "an ejected file")
     context = EjectContext(network_without_values(spec), sources)
     try:
         model = ModelWriter(context).text()

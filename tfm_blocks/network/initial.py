@@ -1,4 +1,4 @@
-"""The initial values of the weights of a network, each drawn from a generator of the seed and the address."""
+"""Initial values: each parameter from its own generator, whose seed depends on the address."""
 
 from __future__ import annotations
 

@@ -1,0 +1,265 @@
+"""Width and depth transfer: initial values, rates, decay, eps and constants relative to a base."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch.nn import functional as F
+
+from tests.network.examples import ALL, name
+from tests.network.random_graphs import models
+from tfm_blocks.cli import main
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.build import build_network, check_model, weight_rules
+from tfm_blocks.training.module import build_optimizer
+from tfm_blocks.training.settings import AdamWSettings
+
+BASE = {"d_model": 32, "d_ff": 64, "heads": 2, "layers": 2, "kv_heads": 1}
+WIDE = {"d_model": 128, "d_ff": 256, "heads": 8, "layers": 4, "kv_heads": 4}
+ADAMW = AdamWSettings(name="adamw", betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1)
+
+
+def check(model, sizes, *overrides, parametrisation="mup", base=BASE):
+    """Return the checked spec of a model of these sizes; knobs that the model lacks are left out."""
+    knobs = compose_model(model, []).mapping
+    texts = [f"{knob}={size}" for knob, size in sizes.items() if knob in knobs]
+    if parametrisation != "standard":
+        texts.append(f"model.parametrisation={parametrisation}")
+        texts += [f"model.base.{knob}={size}" for knob, size in base.items() if knob in knobs]
+    composed = compose_model(model, [*texts, "vocab=50", *overrides])
+    return check_model(composed.model, composed.sources)
+
+
+class HandWritten(torch.nn.Module):
+    """GPT-2 of two layers with the parametrisation written by hand: logits / m, attention scaled by √K_base / K.
+
+    nanoGPT-mup's table, with the scale of the embedding 1 and Xavier-uniform values of the base.
+    """
+
+    def __init__(self, network, heads, growth, key_growth, branch):
+        super().__init__()
+        self.network, self.heads, self.growth, self.key_growth, self.branch = network, heads, growth, key_growth, branch
+
+    def forward(self, ids_BT):
+        weights = dict(self.network.named_parameters())
+        B, T = ids_BT.shape
+        embedding = weights["emb.block.weight"]
+        x = F.embedding(ids_BT, embedding) + weights["pos.block.weight"][:T]
+        D = x.shape[2]
+        for layer in range(2):
+            here = {key.removeprefix(f"decoder.{layer}."): value for key, value in weights.items()}
+            y = F.layer_norm(x, [D], here["self.pre.norm.weight"], here["self.pre.norm.bias"])
+            qkv = F.linear(y, here["self.block.qkv.weight"], here["self.block.qkv.bias"])
+            q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in qkv.chunk(3, 2))
+            K = q.shape[3]
+            scores = q @ k.mT * math.sqrt(K / self.key_growth) / K
+            scores = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+            y = (torch.softmax(scores, 3) @ v).transpose(1, 2).reshape(B, T, D)
+            x = x + self.branch * F.linear(y, here["self.block.out.weight"], here["self.block.out.bias"])
+            y = F.layer_norm(x, [D], here["ffn.pre.norm.weight"], here["ffn.pre.norm.bias"])
+            y = F.gelu(F.linear(y, here["ffn.block.inner.weight"], here["ffn.block.inner.bias"]), approximate="tanh")
+            x = x + self.branch * F.linear(y, here["ffn.block.out.weight"], here["ffn.block.out.bias"])
+        x = F.layer_norm(x, [D], weights["decoder.last.norm.weight"], weights["decoder.last.norm.bias"])
+        return F.linear(x, embedding) / self.growth
+
+
+def gpt2(parametrisation, **sizes):
+    return check("gpt2", {**BASE, **sizes}, parametrisation=parametrisation, base={**BASE, "layers": 1})
+
+
+@pytest.mark.parametrize("parametrisation, branch", [("mup", 1.0), ("completep", 0.5)])
+def test_logits_equal_those_of_a_model_written_by_hand(parametrisation: str, branch: float) -> None:
+    network = build_network(gpt2(parametrisation, d_model=128, d_ff=256, heads=2), seed=1).eval()
+    ids_BT = torch.randint(2, 50, (3, 7), generator=torch.Generator().manual_seed(1))
+    own = network(tgt=ids_BT)
+    by_hand = HandWritten(network, heads=2, growth=4, key_growth=4, branch=branch)(ids_BT)
+    torch.testing.assert_close(own, by_hand)
+
+
+# The table of nanoGPT-mup, with m = 4: the standard deviation over that of the base, the rate and the decay.
+BY_HAND = {
+    "emb.block.weight": (1, 1, 1),
+    "pos.block.weight": (1, 1, 1),
+    "decoder.0.self.block.qkv.weight": (1 / 2, 1 / 4, 4),
+    "decoder.0.self.block.out.weight": (1 / 2, 1 / 4, 4),
+    "decoder.0.ffn.block.inner.weight": (1 / 2, 1 / 4, 4),
+    "decoder.0.ffn.block.out.weight": (1 / 2, 1 / 4, 4),
+}
+
+
+@pytest.mark.parametrize("parametrisation, depth", [("mup", 1), ("completep", 2)])
+def test_initial_values_rates_decay_and_eps_follow_the_table(parametrisation: str, depth: int) -> None:
+    base = build_network(gpt2("standard"), seed=1)
+    spec = gpt2(parametrisation, d_model=128, d_ff=256, heads=8)
+    network = build_network(spec, seed=1)
+    optimizer = build_optimizer(ADAMW, network)
+    groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
+    for address, weight in network.named_parameters():
+        group, own = groups[id(weight)], base.get_parameter(address)
+        in_layer = depth if "0." in address or "1." in address else 1
+        assert group["eps"] == pytest.approx(1e-8 / (4 * in_layer)), address
+        if address.replace(".1.", ".0.") not in BY_HAND:
+            assert (group["rate"], group["weight_decay"]) == (1, 0), address
+            torch.testing.assert_close(weight.flatten()[:16], own.flatten()[:16])  # zeros and ones
+            continue
+        spread, rate, decay = BY_HAND[address.replace(".1.", ".0.")]
+        torch.testing.assert_close(weight.std() / own.std(), torch.tensor(float(spread)), rtol=0.05, atol=0)
+        assert (group["rate"], group["weight_decay"]) == pytest.approx((rate, decay * 0.1)), address
+
+
+@pytest.mark.parametrize("parametrisation", ["mup", "completep"])
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem in ("gpt2", "moe") else [pytest.mark.grid]) for path in ALL],
+    ids=name,
+)
+def test_a_model_at_the_sizes_of_its_base_is_the_standard_model(path, parametrisation: str) -> None:
+    own, standard = (
+        build_network(check(str(path), BASE, parametrisation=which), seed=3) for which in (parametrisation, "standard")
+    )
+    for (address, weight), (other, value) in zip(own.named_parameters(), standard.named_parameters(), strict=True):
+        assert address == other and torch.equal(weight, value), address
+    groups, others = (build_optimizer(ADAMW, network).param_groups for network in (own, standard))
+    assert sorted((group["rate"], group["eps"], group["weight_decay"]) for group in groups) == sorted(
+        (group["rate"], group["eps"], group["weight_decay"]) for group in others
+    )
+    assert [node.post for node in own.spec.nodes] == [node.post for node in standard.spec.nodes]
+    constants = ("beta", "scale", "multiplier")
+    for module, other in zip(own.modules(), standard.modules(), strict=True):
+        assert [getattr(module, key, 0) for key in constants] == [getattr(other, key, 0) for key in constants]
+
+
+NO_RULE = {
+    "add_and_normalise": "no rule is known for L2Norm",
+    "scalenorm": "no rule is known for ScaleNorm",
+    "talking_heads": "no rule is known for the weight block.mix_scores of talking_heads_attention",
+    "deepnorm": "no rule is known for deepnorm under completep with 2 times the layers of the base",
+    "redundant": "no rule is known for copies that are side by side",
+}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem in ("moe", *NO_RULE) else [pytest.mark.grid]) for path in ALL],
+    ids=name,
+)
+def test_each_weight_of_each_model_has_a_rule_or_the_model_a_named_error(path) -> None:
+    if path.stem in NO_RULE:
+        with pytest.raises(ConfigError, match=NO_RULE[path.stem]):
+            check(str(path), WIDE, parametrisation="completep")
+        return
+    spec = check(str(path), WIDE, parametrisation="completep")
+    names = [name for name, _ in build_network(spec, seed=1).named_parameters()]
+    assert list(weight_rules(spec)) == names
+
+
+@pytest.mark.usefixtures("plugged")
+@pytest.mark.parametrize(
+    "parametrisation, examples",
+    [("completep", 6), *(pytest.param(which, 300, marks=pytest.mark.grid) for which in ("mup", "completep"))],
+)
+def test_random_models_get_rules_or_a_named_error(examples: int, parametrisation: str) -> None:
+    counts = {"rules": 0, "errors": 0}
+
+    @settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(models())
+    def run(model):
+        try:
+            check_model(model)
+        except ConfigError:
+            return
+        args = model["args"]
+        where = {f"args.{arg}": args[arg] // 2 for arg in ("d_model", "d_ff", "heads")}
+        try:
+            spec = check_model({**model, "parametrisation": parametrisation, "base": {"d_model": 4, "where": where}})
+        except ConfigError as error:
+            counts["errors"] += 1
+            assert all(
+                "no rule is known" in problem.rule or problem.address == "model.base" for problem in error.problems
+            )
+            assert all(problem.help for problem in error.problems)
+            return
+        counts["rules"] += 1
+        network = build_network(spec, seed=1)
+        assert list(weight_rules(spec)) == [name for name, _ in network.named_parameters()]
+
+    run()
+    assert counts["rules"] > counts["errors"], counts
+
+
+WRONG = [
+    (["model.parametrisation=mupp"], "must be one of standard, mup, completep, but is 'mupp'", "did you mean mup"),
+    (
+        ["model.parametrisation=mup"],
+        "mup scales the weights relative to a base, which is missing",
+        "model.base.d_model",
+    ),
+    (["model.parametrisation=mup", "model.base.d_modl=32"], "the model reads no knob 'd_modl'", "did you mean d_model"),
+    (["model.parametrisation=mup", "model.base.d_model=0"], "must be a whole number of at least 1, but is 0", "=512"),
+    (["model.parametrisation=mup", "model.base.d_model=1.5"], "must be a whole number of at least 1, but is 1.5", ""),
+    (["model.parametrisation=mup", "model.base=32"], "must have sizes by the names of knobs, but is 32", ""),
+    (
+        ["model.parametrisation=mup", "model.base.d_model=36"],
+        "the model with these sizes is invalid: model.graph.encoder.layer.attn: the width must split evenly into heads",
+        "",
+    ),
+    (["model.parametrisation=mup", "model.base.dropout=1"], "the model reads no knob 'dropout' that is a whole", ""),
+]
+
+
+@pytest.mark.parametrize("overrides, rule, help", WRONG, ids=[rule for _, rule, _ in WRONG])
+def test_a_wrong_base_is_an_error_with_a_fix(overrides, rule, help) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed = compose_model("base", overrides)
+        check_model(composed.model, composed.sources)
+    (problem,) = caught.value.problems
+    assert problem.rule.startswith(rule) and help in problem.help and problem.address.startswith("model.")
+
+
+def test_the_json_of_the_weights_has_the_rules(capsys) -> None:
+    sizes = ["d_model=128", "d_ff=256", "heads=8", "layers=2", "vocab=50"]
+    base = ["model.parametrisation=mup", "model.base.d_model=32", "model.base.d_ff=64", "model.base.heads=2"]
+    main(["show", "tiny", "--weights", "--json", *sizes, *base])
+    records = {record["names"][0]: record for record in json.loads(capsys.readouterr().out)["weights"]}
+    rule = records["encoder.0.ffn.block.inner.weight"]["rule"]
+    assert (rule["name"], rule["rate"], rule["decay"], rule["eps"]) == ("matrix", 0.25, 4, 0.25)
+    assert "variance 1/inputs" in rule["reason"]
+
+
+def test_a_format_without_the_factors_is_refused(tmp_path, capsys) -> None:
+    overrides = ["layers=1", "vocab=50", "model.parametrisation=mup", "model.base.d_model=32", "model.base.heads=2"]
+    with pytest.raises(SystemExit):
+        main(["eject", "tiny", *overrides, "-o", str(tmp_path / "model.py")])
+    assert (
+        "is mup, whose factors of embeddings, scores and logits an ejected file cannot express"
+        in capsys.readouterr().err
+    )
+
+
+def test_the_schedule_and_the_decay_must_not_depend_on_the_width_again() -> None:
+    from tfm_blocks.compose.command_line import compose_arguments
+    from tfm_blocks.compose.run import compose_run
+    from tfm_blocks.launch.check import check_remote_run
+
+    def check_run(*overrides):
+        base = ["model.parametrisation=mup", "model.base.d_model=32", "model.base.heads=1"]
+        composed = compose_run(compose_arguments(["model=tiny", *base, *overrides]))
+        return check_remote_run(composed)
+
+    for overrides, address, help in (
+        (["schedule=noam"], "schedule.d_model", "write schedule.d_model=32"),
+        (
+            ["schedule=constant", "schedule.warmup=10", "optimizer=adam", "optimizer.weight_decay=0.1"],
+            "optimizer.weight_decay",
+            "optimizer=adamw",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_run(*overrides)
+        assert any(problem.address == address and help in problem.help for problem in caught.value.problems)
+    check_run("schedule=noam", "schedule.d_model=32", "optimizer=adam", "optimizer.weight_decay=0")

@@ -1,0 +1,115 @@
+"""`tfm coordinates`: slopes, verdicts and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tfm_blocks.cli import main
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.report.coordinates import NodeSizes
+
+SIZES = {"d_model": "64,128,256", "d_ff": "128,256,512", "heads": "2,4,8"}
+FEW = {"kv_heads": 2, "layers": 2, "decoder_layers": 2}
+
+
+def coordinates(capsys, *arguments: str) -> tuple[int, dict]:
+    """Return the status and the JSON of the command."""
+    try:
+        main(["coordinates", "--json", *arguments])
+        status = 0
+    except SystemExit as error:
+        status = int(error.code or 0)
+    return status, json.loads(capsys.readouterr().out)
+
+
+def nodes_of(slopes: list[float], head: bool = False) -> NodeSizes:
+    """Return sizes that are exact powers of the width with these exponents, one for each step."""
+    widths = [32, 64, 128]
+    return NodeSizes("node", widths, np.array([[3.0 * width**slope for slope in slopes] for width in widths]), head)
+
+
+@pytest.mark.parametrize(
+    "slopes, head, verdict",
+    [
+        ([0.5, 0.5, 0.05, -0.05], False, "flat"),
+        ([0.0, 0.0, 0.2, 0.2], False, "grows"),
+        ([0.0, 0.0, -0.2, -0.2], False, "vanishes"),
+        ([-0.5, -0.5, -0.5, -0.5], True, "falls"),
+        ([-0.5, -0.5, -0.7, -0.7], True, "vanishes"),
+        ([0.0, 0.0, 0.3, 0.3], True, "grows"),
+    ],
+)
+def test_the_verdict_judges_the_mean_slope_from_step_2_on(slopes, head: bool, verdict: str) -> None:
+    node = nodes_of(slopes, head)
+    assert node.slopes == pytest.approx(slopes) and node.slope == pytest.approx(sum(slopes[2:]) / 2)
+    assert node.verdict == verdict and node.passes == (verdict in ("flat", "falls"))
+
+
+def test_outputs_that_overflow_or_are_zero_have_a_verdict() -> None:
+    sizes_WT = np.array([[1.0, 1, 1], [1, 1, math.inf], [1, 1, 1]])
+    assert NodeSizes("node", [1, 2, 3], sizes_WT).verdict == "not finite"
+    assert NodeSizes("node", [1, 2, 3], np.zeros((3, 3))).verdict == "flat"
+
+
+def test_a_model_is_flat_under_mup_and_not_under_standard(capsys) -> None:
+    sizes = [f"{knob}={values}" for knob, values in {**SIZES, "layers": 1}.items()]
+    effort = ["--seeds", "2", "--steps", "4", "--length", "16", "max_length=32"]
+    status, found = coordinates(capsys, "gpt2", *sizes, *effort, "model.parametrisation=mup")
+    verdicts = {node["node"]: node["verdict"] for node in found["nodes"]}
+    assert status == 0 and verdicts.pop("logits") == "falls" and set(verdicts.values()) == {"flat"}
+    status, found = coordinates(capsys, "gpt2", *sizes, *effort)
+    slopes = {node["node"]: node["slope"] for node in found["nodes"]}
+    assert status == 1 and slopes["emb"] == pytest.approx(-0.5, abs=0.05)  # N(0, 1/d_model), not scaled
+
+
+@pytest.mark.grid
+def test_depths_are_flat_under_completep(capsys) -> None:
+    sizes = ["d_model=64", "d_ff=128", "heads=4", "layers=2,4,8", "max_length=32"]
+    status, found = coordinates(capsys, "gpt2", *sizes, "model.parametrisation=completep")
+    assert status == 0, found
+    streams = {node["node"]: node["slope"] for node in found["nodes"]}
+    assert coordinates(capsys, "gpt2", *sizes)[0] == 1
+    assert abs(streams["decoder.i.ffn"]) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parametrisation", ["mup", "completep", "standard"])
+@pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_each_shipped_model_is_flat_over_widths_but_not_under_standard(model, parametrisation, capsys) -> None:
+    knobs = compose_model(model, []).mapping
+    sizes = [f"{knob}={values}" for knob, values in {**SIZES, **FEW}.items() if knob in knobs]
+    _, found = coordinates(capsys, model, *sizes, f"model.parametrisation={parametrisation}")
+    wrong = {node["node"]: node["slope"] for node in found["nodes"] if node["verdict"] not in ("flat", "falls")}
+    assert bool(wrong) == (parametrisation == "standard"), wrong
+
+
+def test_a_figure_has_a_panel_for_three_steps(tmp_path, capsys) -> None:
+    path = tmp_path / "figure.svg"
+    with pytest.raises(SystemExit):
+        main(["coordinates", "tiny", "d_model=16,32", "layers=1", "--seeds", "1", "--steps", "3", "-o", str(path)])
+    text = path.read_text()
+    assert text.startswith("<?xml") and "mean |x|" not in capsys.readouterr().err
+    assert text.count('id="axes_') == 3
+
+
+WRONG = [
+    (["tiny"], "no knob has several values"),
+    (["tiny", "d_model=16,32", "d_ff=16,32,64"], "must have 2 different values, as many as d_model"),
+    (["tiny", "d_model=16,16"], "must have 2 different values"),
+    (["tiny", "d_model=16,32", "-o", "x.gif"], "must be a file .svg, .pdf, .png, but is 'x.gif'"),
+    (["tiny", "d_model=16,32", "--steps", "1"], "must be at least 2"),
+    (["tiny", "d_model=16,33"], "sines and cosines come in pairs"),
+    (["tiny", "d_model=16,32", "--rate", "2"], "must be a learning rate above 0 and below 1, but is '2'"),
+]
+
+
+@pytest.mark.parametrize("arguments, rule", WRONG, ids=[rule for _, rule in WRONG])
+def test_wrong_arguments_are_errors(arguments, rule: str, capsys) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["coordinates", *arguments])
+    assert exit.value.code == 2 and rule in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""Width and depth transfer: the base sizes of a model, and the depth of its stacks relative to the base."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Node, Spec, Step
+from tfm_blocks.language.tree import MODEL
+
+Parametrisation = Literal["standard", "mup", "completep"]
+NAMES: tuple[str, ...] = get_args(Parametrisation)
+KEYS = ("parametrisation", "base")
+WHERE = "where"  # in a resolved `base`: the values of the model that differ, by their paths
+NO_BASE = "write the sizes of a small model, such as model.base.d_model=128"
+
+
+def nested_scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each scalar of a nested value with its path."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from nested_scalars(inner, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from nested_scalars(inner, (*path, str(index)))
+    else:
+        yield path, value
+
+
+def _replaced(value: Any, changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> Any:
+    """Return a copy of a nested value with other scalars at these dotted paths."""
+    if isinstance(value, Mapping):
+        return {key: _replaced(inner, changes, (*path, str(key))) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_replaced(inner, changes, (*path, str(index))) for index, inner in enumerate(value)]
+    return changes.get(".".join(path), value)
+
+
+def expect_standard(spec: Spec, format: str) -> None:
+    """Raise ConfigError if the outputs of a model are scaled in a way that a format cannot express."""
+    if spec.base is not None and spec.mapping["base"][WHERE]:
+        rule = f"is {spec.parametrisation}, whose factors of embeddings, scores and logits {format} cannot express"
+        help = "tfm export --to onnx writes such a model; or train with model.parametrisation=standard"
+        raise ConfigError(Problem("model.parametrisation", rule, help=help))
+
+
+def parametrise(spec: Spec, check: Callable[[Mapping[str, Any]], Spec], sources: Sources) -> Spec:
+    """Return the spec with its parametrisation, its base, and the factors of its branches. Raises ConfigError.
+
+    `check` checks a model's mapping. The base differs from the spec in its widths only. Under `completep`, a branch is
+    multiplied by the base's number of layers, divided by the number of layers.
+    """
+    name, changes = _read(spec.mapping, sources)
+    if name == "standard":
+        return spec
+    plain = {key: value for key, value in spec.mapping.items() if key not in KEYS}
+    widths = {path: value for path, value in changes.items() if not _is_depth(path, plain, sources)}
+    try:
+        base, shallow = check(_replaced(plain, widths)), check(_replaced(plain, changes))
+    except ConfigError as error:
+        problem = error.problems[0]
+        rule = f"the model with these sizes is invalid: {problem.address}: {problem.rule}"
+        raise ConfigError(sources.problem((*MODEL, "base"), rule, help=problem.help)) from None
+    if [node.address for node in base.nodes] != [node.address for node in spec.nodes]:
+        rule = "the widths of the base change the nodes of the model, so its weights cannot be compared"
+        raise ConfigError(sources.problem((*MODEL, "base"), rule, help="choose the nodes without these knobs"))
+    nodes = spec.nodes
+    if name == "completep":
+        nodes = _scale_branches(spec.nodes, shallow.nodes, sources)
+    return replace(spec, nodes=nodes, parametrisation=name, base=base)
+
+
+def _read(model: Mapping[str, Any], sources: Sources) -> tuple[str, Mapping[str, Any]]:
+    """Return the parametrisation, and the values of the base by their paths. Raises ConfigError."""
+    name, base = model.get("parametrisation") or "standard", model.get("base")
+    if name not in NAMES:
+        rule = f"must be one of {', '.join(NAMES)}, but is {shown(name)}"
+        raise ConfigError(sources.problem((*MODEL, "parametrisation"), rule, help=suggest(str(name), NAMES)))
+    if name == "standard":
+        return name, {}
+    path = (*MODEL, "base")
+    if base is None:
+        rule = f"{name} scales the weights relative to a base, which is missing"
+        raise ConfigError(sources.problem((*MODEL, "parametrisation"), rule, blame=path, help=NO_BASE))
+    if not isinstance(base, Mapping) or not isinstance(base.get(WHERE), Mapping):
+        rule = f"must have sizes by the names of knobs, but is {shown(base)}"
+        raise ConfigError(sources.problem(path, rule, help=NO_BASE))
+    return name, base[WHERE]
+
+
+def _is_depth(path: str, model: Mapping[str, Any], sources: Sources) -> bool:
+    """Return True if a path is the number of layers of a stack. Raises ConfigError if they are side by side."""
+    parts = path.removesuffix(".times").split(".")
+    if parts[0] != "graph" or parts[-1] != "repeat":
+        return False
+    stack: Any = model
+    for part in parts[:-1]:
+        stack = next(value for key, value in stack.items() if str(key) == part)
+    if stack.get("join") is not None:
+        rule = "no rule is known for copies that are side by side (join) and differ in number from the base"
+        help = "take the knob of their number out of model.base"
+        raise ConfigError(sources.problem((*MODEL, *parts), rule, help=help))
+    return True
+
+
+def _scale_branches(nodes: Sequence[Node], base: Sequence[Node], sources: Sources) -> tuple[Node, ...]:
+    """Return the nodes with their depth relative to the base, which multiplies their branches. Raises ConfigError."""
+    layers, base_layers = _count_layers(nodes), _count_layers(base)
+    problems: list[Problem] = []
+    scaled, residual = [], set[str]()
+    for node in nodes:
+        stacks = [*_stacks(node.address)]
+        deeper = math.prod(layers[stack] / base_layers[stack] for stack in stacks)
+        adds = any(step.kind == "add" for step in node.post)
+        residual.update(stacks if adds else ())
+        if deeper != 1 and node.deep:
+            rule = f"no rule is known for deepnorm under completep with {deeper:g} times the layers of the base"
+            problems.append(sources.problem(node.path, rule, help="write add_norm: pre, or parametrisation: mup"))
+        elif deeper != 1:
+            node = replace(node, deeper=deeper, post=_divided(node.post, deeper) if adds else node.post)
+        scaled.append(node)
+    for node in nodes:
+        for stack in _stacks(node.address):
+            if stack not in residual and layers[stack] != base_layers[stack]:
+                residual.add(stack)  # is reported once
+                rule = f"no rule is known for a stack without residual connections, {stack}, under completep"
+                problems.append(sources.problem(node.path, rule, help="write add_norm: pre, or parametrisation: mup"))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(scaled)
+
+
+def _divided(steps: Iterable[Step], factor: float) -> tuple[Step, ...]:
+    """Return the operations after a block, whose output is divided by `factor` before it is added."""
+    steps = list(steps)
+    add = next(place for place, step in enumerate(steps) if step.kind == "add")
+    for place, step in enumerate(steps[:add]):
+        if step.kind == "scale":
+            steps[place] = replace(step, value=step.value / factor)
+            return tuple(steps)
+    width = steps[add].width
+    return (*steps[:add], Step("scale", 1 / factor, width=width), *steps[add:])
+
+
+def _stacks(address: str) -> Iterator[str]:
+    """Yield the stacks around an address, without the indices of their layers: encoder and encoder.*.inner."""
+    parts = address.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            yield ".".join("*" if before.isdigit() else before for before in parts[:place])
+
+
+def _count_layers(nodes: Iterable[Node]) -> Mapping[str, int]:
+    """Return the number of layers of each stack."""
+    layers: defaultdict[str, int] = defaultdict(int)
+    for node in nodes:
+        numbers = [int(part) for part in node.address.split(".") if part.isdigit()]
+        for stack, number in zip(_stacks(node.address), numbers, strict=True):
+            layers[stack] = max(layers[stack], number + 1)
+    return layers

@@ -1,0 +1,229 @@
+"""Width and depth transfer: the initial scale, rate, decay and eps of each weight, from its role and growing axes.
+
+The widths of a base are compared with the widths of the model. A model at the sizes of its base is the standard model.
+Sources: Yang et al. 2022 (mup), tables 3 and 8; Dey et al. 2025 (CompleteP), table 1; for Muon, Yang et al. 2023 (a
+spectral condition for feature learning), condition 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
+from tfm_blocks.blocks.layers.state import MatchesBase
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.language.spec import Axis, Node
+from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import Fill, Weight, initial_fills, list_weights
+
+ELEMENTWISE = frozenset({"bias", "gain", "scalar"})
+LOOKED_UP = frozenset({"embedding", "position"})
+
+
+@dataclass(frozen=True)
+class Powers:
+    """The powers of the growth of a weight's inputs that multiply its initial values and its rate, and the reason."""
+
+    initial: float
+    rate: float
+    reason: str
+
+
+RULES = {
+    "fixed": Powers(0, 0, "no axis grows"),
+    "vector": Powers(0, 0, "acts on each element alone: an update changes it alike at all widths"),
+    "input": Powers(0, 0, "sums over an axis that does not grow, or looks a row up"),
+    "matrix": Powers(-0.5, -1, "sums over an axis that grows: variance 1/inputs, rate 1/inputs"),
+    "output": Powers(
+        -1, -1, "sums over an axis that grows, to an axis that does not: variance 1/inputs², rate 1/inputs"
+    ),
+    "head": Powers(
+        0, 0, "the logits are divided by the growth of the inputs, so the weight keeps its variance and rate"
+    ),
+}
+DECLARE = "declare width_rules in the class of the block, with one of " + ", ".join(RULES)
+KEEP = "give the base the same sizes, or replace the block"
+
+
+@dataclass(frozen=True)
+class WeightRule:
+    """The rule of a weight, and the factors relative to the base.
+
+    `initial` multiplies the standard initial values of each part of the weight; the parts begin at the places `parts`.
+    `rate`, `decay` and `eps` are those of Adam and its relatives with decoupled decay: rate · decay is constant.
+    `spectral` is the growth of √(outputs / inputs).
+    """
+
+    name: str
+    initial: tuple[float, ...]
+    parts: tuple[int, ...]
+    rate: float
+    eps: float
+    spectral: float
+
+    @property
+    def decay(self) -> float:
+        return 1 / self.rate
+
+    @property
+    def reason(self) -> str:
+        return RULES[self.name].reason
+
+
+def match_base(module: nn.Module, base: nn.Module) -> None:
+    """Set the constants of a node's modules that depend on widths, from the same modules of the base."""
+    for name, other in base.named_modules():
+        own = module.get_submodule(name)
+        if isinstance(own, MatchesBase):
+            own.match_base(other)
+
+
+def scale_initial_values(network: Network, rules: Mapping[str, WeightRule]) -> None:
+    """Multiply the standard initial values by the factors of the rules."""
+    for name, rule in rules.items():
+        values = network.get_parameter(name).detach().view(-1)
+        for first, last, factor in zip(rule.parts, [*rule.parts[1:], len(values)], rule.initial, strict=True):
+            if factor != 1:
+                values[first:last].mul_(factor)
+
+
+class _NoRuleError(Exception):
+    """Raised with the reason and a fix."""
+
+
+def find_rules(network: Network, base: Network, sources: Sources) -> dict[str, WeightRule]:
+    """Return the rule of each weight by its first name. Both networks are on the meta device. Raises ConfigError."""
+    fills, base_fills = initial_fills(network), initial_fills(base)
+    rules = {}
+    problems = _growing_blocks(network, base, sources)
+    for weight, small in zip(list_weights(network), list_weights(base), strict=True):
+        own, other = fills.get(weight.name, []), base_fills.get(weight.name, [])
+        try:
+            rules[weight.name] = _rule(network, weight, small, own, other)
+        except _NoRuleError as error:
+            reason, help = error.args
+            axes = " × ".join(f"{size} (base {least})" for size, least in zip(weight.shape, small.shape, strict=True))
+            part = weight.name.removeprefix(f"{weight.node.owner}.")
+            rule = f"no rule is known for the weight {part} of {weight.node.block}, {axes}: {reason}"
+            problems.append(sources.problem(weight.node.path, f"{rule} ({', '.join(weight.roles)})", help=help))
+    if problems:
+        raise ConfigError(list({(problem.address, problem.rule): problem for problem in problems}.values()))
+    return rules
+
+
+def _growing_blocks(network: Network, base: Network, sources: Sources) -> list[Problem]:
+    """Return the problems of nodes whose widths differ from the base's, if a module of theirs has no rule for that."""
+    assert base.spec.nodes
+    problems = []
+    for call, small in zip(network.spec.nodes, base.spec.nodes, strict=True):
+        if _widths(call) == _widths(small) or call.shares:
+            continue
+        for module in network.get_submodule(call.address).modules():
+            if reason := getattr(type(module), "width_rules", {}).get(""):
+                rule = f"no rule is known for {type(module).__name__} with another width than in the base: {reason}"
+                problems.append(sources.problem(call.path, rule, help=KEEP))
+    return problems
+
+
+def _widths(node: Node) -> list[object]:
+    sizes = [size for size in (*node.shape, *node.axes.values()) if not isinstance(size, Axis)]
+    return [*sizes, *(step.width for step in (*node.pre, *node.post))]
+
+
+def _rule(
+    network: Network, weight: Weight, base: Weight, fills: Sequence[Fill], base_fills: Sequence[Fill]
+) -> WeightRule:
+    growth = [size / least for size, least in zip(weight.shape, base.shape, strict=True)]
+    name, inputs, outputs = _name(network, weight, growth)
+    powers, places = RULES[name], [place for place, *_ in fills] or [0]
+    own, small = (fills or [(0, "set", 0.0, 0.0)]), (base_fills or [(0, "set", 0.0, 0.0)])
+    if len(own) != len(small):
+        raise _NoRuleError("it has another number of parts than in the base", KEEP)
+    sizes, base_sizes = _sizes(own, weight.shape), _sizes(small, base.shape)
+    factors = []
+    for place, part in enumerate(own):
+        grows = sizes[place] / base_sizes[place] != inputs
+        power = RULES["output" if name == "matrix" and not grows else name].initial
+        factors.append(_initial_factor(part, small[place], inputs**power, name))
+    below = inputs if name == "head" else outputs
+    return WeightRule(
+        name,
+        tuple(factors),
+        tuple(places),
+        rate=inputs**powers.rate,
+        eps=1 / (below * weight.node.deeper),
+        spectral=math.sqrt(outputs / inputs),
+    )
+
+
+def _sizes(fills: Sequence[Fill], shape: Sequence[int]) -> list[int]:
+    """Return the number of elements of each part."""
+    ends = [*(place for place, *_ in fills[1:]), math.prod(shape)]
+    return [end - place for end, (place, *_) in zip(ends, fills, strict=True)]
+
+
+def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[str, float, float]:
+    """Return the name of the rule, and the growth of the inputs and of the outputs. Raises _NoRuleError."""
+    roles = set(weight.roles)
+    module, declared = _declared(network, weight.name, "width_rules")
+    if all(factor == 1 for factor in growth):
+        return "fixed", 1.0, 1.0
+    if declared and declared not in RULES:
+        raise _NoRuleError(declared, KEEP)
+    if declared in ("vector", "input") or (roles & ELEMENTWISE and not declared):
+        return declared or "vector", 1.0, math.prod(growth)
+    if roles & LOOKED_UP:
+        return ("fixed" if growth[-1] == 1 else "input"), 1.0, growth[-1]
+    skipped = 1 if isinstance(module, ExpertLinear) or "experts" in roles else 0
+    if skipped and growth[0] != 1:
+        raise _NoRuleError(
+            "the number of experts differs from the base", "take the knob of their number out of model.base"
+        )
+    inputs, outputs = math.prod(growth[skipped + 1 :]), growth[skipped]
+    if len(growth) == 1:
+        inputs, outputs = growth[0], 1.0  # a declared sum over the only axis
+    known = declared or _declared(network, weight.name, "weight_roles")[1]
+    if inputs != outputs and not known and not isinstance(module, nn.Linear | ExpertLinear):
+        raise _NoRuleError("which of its axes is summed over is not known", DECLARE)
+    if "head" in roles and hasattr(module, "multiplier"):
+        return ("fixed" if inputs == 1 else "head"), inputs, 1.0
+    if declared:
+        return declared, inputs, outputs
+    return ("input" if inputs == 1 else "output" if outputs == 1 else "matrix"), inputs, outputs
+
+
+def _declared(network: Network, name: str, attribute: str) -> tuple[nn.Module, str]:
+    """Return the innermost module around a weight, and what the outermost one declares for the weight, or ""."""
+    module: nn.Module = network
+    parts = name.split(".")
+    declared = ""
+    for place, part in enumerate(parts):
+        below = ".".join(parts[place:])
+        for kind in type(module).__mro__:
+            declared = declared or vars(kind).get(attribute, {}).get(below, "")
+        if place < len(parts) - 1:
+            module = module.get_submodule(part)
+    return module, declared
+
+
+def _initial_factor(fill: Fill, base: Fill, factor: float, rule: str) -> float:
+    """Return the factor from the standard initial values to `factor` times those of the base. Raises _NoRuleError."""
+    (_, kind, first, second), (_, base_kind, base_first, base_second) = fill, base
+    spread, base_spread = (second, base_second) if kind != "constant" else (first, base_first)
+    if (kind, first, second) == (base_kind, base_first, base_second) and (factor == 1 or spread == 0):
+        return 1.0 if kind != "set" or rule in ("fixed", "vector") else _unknown()
+    centred = first == 0 if kind == "normal" else first == -second if kind == "uniform" else kind == "constant"
+    if kind != base_kind or not centred or not spread:
+        return _unknown()
+    if rule == "vector" and kind != "constant":
+        raise _NoRuleError("its initial values depend on the width, so it is neither a gain nor a bias", DECLARE)
+    return factor * base_spread / spread
+
+
+def _unknown() -> float:
+    raise _NoRuleError("its initial values have no distribution that can be scaled", "fill it with normal_ or uniform_")
