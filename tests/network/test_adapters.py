@@ -157,3 +157,8 @@ def test_only_a_trained_run_of_adapters_is_ejected(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["eject", "base", *SIZES, f"model.adapt.a={ATTENTION}", "-o", str(tmp_path / "model.py")])
     assert "leave model.adapt out, or eject a trained run" in capsys.readouterr().err
+
+
+def test_adapters_have_no_rule_of_width_transfer():
+    with pytest.raises(ConfigError, match="no rule of width transfer, but the model has parametrisation: mup"):
+        spec_of("base", f"model.adapt.a={ATTENTION}", "model.parametrisation=mup", "model.base={d_model: 8}")
