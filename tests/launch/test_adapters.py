@@ -56,7 +56,7 @@ def test_a_run_without_adapters_can_start_from_the_merged_weights(
 ) -> None:
     base = train(check_run(small("trainer.steps=2")), tmp_path / "base")
     adapters = train(check_run(from_base(small, base, ADAPT, "trainer.steps=2")), tmp_path / "adapters")
-    again = from_base(small, adapters, "trainer.steps=1", "schedule=linear", "schedule.peak=1e-12")
+    again = from_base(small, adapters, "trainer.steps=1", "schedule=linear", "schedule.peak=1e-12", "schedule.warmup=1")
     run = train(check_run(again), tmp_path / "again")
     merged = weights_of(tfm.load(adapters).network)
     torch.testing.assert_close(load_file(run / "weights.safetensors"), merged)

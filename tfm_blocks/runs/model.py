@@ -77,7 +77,7 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
 def has_base(run: Path) -> bool:
     """Return True for a run of adapters. Raises RunError if it is damaged."""
     expect_folder(run)
-    return SavedModel.read(run).base != Base()
+    return (run / MODEL).is_file() and SavedModel.read(run).base != Base()
 
 
 def find_base(spec: Spec, run: Path) -> Base:
