@@ -1,6 +1,8 @@
 """Write docs/reference/, docs/figures/ and the declarations of the shipped blocks: python docs/generate.py."""
 
 import argparse
+import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -15,6 +17,7 @@ from tfm_blocks.compose.comments import Comment, describe_models, read_comments
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.help import TEXT, flow
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.config.foreign_keys import FOREIGN_NAMES
 from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
 from tfm_blocks.figures.draw import Content
@@ -30,6 +33,24 @@ from tfm_blocks.training.settings import RunSettings
 
 FOLDER = Path(__file__).parent / "reference"
 FIGURES = Path(__file__).parent / "figures"
+COOKBOOK = Path(__file__).parent / "cookbook"
+COMING_FROM = Path(__file__).parent / "coming-from.md"
+ALL_NAMES = "## All names\n"  # the section of coming-from.md that is made from FOREIGN_NAMES
+ORACLES = Path(__file__).parents[1] / "tests" / "oracles"
+RECIPE = re.compile(r"# (?P<title>[^(]+) \((?P<source>[^)]+)\)(?:, (?P<note>[^:]+))?(?:: (?P<special>.+))?")
+RECIPES = """\
+# Cookbook
+
+Each page of this cookbook describes a published architecture in one short model file. The files are in
+`tests/oracles/`, and the pages are made by `python docs/generate.py`. `tests/oracles` compares each model with the
+class of transformers: both get the same random weights, their logits differ by less than 1e-5 of the largest logit,
+and greedy search finds the same tokens. [Results](../results.md#the-same-weights-in-other-libraries) lists measured
+differences.
+
+The widths and windows in the files are the small sizes of these tests. Take the sizes of a published model from its
+`config.json`. A family that tfm-blocks can [import](../importing.md) has a shipped model with the published sizes.
+
+"""
 COMMANDS = """\
 # Commands
 
@@ -48,6 +69,8 @@ CONFIG = """\
 This page lists the keys of a run's config with types, defaults and meanings. It is made by `python docs/generate.py`.
 `GROUP=NAME` chooses a file of a group, such as `data=text`. `KEY=VALUE` sets a key, such as `trainer.steps=2000`.
 `python train.py --help` lists the keys with the values that a command line gives them.
+There is no key `lr`: the [schedule](#schedule) sets the learning rate, by `schedule.peak`, or by `schedule.scale` of
+`schedule=noam`.
 The keys below `model` are in [language.md](../language.md) and [blocks.md](../blocks.md).
 
 """
@@ -59,16 +82,93 @@ Schema = Mapping[str, Any]
 def pages() -> dict[Path, str]:
     """Return the text of each file."""
     texts = {"commands.md": COMMANDS + "\n\n".join(_commands()), "config.md": CONFIG + "\n\n".join(_config())}
-    figures = {FIGURES / f"{entry.name}.svg": _figure(entry.name) for entry in describe_models(None)}
+    figures = {FIGURES / f"{entry.name}.svg": _figure(entry.name, entry.name) for entry in describe_models(None)}
     references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
-    return {**references, **figures, DECLARATIONS: write_declarations(REGISTRY)}
+    names = COMING_FROM.read_text("utf-8").partition(ALL_NAMES)[0] + f"{ALL_NAMES}\n{_foreign_names()}\n"
+    return {**references, **figures, **_cookbook(), COMING_FROM: names, DECLARATIONS: write_declarations(REGISTRY)}
 
 
-def _figure(model: str) -> str:
-    """Return the figure of a shipped model, as `tfm figure` draws it."""
-    composed = compose_model(model)
+def _foreign_names() -> str:
+    rows = sorted((f"`{name}`", advice) for advice, names in FOREIGN_NAMES.items() for name in names.split())
+    return _table(["name elsewhere", "in tfm-blocks"], rows)
+
+
+def _assigned(path: Path, name: str) -> ast.expr:
+    """Return the value of a module's variable, without importing the module."""
+    assignments = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.Assign))
+    return next(node.value for node in assignments if ast.unparse(node.targets[0]) == name)
+
+
+def _cookbook() -> dict[Path, str]:
+    """Return a page and a figure for each model of another library, and the page that lists them."""
+    references = ast.unparse(_assigned(ORACLES / "references.py", "REFERENCES"))
+    classes = dict(re.findall(r"'(\w+)': \((\w+), \w+Config", references))
+    sizes = ast.literal_eval(_assigned(ORACLES / "references.py", "SIZES"))
+    texts, rows = {}, []
+    for path in sorted(ORACLES.glob("*.yaml")):
+        lines = [line for line in path.read_text("utf-8").splitlines() if "yaml-language-server" not in line]
+        recipe = RECIPE.fullmatch(lines[1])
+        assert recipe, f"{path}: the third line must be `# NAME (SOURCE): WHAT IS SPECIAL`"
+        texts[COOKBOOK / f"{path.stem}.md"] = _recipe(path, lines, recipe, classes[path.stem])
+        texts[COOKBOOK / f"{path.stem}.svg"] = _figure(str(path), path.stem, [f"{k}={v}" for k, v in sizes.items()])
+        rows.append(
+            (f"[{recipe['title']}]({path.stem}.md)", recipe["special"], f"{len(lines)}", f"`{classes[path.stem]}`")
+        )
+    table = _table(["model", "special", "lines", "compared with"], sorted(rows, key=lambda row: row[0].lower()))
+    return {**texts, COOKBOOK / "index.md": f"{RECIPES}{table}\n"}
+
+
+def _recipe(path: Path, lines: Sequence[str], recipe: re.Match[str], theirs: str) -> str:
+    """Return the page of a model: the file, what is special, the blocks and the agreement."""
+    content = yaml.safe_load("\n".join(lines))
+    parent, command = content["defaults"][0], f"`tfm show tests/oracles/{path.name}"
+    beside = ORACLES / f"{parent}.yaml"
+    link = f"[{parent}]({parent}.md)" if beside.is_file() else f"[{parent}](../../conf/model/{parent}.yaml)"
+    blocks = sorted(set(_values(content["model"])) & REGISTRY.blocks.keys())
+    note = f" ({recipe['note']})" if recipe["note"] else ""
+    unlike = " with padding at the end" if path.stem in _right_padded() else " with padding at either end"
+    return f"""\
+# {recipe["title"]} in {len(lines)} lines
+
+{recipe["title"]}{note}, {recipe["source"]}. Special: {recipe["special"]}.
+
+```yaml
+{chr(10).join(lines)}
+```
+
+The file is `tests/oracles/{path.name}`. It inherits {link}, and contains only the differences.
+
+![Figure of {recipe["title"]} with two layers]({path.stem}.svg)
+
+**Blocks:** {", ".join(f"[{name}](../blocks.md#{name})" for name in blocks) or "those of the parent"}.
+
+**Agreement:** with the same random weights, the logits differ from `{theirs}` of transformers by less
+than 1e-5 of the largest logit{unlike},
+and greedy search finds the same tokens (`pytest -m "" tests/oracles -k {path.stem}`).
+
+{command} d_model=16 d_ff=28 heads=4 layers=2 vocab=37` prints the nodes and shapes in the sizes of this test.
+"""
+
+
+def _values(content: Any) -> Iterator[str]:
+    """Yield the texts of a mapping or list, without the keys."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping | list):
+        for value in content.values() if isinstance(content, Mapping) else content:
+            yield from _values(value)
+
+
+def _right_padded() -> Sequence[str]:
+    names: Sequence[str] = ast.literal_eval(_assigned(ORACLES / "test_hugging_face.py", "COUNT_NO_PADDING"))
+    return names
+
+
+def _figure(model: str, title: str, overrides: Sequence[str] = ()) -> str:
+    """Return the figure of a model, as `tfm figure` draws it."""
+    composed = compose_model(model, overrides)
     picture = picture_of(read_model(composed.model, composed.sources), REGISTRY, Content())
-    return svg_of(picture, Style(title=model))
+    return svg_of(picture, Style(title=title))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -128,7 +228,7 @@ def _config() -> Iterator[str]:
 
 def _title(group: str, name: str) -> str:
     """Return the option of a command line, or the name of a file that is only inherited."""
-    return name if name.startswith("_") else f"{group}={name}"
+    return "every probe task" if name == "_probe" else f"{group}={name}"
 
 
 def _files(group: str) -> list[Path]:
@@ -144,7 +244,8 @@ def _about(path: Path) -> Iterator[str]:
 def _inherited(path: Path, group: str) -> Iterator[str]:
     """Yield a sentence that names the files whose keys a file also has."""
     defaults = yaml.safe_load(path.read_text("utf-8")).get("defaults", [])
-    if parents := [f"`{_title(group, name)}`" for name in defaults if name != "_self_"]:
+    titles = [_title(group, name) for name in defaults if name != "_self_"]
+    if parents := [f"`{title}`" if "=" in title else title for title in titles]:
         yield f"It also has the keys of {' and '.join(parents)}."
 
 
@@ -154,7 +255,7 @@ def _keys(path: Path, schema: Schema) -> str:
     values = yaml.safe_load(file.text)  # 1e-9 as text, as the file has it
     mapping = {key: value for key, value in values.items() if key not in ("defaults", "hydra")}
     rows = list(_rows(mapping, (), schema, read_comments(file)))
-    return _table(["key", "default", "type", "meaning"], rows)
+    return _table(["key", "default", "type", "meaning"], rows) if rows else "It has no keys."
 
 
 def _rows(

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: decisions in the navigation, and files of conf/ that pages link to."""
+"""Hooks of mkdocs: decisions and the cookbook in the navigation, and files of conf/ that pages link to."""
 
 import re
 from pathlib import Path
@@ -11,9 +11,12 @@ CONF_LINK = re.compile(r"\]\((?:\.\./)+(conf/[\w/.-]+)\)")
 
 
 def on_config(config):
-    """List the pages of docs/decisions in the order of their numbers."""
-    pages = sorted(Path(config.docs_dir, "decisions").glob("*.md"))
-    config.nav[-1]["Decisions"] = [f"decisions/{page.name}" for page in pages]
+    """List the pages of docs/decisions in the order of their numbers, and of docs/cookbook after its index."""
+    for section in config.nav:
+        for title in {"Cookbook", "Decisions"} & section.keys():
+            pages = sorted(page.name for page in Path(config.docs_dir, title.lower()).glob("*.md"))
+            pages.sort(key=lambda name: name != "index.md")
+            section[title] = [f"{title.lower()}/{name}" for name in pages]
     return config
 
 

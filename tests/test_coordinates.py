@@ -14,7 +14,9 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.report.coordinates import NodeSizes
 
 SIZES = {"d_model": "64,128,256", "d_ff": "128,256,512", "heads": "2,4,8"}
-FEW = {"kv_heads": 2, "layers": 2, "decoder_layers": 2}
+ALL_WIDTHS = {**SIZES, "kv_heads": "1,2,4", **dict.fromkeys(("d_latent", "d_query"), "32,64,128")}
+ALL_WIDTHS["d_expert"] = SIZES["d_model"]
+FEW = {"layers": 2, "decoder_layers": 2}
 
 
 def coordinates(capsys, *arguments: str) -> tuple[int, dict]:
@@ -82,7 +84,7 @@ def test_depths_are_flat_under_completep(capsys) -> None:
 @pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_each_shipped_model_is_flat_over_widths_but_not_under_standard(model, parametrisation, capsys) -> None:
     knobs = compose_model(model, []).mapping
-    sizes = [f"{knob}={values}" for knob, values in {**SIZES, **FEW}.items() if knob in knobs]
+    sizes = [f"{knob}={values}" for knob, values in {**ALL_WIDTHS, **FEW}.items() if knob in knobs]
     _, found = coordinates(capsys, model, *sizes, f"model.parametrisation={parametrisation}")
     wrong = {node["node"]: node["slope"] for node in found["nodes"] if node["verdict"] not in ("flat", "falls")}
     assert bool(wrong) == (parametrisation == "standard"), wrong

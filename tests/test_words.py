@@ -12,10 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "tfm_blocks").rglob("*.py"))
-PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in page.parts)]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CONFIG_FILES = sorted((ROOT / "conf").rglob("*.yaml"))
 HABITS = re.compile(
     r"\b(is|are|was|were|be|been) (told|asked|left)\b(?! (to|by|out|in|of|over))|\bheard? of\b|\bbegins? anew\b|\bgoes on with\b"
-    r"|\bby heart\b|\bof (its|their) own\b|\bso many\b|\bso long\b|\bheed|\bmend(s|ed)?\b",
+    r"|\bby heart\b|\bof (its|their) own\b|\bso many\b|\bso long\b|\bheed|\bmend(s|ed)?\b"
+    r"|\b(the|its|their) begin\b|\banother [a-z]+ than\b|\b(tokens|lines|pairs|sentences|steps|maps) a (second|step|head)\b"
+    r"|\b(has|have|had) (a )?(BLEU|chrF|TER|exact match)\b|\b(came|owed)\b",
     re.IGNORECASE,
 )
 SHARED = {  # the same command or function at two levels of the interface
@@ -66,6 +69,13 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
             inside = not inside
         elif not inside:
             yield number, line
+
+
+def test_comments_of_conf_use_plain_words() -> None:
+    comments = {
+        (path.name, line) for path in CONFIG_FILES for line in path.read_text("utf-8").splitlines() if "#" in line
+    }
+    assert {(name, line) for name, line in comments if HABITS.search(line.partition("#")[2])} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

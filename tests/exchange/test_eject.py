@@ -296,7 +296,7 @@ def test_the_command_writes_the_file_and_the_weights(tmp_path, capsys):
 def test_the_model_and_the_weights_need_two_files(tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         main(["eject", "tiny", "-o", str(tmp_path / "model"), "--weights", str(tmp_path / "." / "model")])
-    assert left.value.code == 2 and "--weights: must be another file than that of -o" in capsys.readouterr().err
+    assert left.value.code == 2 and "--weights: must differ from the file of -o" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
 
 

@@ -143,6 +143,11 @@ def test_a_file_without_the_header_is_refused_with_the_line_to_add(tmp_path):
     assert "begin the file with # @package _global_" in refused(tmp_path, "heads: 3\n", header="")
 
 
+def test_a_header_below_a_comment_is_refused_because_hydra_would_ignore_it(tmp_path):
+    header = "# a comment\n# @package _global_\n"
+    assert "begin the file with # @package _global_" in refused(tmp_path, "heads: 3\n", header=header)
+
+
 def test_a_model_that_inherits_itself_is_refused(tmp_path):
     assert "inherits itself" in refused(tmp_path, "defaults: [mine, _self_]\n")
 

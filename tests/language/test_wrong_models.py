@@ -38,7 +38,7 @@ WRONG = {
     "misspelt step": (
         "{add_norm: {post: [dropuot, add]}}",
         "model.add_norm",
-        "add_norm post has the unknown step 'dropuot'; did you mean dropout? one of: add, dropout, droppath, gain, norm, scale",
+        "add_norm post has the unknown operation 'dropuot'; did you mean dropout? one of: add, dropout, droppath, gain, norm, scale",
     ),
     "misspelt preset": (
         "{add_norm: pst}",
@@ -503,7 +503,7 @@ WRONG = {
     "steps twice": (
         "{add_norm: {post: [norm, add, norm]}}",
         "model.add_norm",
-        "add_norm post has a step twice: norm, add, norm",
+        "add_norm post lists an operation twice: norm, add, norm",
     ),
     "add before the block": (
         "{add_norm: {pre: [add]}}",
@@ -513,12 +513,12 @@ WRONG = {
     "a step without its number": (
         "{add_norm: {post: [scale, add]}}",
         "model.add_norm",
-        "add_norm post has the step scale without its number: write {scale: 0.5}",
+        "add_norm post has the operation scale without its number: write {scale: 0.5}",
     ),
     "a step with two numbers": (
         "{add_norm: {post: [{scale: 1, gain: 2}]}}",
         "model.add_norm",
-        "add_norm post has {'scale': 1, 'gain': 2}: a step with a number is one of scale, gain, droppath, add",
+        "add_norm post has {'scale': 1, 'gain': 2}: an operation with a number is one of scale, gain, droppath, add",
     ),
     "a step with a word": (
         "{add_norm: {post: [{scale: half}, add]}}",
@@ -533,7 +533,7 @@ WRONG = {
     "steps that are a word": (
         "{add_norm: {post: norm}}",
         "model.add_norm",
-        "add_norm post must be a list of steps (dropout, add, norm, scale, gain, droppath), but is 'norm'",
+        "add_norm post must be a list of operations (dropout, add, norm, scale, gain, droppath), but is 'norm'",
     ),
     "a key of add_norm": (
         "{add_norm: {pots: [norm]}}",

@@ -483,7 +483,7 @@ def test_a_folder_that_cannot_be_resumed_gives_the_reason(small: Small, tmp_path
         go_on(run, "trainer.steps=20")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("heads: 2", "heads: 4"))
-    with pytest.raises(RunError, match=r"has another model than model\.json"):
+    with pytest.raises(RunError, match=r"has a different model from model\.json"):
         read_saved_run(run)
     (run / "config.yaml").write_text(config + "x: ${oc.env:HOME}\n")
     with pytest.raises(RunError, match="without"):

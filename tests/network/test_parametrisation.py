@@ -12,10 +12,12 @@ from torch.nn import functional as F
 
 from tests.network.examples import ALL, name
 from tests.network.random_graphs import models
+from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import build_network, check_model, weight_rules
+from tfm_blocks.registry.blocks import block
 from tfm_blocks.training.module import build_optimizer
 from tfm_blocks.training.settings import AdamWSettings
 
@@ -229,6 +231,66 @@ def test_the_json_of_the_weights_has_the_rules(capsys) -> None:
     rule = records["encoder.0.ffn.block.inner.weight"]["rule"]
     assert (rule["name"], rule["rate"], rule["decay"], rule["eps"]) == ("matrix", 0.25, 4, 0.25)
     assert "variance 1/inputs" in rule["reason"]
+
+
+def low_rank(declared: dict[str, str]) -> type[torch.nn.Module]:
+    """Return a plug-in block x A B / D, with a matrix A that is no Linear, and a constant that depends on the width."""
+
+    class LowRank(torch.nn.Module):
+        """A test."""
+
+        width_rules = declared
+
+        def __init__(self, D: int) -> None:
+            super().__init__()
+            self.down, self.up, self.constant = torch.nn.Parameter(torch.empty(D, 3)), Linear(3, D), 1 / D
+
+        def match_base(self, base: object) -> None:
+            self.constant = base.constant
+
+        def initialise(self, name: str, generator: torch.Generator) -> None:
+            torch.nn.init.normal_(self.down, std=len(self.down) ** -0.5, generator=generator)
+
+        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+            return self.up(x_BTD @ self.down) * self.constant
+
+    return LowRank
+
+
+RANK = "model.graph.encoder.layer.ffn.block=low_rank"
+
+
+def test_a_matrix_of_a_plug_in_whose_axes_nobody_knows_is_an_error(registry) -> None:
+    block("low_rank", "x: B T D -> B T D", branch=True, source="a test")(low_rank({}))
+    rule = r"the weight block.down of low_rank, 128 \(base 32\) × 3 \(base 3\): which of its axes is summed over"
+    with pytest.raises(ConfigError, match=rule):
+        check("prenorm", WIDE, RANK)
+
+
+def test_a_plug_in_declares_the_rule_of_a_weight_and_its_constants(registry) -> None:
+    block("low_rank", "x: B T D -> B T D", branch=True, source="a test")(low_rank({"down": "output"}))
+    spec = check("prenorm", WIDE, RANK)
+    network = build_network(spec, seed=1)
+    (own,) = {module.constant for module in network.modules() if hasattr(module, "constant")}
+    assert own == 1 / 32
+    rules = weight_rules(spec)
+    down, up = (rules[f"encoder.0.ffn.block.{name}"] for name in ("down", "up.weight"))
+    assert (down.name, down.rate, down.decay) == ("output", 1 / 4, 4) and (up.name, up.rate) == ("input", 1)
+    spread = network.get_parameter("encoder.0.ffn.block.down").std()
+    torch.testing.assert_close(spread, torch.tensor(32**-0.5 / 4), rtol=0.1, atol=0)
+
+
+def test_a_reason_in_the_declaration_is_the_error(registry) -> None:
+    block("low_rank", "x: B T D -> B T D", branch=True, source="a test")(low_rank({"": "it divides by the width"}))
+    with pytest.raises(
+        ConfigError, match=r"no rule is known for LowRank with another width .*: it divides by the width"
+    ):
+        check("prenorm", WIDE, RANK)
+
+
+def test_the_difference_of_two_models_shows_their_parametrisations(capsys) -> None:
+    main(["diff", "tiny", "tiny", "model.parametrisation=mup", "model.base.d_model=64"])
+    assert "mup of d_model: 64" in capsys.readouterr().out
 
 
 def test_a_format_without_the_factors_is_refused(tmp_path, capsys) -> None:

@@ -347,7 +347,7 @@ def test_scores_that_were_computed_in_several_ways_are_not_tested(tmp_path):
     (run / "status.json").write_text(status.replace("tok:13a", "tok:char"))
     report = comparison(tmp_path, "--baseline", "one")
     assert [one["score"] for one in report["against"]] == ["exact match", "chrF", "TER", "loss", "perplexity"]
-    assert any("another way to compute BLEU" in note for note in report["notes"])
+    assert any("a different way to compute BLEU" in note for note in report["notes"])
 
 
 def test_scores_of_several_test_sets_have_no_mean_over_seeds(tmp_path):
@@ -375,8 +375,8 @@ def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
     report = comparison(tmp_path / "one", tmp_path / "two", "--baseline", "one")
     assert report["against"] == []
     for text in (
-        "two used another test set than one",
-        "another tokenizer",
+        "two used a different test set from one",
+        "a different tokenizer",
         "one trained on 600 target tokens, and two on 900",
     ):
         assert any(text in note for note in report["notes"])
@@ -401,7 +401,7 @@ def test_runs_with_the_same_data_settings_and_another_training_text_have_a_note(
         start["text"]["text of train"] = text
         (run / "run.json").write_text(json.dumps(start))
     assert [note for note in comparison(tmp_path)["notes"] if "training text" in note] == [
-        "not comparable: 0 used another training text than 1, 2; it changed between the trainings"
+        "not comparable: 0 used a different training text from 1, 2; it changed between the trainings"
     ]
 
 

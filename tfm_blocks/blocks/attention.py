@@ -22,7 +22,7 @@ WHERE = {
     "d_head >= 1": "queries and keys have a width",
     "d_value >= 1": "values have a width",
     "kv_heads >= 1": "there is at least one head of keys and values",
-    "heads % kv_heads == 0": "as many heads of queries share each head of keys and values",
+    "heads % kv_heads == 0": "the number of query heads must be a multiple of kv_heads",
     "clip_qkv > 0": "queries, keys and values are clamped to a range around 0",
 }
 
@@ -184,10 +184,10 @@ def _mixed(mix_GH: Tensor, x_BHTS: Tensor) -> Tensor:
     sees={"x": "mask"},
     where={
         **{rule: sentence for rule, sentence in WHERE.items() if "% " not in rule},
-        "D % (2 * heads) == 0 unless d_head": "the width must split evenly into two maps a head",
-        "2 * heads % kv_heads == 0": "as many maps of queries share each head of keys and values",
-        "lambda_start >= 0": "the second map is taken off",
-        "lambda_start < 1": "less than the first map is taken off",
+        "D % (2 * heads) == 0 unless d_head": "the width must split evenly into two maps per head",
+        "2 * heads % kv_heads == 0": "the number of query maps, two per head, must be a multiple of kv_heads",
+        "lambda_start >= 0": "the second attention map is subtracted",
+        "lambda_start < 1": "the second attention map is subtracted at less than the weight of the first",
         "eps > 0": "a mean of squares may be 0",
     },
     source="Ye et al. 2024, section 2.1",

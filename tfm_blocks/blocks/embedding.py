@@ -29,7 +29,7 @@ class Embedding(nn.Module):
     """E[x] · scale: ids_BN -> x_BND. `scale` defaults to √d_model.
 
     The ids below `first_id` have no row and read the row of the id `first_id`. With `first_id: 1` padding has no row;
-    with `first_id: 2` the begin of a sequence also reads the row of its end, as in GPT-2.
+    with `first_id: 2` BOS also reads the row of EOS, as in GPT-2.
 
     Also known as: token embedding, lookup table.
     Use: the first node of an input of ids.

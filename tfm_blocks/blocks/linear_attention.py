@@ -65,7 +65,7 @@ def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *
     sees={"x": "past"},
     where={
         "heads >= 1": "there is at least one head",
-        "D % (2 * heads) == 0": "the width must split evenly into heads of an even width, whose numbers turn in pairs",
+        "D % (2 * heads) == 0": "the width must split evenly into heads of an even width, which are rotated in pairs",
         "eps > 0": "a variance may be 0",
     },
     source="Sun et al. 2023, equations 5 to 8",

@@ -84,7 +84,7 @@ def _overrides(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[s
     from tfm_blocks.compose.completion import complete_override
 
     name, equals, typed = prefix.partition("=")
-    if equals and name in ("resume", "init_from"):
+    if equals and name in ("resume", "cooldown", "init_from"):
         return [f"{name}={run}" for run in _runs(typed)]
     model = [f"model={parsed_args.model}"] if getattr(parsed_args, "model", None) else []
     with suppress(TfmError):

@@ -31,7 +31,7 @@ def _eject(arguments: argparse.Namespace) -> None:
     from tfm_blocks.runs.files import written_beside
 
     if arguments.weights and arguments.weights.resolve() == arguments.path.resolve():
-        rule = f"must be another file than that of -o, but both are {arguments.path}"
+        rule = f"must differ from the file of -o, but both are {arguments.path}"
         raise ConfigError(Problem("--weights", rule, help="--weights model.pt"))
     spec, sources, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
     if spec.adapted and not Path(arguments.model).is_dir():

@@ -128,7 +128,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
         rule = f"needs the same number of lines as --src, at least one: they have {len(references)} and {listed}"
         raise DataError(Problem("--ref", rule, help="line N of --ref translates line N of --src"))
     if arguments.against and arguments.against.resolve() == arguments.folder.resolve():
-        rule = f"must be another run than {arguments.folder}, or there is nothing to compare"
+        rule = f"must be a different run from {arguments.folder}, or there is nothing to compare"
         raise ConfigError(Problem("--against", rule, help="leave it out"))
     scorers = metrics(arguments.bleu, tokenised=arguments.tokenised)
     rows = list(zip(*columns, strict=True))

@@ -195,10 +195,15 @@ def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
 
 
 def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
-    """Compose a command line; Hydra's own settings are below `hydra`. Raises ConfigError."""
+    """Compose a command line; Hydra's own settings are below `hydra`. Raises ConfigError.
+
+    With `cooldown=`, the keys of its schedule can be set.
+    """
     request = arguments if isinstance(arguments, Request) else parse_request(arguments)
     values = [override for override in request.overrides if sets_value(override.input_line or "", request.folders)]
     options = [add_plus(override.input_line or "") for override in request.overrides if override not in values]
+    if {override.key_or_group for override in request.overrides} & {"cooldown", "schedule"} == {"cooldown"}:
+        options.append("schedule=wsd")
     config = compose_config(options, request.config_dir, hydra=True, values=values)
     config.hydra.overrides.task = [
         text for text in request.texts if not override_key(text).startswith(("hydra.", "hydra/"))

@@ -114,7 +114,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_experiment(path: Path) -> dict[str, Any]:
     """Read a file of a group of GLOBAL_GROUPS. Raises ConfigError if its settings would have no effect."""
     mapping = read_yaml(path)
-    if HEADER not in read_yaml_file(path).text[:512].splitlines():
+    if read_yaml_file(path).text.lstrip().splitlines()[:1] != [HEADER]:
         rule = f"lacks the required first line, so its settings would go below the key {path.parent.name}"
         raise _refuse(path, rule, f"begin the file with {HEADER}")
     if "hydra" in mapping:

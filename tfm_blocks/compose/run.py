@@ -24,6 +24,8 @@ from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
 LABEL_SMOOTHING = 0.1  # of tasks other than language modelling, whose loss is a result
+LONGEST_STEP = 18  # digits
+COOLDOWN = "write cooldown=runs/NAME@1000, with a step of trainer.checkpoint_at"
 RESUME = "write resume=runs/NAME, the folder that training printed"
 RESUMABLE_KEYS = (
     "trainer.steps",
@@ -38,11 +40,19 @@ RESUMABLE_KEYS = (
     "trainer.checkpoint_every",
     "trainer.checkpoint_minutes",
     "trainer.checkpoint_keep",
+    "trainer.checkpoint_at",
     "data.batch_tokens",
     "callbacks.early_stopping.monitor",
     "callbacks.early_stopping.patience",
     "callbacks.early_stopping.min_delta",
 )  # none of them changes the weight updates, except for rounding
+COOLDOWN_KEYS = (
+    "name",
+    "schedule.decay",
+    "schedule.shape",
+    "schedule.floor",
+    *(key for key in RESUMABLE_KEYS if key != "trainer.steps"),
+)
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
@@ -130,6 +140,19 @@ def read_resume_folder(config: DictConfig) -> Path | None:
     return Path(folder)
 
 
+def read_cooldown(config: DictConfig) -> tuple[Path, int] | None:
+    """Return the run folder and the step of `cooldown=`, or None. Raises ConfigError."""
+    if (text := read_value(config, "cooldown")) is None:
+        return None
+    folder, _, step = str(text).rpartition("@")
+    if not folder or not step.isdecimal() or len(step) > LONGEST_STEP:
+        raise ConfigError(Problem("cooldown", f"must be a run folder and a step, but is {shown(text)}", help=COOLDOWN))
+    if read_value(config, "resume") is not None:
+        rule = "starts a new run, and resume= continues another one"
+        raise ConfigError(Problem("cooldown", rule, help="leave one of them out"))
+    return Path(folder), int(step)
+
+
 def read_value(config: DictConfig, key: str) -> Any:
     """Return the value of a key as plain data. Raises ConfigError if it has a `${…}` that cannot be resolved."""
     try:
@@ -140,12 +163,15 @@ def read_value(config: DictConfig, key: str) -> Any:
         raise ConfigError(Problem(key, error_reason(error), help="write a value in place of ${…}")) from None
 
 
-def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str, text: str) -> Composed:
-    """Return the recorded config of a run, changed by the command line: RESUMABLE_KEYS, or another choice of loggers.
+def compose_resumed(
+    config: DictConfig, recorded: Mapping[str, Any], where: str, text: str, keys: Sequence[str] = RESUMABLE_KEYS
+) -> Composed:
+    """Return the recorded config of a run, changed by the command line: `keys`, or another choice of loggers.
 
-    `text` is the text of the file `where` the config is recorded. Raises ConfigError for any other change, since it
-    would define a different experiment.
+    `text` is the text of the file `where` the config is recorded. `keys` are RESUMABLE_KEYS or COOLDOWN_KEYS. Raises
+    ConfigError for any other change, since it would define a different experiment.
     """
+    command, kind = ("resume", "resumed run") if keys is RESUMABLE_KEYS else ("cooldown", "cooldown")
     mapping = deepcopy(dict(recorded))
     problems = []
     sources = Sources()
@@ -154,7 +180,7 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
     if "logger" in typed:
         mapping["logger"] = read_value(config, "logger")
     for key, override in typed.items():
-        if key in RESUMABLE_KEYS:
+        if key in keys:
             *groups, name = key.split(".")
             inner = mapping
             for group in groups:
@@ -163,11 +189,9 @@ def compose_resumed(config: DictConfig, recorded: Mapping[str, Any], where: str,
             sources.overrides[(*groups, name)] = override
         elif "logger" in typed and key.partition(".")[0] == "logger":
             sources.overrides[tuple(key.split("."))] = override
-        elif key not in ("resume", "plugins") and not _is_recorded(config, key, recorded):
-            rule = f"a resumed run keeps its original value: {cut(override)}"
-            problems.append(
-                Problem(key, rule, help=f"leave it out; a resume takes {', '.join(RESUMABLE_KEYS)}, logger")
-            )
+        elif key not in (command, "plugins") and not _is_recorded(config, key, recorded):
+            rule = f"a {kind} keeps its original value: {cut(override)}"
+            problems.append(Problem(key, rule, help=f"leave it out; a {command} takes {', '.join(keys)}, logger"))
     plugins = read_value(config, "plugins")
     if missing := [module for module in recorded["plugins"] if module not in plugins]:
         rule = f"the model of the run uses the plug-ins {shown(missing)}, which the command line does not name"

@@ -27,6 +27,7 @@ ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retri
 OF_ONE_RUN = {
     "name": "jobs are named after their overrides: write sweep.name=… to name the folder of the sweep",
     "resume": "run the same sweep again to resume its jobs; to resume a single run, leave out -m",
+    "cooldown": "start each branch with a separate command, without -m",
 }
 
 

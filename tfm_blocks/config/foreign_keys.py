@@ -10,13 +10,18 @@ FOREIGN_NAMES = {
         "batch_size train_batch_size per_device_train_batch_size max_tokens"
     ),
     "data.batch_tokens cuts a step into micro-batches, whose gradients are added up": (
-        "accumulate_grad_batches gradient_accumulation_steps update_freq accum_count"
+        "accumulate_grad_batches gradient_accumulation_steps update_freq accum_count batch_multiplier"
     ),
     "a run is measured in optimizer steps: trainer.steps": (
-        "epochs max_epochs num_epochs num_train_epochs max_epoch max_steps max_updates"
+        "epochs max_epochs num_epochs num_train_epochs max_epoch max_steps max_updates max_update train_steps"
     ),
     "data.tokenizer=PATH needs text, dates or lm as data; a probe task has a fixed alphabet": "tokenizer",
-    "schedule.warmup is the number of warm-up steps": "warmup_steps num_warmup_steps warmup_updates warmup_ratio",
+    "schedule.warmup is the number of warm-up steps": (
+        "warmup_steps num_warmup_steps warmup_updates warmup_ratio learning_rate_warmup"
+    ),
+    "trainer.validate_every is the number of steps between validations": (
+        "val_check_interval eval_steps valid_steps validation_freq validate_interval_updates"
+    ),
     "trainer.clip is the maximum gradient norm": "gradient_clip_val max_grad_norm clip_norm grad_clip",
     "trainer.devices is the number of processes; trainer.accelerator is auto, cpu or a device type of torch": (
         "gpus num_gpus n_gpu num_processes nproc_per_node"

@@ -193,7 +193,7 @@ def is_learned(record: object) -> bool:
     if any(token["content"] not in SPECIAL for token in record.get("added_tokens", ())):
         return False  # these tokens are matched in a text
     if record["pre_tokenizer"].get("add_prefix_space") or record["normalizer"] not in (None, PREPEND_SPACE):
-        return False  # decode(encode(text)) could begin with another character than `text`
+        return False  # decode(encode(text)) could begin with a different character from `text`
     vocabulary = record["model"].get("vocab")
     return isinstance(vocabulary, dict) and [vocabulary.get(name) for name in SPECIAL] == [0, 1, 2, 3]
 

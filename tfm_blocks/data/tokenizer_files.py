@@ -130,7 +130,7 @@ def _read_small(path: Path) -> bytes:
 
 
 def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
-    """Return the vocabulary with the begin and the end of the tokenizer's config, or else with usual names.
+    """Return the vocabulary with BOS and EOS of the tokenizer's config, or else with usual names.
 
     The begin and the end get a new id each, after the other ids, unless the tokenizer has separate tokens for them.
     """

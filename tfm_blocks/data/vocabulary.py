@@ -16,7 +16,7 @@ class Vocabulary:
     """A published vocabulary of `size` ids, with the ids that begin and end a sequence.
 
     A generated text ends at `eos`, which the data adds, or at an id of `stops`, such as the end of a turn. Padding has
-    a new id without a row in any table of weights. If one id both begins and ends sequences, the begin has a new id
+    a new id without a row in any table of weights. If one id is both BOS and EOS, BOS has a new id
     too, which reads the row of the end.
     """
 

@@ -181,7 +181,7 @@ def _longest(network: Network, positions: float) -> dict[str, int]:
 
 
 def network_inputs(rows: Rows) -> dict[str, Tensor]:
-    """Return the padded inputs of the network: sources with their end, targets with their begin."""
+    """Return the padded inputs of the network: sources with EOS, targets with BOS."""
     end, begin = torch.tensor([Tokenizer.EOS]), torch.tensor([Tokenizer.BOS])
     inputs = {name: pad_sequence([torch.cat((row, end)) for row in ids], True) for name, ids in rows.items()}
     if TARGET in rows:

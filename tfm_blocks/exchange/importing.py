@@ -220,7 +220,7 @@ def _write_record(
 ) -> None:
     """Write the parts of the folder that export restores.
 
-    If the folder has another layout than the current one, export writes the `current` names to a single file.
+    If the layout of the folder differs from the current one, export writes the `current` names to a single file.
     """
     tensors = {name: (tensor.file, tensor.dtype) for name, tensor in stored.tensors.items()}
     if current:

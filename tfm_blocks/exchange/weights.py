@@ -11,10 +11,10 @@ A table is a YAML mapping from their names to our addresses, one row each:
 from it. `{q,k,v}` are several names, whose tensors are
 stacked by rows, or along the `axis` of the row; they share that axis by `parts`, or equally. Rows with one address are
 stacked in the order of the table. null: the tensor has no counterpart here. A row that is a mapping lists operations in
-their order: `skip` the first rows, `transpose` two axes, `regroup: [a, b]` (of each of a groups of rows b parts, which
-become b groups of a parts), `permute` all axes, `reshape`, `squeeze` an axis of size 1, `vocabulary` (the rows of the
-begin and end of a sequence come first), and `split` into fractions of the rows, each with its own address. With
-`stack: e`, tensors that differ in `{e}` become slices of one tensor. Numbers may be arithmetic with knobs of the model.
+their order: `skip` the first rows, `transpose` two axes, `regroup: [a, b]` (view the rows as (a, b, n) and transpose to
+(b, a, n)), `permute` all axes, `reshape`, `squeeze` an axis of size 1, `vocabulary` (the rows of BOS and EOS come
+first), and `split` into fractions of the rows, each with its own address. With `stack: e`, tensors that
+differ in `{e}` become slices of one tensor. Numbers may be arithmetic with knobs of the model.
 Skipped rows and tensors without counterpart are returned as leftovers, from which the inverse restores them.
 """
 

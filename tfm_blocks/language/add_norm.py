@@ -78,11 +78,11 @@ def read_add_norm(value: Any, inherited: AddNorm, path: Path) -> AddNorm:
 
 def _read_steps(when: str, steps: Any, path: Path) -> tuple[WrittenStep, ...]:
     if not isinstance(steps, list):
-        raise ValueError(f"{when} must be a list of steps ({', '.join(STEPS)}), but is {shown(steps)}")
+        raise ValueError(f"{when} must be a list of operations ({', '.join(STEPS)}), but is {shown(steps)}")
     read = [replace(_read_step(when, step), path=path) for step in steps]
     kinds = [step.kind for step in read]
     if len(set(kinds)) < len(kinds):
-        raise ValueError(f"{when} has a step twice: {', '.join(kinds)}")
+        raise ValueError(f"{when} lists an operation twice: {', '.join(kinds)}")
     if "add" in kinds and when != "post":
         raise ValueError(f"{when} cannot add: the residual is added to a branch's output, in post")
     return tuple(read)
@@ -92,13 +92,15 @@ def _read_step(when: str, step: Any) -> WrittenStep:
     """Read `norm`, `{scale: 0.5}`, `{add: 2.0}` or `{gain: 1e-4, per: channel}`."""
     if not isinstance(step, Mapping):
         if step not in STEPS:
-            raise ValueError(f"{when} has the unknown step {shown(step)}; {suggest(str(step), STEPS)}")
+            raise ValueError(f"{when} has the unknown operation {shown(step)}; {suggest(str(step), STEPS)}")
         if step in VALUED:
-            raise ValueError(f"{when} has the step {step} without its number: write {{{VALUED[step]}}}")
+            raise ValueError(f"{when} has the operation {step} without its number: write {{{VALUED[step]}}}")
         return WrittenStep(step)
     kinds = [key for key in step if key != "per"]
     if len(kinds) != 1 or kinds[0] not in (*VALUED, "add"):
-        raise ValueError(f"{when} has {shown(dict(step))}: a step with a number is one of {', '.join(VALUED)}, add")
+        raise ValueError(
+            f"{when} has {shown(dict(step))}: an operation with a number is one of {', '.join(VALUED)}, add"
+        )
     (kind,) = kinds
     if "per" in step and (kind != "gain" or step["per"] not in ("channel", "branch")):
         raise ValueError(f"{when} has {shown(dict(step))}: only a gain is per channel or per branch")

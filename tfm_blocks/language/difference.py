@@ -23,13 +23,14 @@ from tfm_blocks.language.outline import (
     write_value,
 )
 from tfm_blocks.language.pairing import Pairing, indices, pattern
+from tfm_blocks.language.parametrisation import WHERE
 from tfm_blocks.language.spec import Spec, Step, format_shape
 from tfm_blocks.registry.blocks import Registry
 from tfm_blocks.registry.values import Part
 
 Kind = Literal[
-    "input", "removed", "added", "renamed", "moved", "layers", "replaced", "argument", "add & norm", "wiring",
-    "weights", "adapters",
+    "parametrisation", "input", "removed", "added", "renamed", "moved", "layers", "replaced", "argument", "add & norm",
+    "wiring", "weights", "adapters",
 ]  # fmt: skip
 KINDS = get_args(Kind)
 NOTHING = "–"
@@ -76,7 +77,21 @@ def find_changes(a: Spec, b: Spec, registry: Registry) -> list[Change]:
     pairing = Pairing(Outline(a, registry), Outline(b, registry))
     changes = dict.fromkeys(_Comparison(pairing).changes())
     folded = [_alike(group, pairing) for group in _fold(changes)]
-    return [*_inputs(a, b), *sorted(folded, key=lambda change: KINDS.index(change.kind))]
+    return [*_parametrisations(a, b), *_inputs(a, b), *sorted(folded, key=lambda change: KINDS.index(change.kind))]
+
+
+def _parametrisations(a: Spec, b: Spec) -> Iterator[Change]:
+    """Yield the change of the parametrisation and its base, which change the function of the same weights."""
+    ours, theirs = (_parametrisation(spec) for spec in (a, b))
+    if ours != theirs:
+        yield Change("parametrisation", "model", ours, theirs)
+
+
+def _parametrisation(spec: Spec) -> str:
+    if spec.base is None:
+        return spec.parametrisation
+    sizes = ", ".join(f"{knob}: {size}" for knob, size in spec.mapping["base"].items() if knob != WHERE)
+    return f"{spec.parametrisation} of {sizes}"
 
 
 def _inputs(a: Spec, b: Spec) -> Iterator[Change]:

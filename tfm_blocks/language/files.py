@@ -142,7 +142,7 @@ def read_model_file(path: Path, root_keys: Collection[str] = ()) -> YamlFile:
         if _DIRECTIVE.match(line) and line != HEADER:
             help = f"the only allowed directive is {HEADER}"
             raise _refuse(file.shown, f"has the directive {shown(line.strip())}", number, help)
-    if HEADER not in file.text[:512].splitlines():
+    if file.text.lstrip().splitlines()[:1] != [HEADER]:  # below another comment, Hydra would not read it
         raise _refuse(file.shown, "lacks the required first line", help=f"begin the file with {HEADER}")
     if not isinstance(file.value, dict):
         raise _refuse(file.shown, "must be a mapping of knobs and the key model", help="write heads: 8, model: {…}")

@@ -125,7 +125,7 @@ class Pairing:
         return {node for node in inverted if self.a.is_parallel(graph) or self._matters(node, order)}
 
     def _matters(self, address: str, order: Sequence[str]) -> bool:
-        """Return True if the node, or a node that reads it by default, reads another node than before."""
+        """Return True if the node, or a node that reads it by default, reads a different node from before."""
         for node in order:
             sources = self.partner(self.a.nodes[node].reads[IN][0]), self.b.nodes[self.pairs[node]].reads[IN][0]
             if sources[0] != sources[1] and (node == address or self.pairs[address] in sources):

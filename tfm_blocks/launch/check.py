@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.run import compose_resumed, compose_run, read_resume_folder, read_value
+from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
 from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -30,6 +30,9 @@ from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import AdamSettings, DeviceSettings, RunSettings, read_run
+
+if TYPE_CHECKING:
+    from tfm_blocks.launch.cooldown import BranchPoint
 
 LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
 
@@ -92,11 +95,15 @@ def check_run(composed: Composed) -> CheckedRun:
     return _with_plugins_tested(_expect_size_of_tokenizer(_check(composed, _check_devices, check_model)))
 
 
-def check_request(config: Any) -> tuple[CheckedRun, SavedRun | None]:
-    """Check the run that a composed command line requests: a new run, or a resumed run, which is returned with it.
+def check_request(config: Any) -> tuple[CheckedRun, SavedRun | BranchPoint | None]:
+    """Check the run that a composed command line requests, and return it with the run that it resumes or branches off.
 
     Raises ConfigError with all problems and their places, and RunError if the folder to resume is damaged.
     """
+    if cooldown := read_cooldown(config):
+        from tfm_blocks.launch.cooldown import check_cooldown
+
+        return check_cooldown(config, *cooldown)
     folder = read_resume_folder(config)
     if folder is None:
         return check_run(compose_run(config)), None
@@ -168,7 +175,7 @@ def load_listed(modules: object) -> None:
 
 
 def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:
-    """Raise ConfigError if the command line sets vocab to another size than the size of data.tokenizer."""
+    """Raise ConfigError if the command line sets vocab to a size that differs from the size of data.tokenizer."""
     data, vocab = run.settings.data, run.composed.mapping["vocab"]
     if isinstance(data, ProbeSettings) or not data.tokenizer or ("vocab",) not in run.composed.sources.overrides:
         return run

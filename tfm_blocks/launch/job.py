@@ -29,6 +29,7 @@ from tfm_blocks.launch.check import (
     warn_about_warmup,
     with_locations,
 )
+from tfm_blocks.launch.cooldown import BranchPoint, open_branch
 from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.init_from import expect_base, find_weights
 from tfm_blocks.launch.loggers import reason_of
@@ -60,12 +61,16 @@ TYPED = ("python", "train.py")
 
 
 def train_or_resume(
-    run: CheckedRun, saved: SavedRun | None, typed: Sequence[str] = TYPED, callbacks: Sequence[Callback] = ()
+    run: CheckedRun,
+    saved: SavedRun | BranchPoint | None,
+    typed: Sequence[str] = TYPED,
+    callbacks: Sequence[Callback] = (),
 ) -> Path:
-    """Train a new run below runs/ or its sweep's folder, or resume the `saved` run; return the folder."""
-    if saved:
+    """Train a new run or a branch below runs/ or its sweep's folder, or resume the `saved` run; return the folder."""
+    if isinstance(saved, SavedRun):
         return resume(run, saved, typed, callbacks=callbacks)
-    return train(run, Path("runs") / run.composed.mapping.get("sweep_name", ""), typed, callbacks=callbacks)
+    root = Path("runs") / run.composed.mapping.get("sweep_name", "")
+    return train(run, root, typed, callbacks=callbacks, branch=saved)
 
 
 def train(
@@ -74,18 +79,23 @@ def train(
     typed: Sequence[str] = TYPED,
     until: int | None = None,
     callbacks: Sequence[Callback] = (),
+    branch: BranchPoint | None = None,
 ) -> Path:
     """Train a new run in a new folder below `root`, and return the folder.
 
     `typed` is the command line. If a launcher restarted the processes, resume the run that they began. After `until`
-    steps, the run stops as if a stop signal had come. Raises ConfigError or DataError before anything starts,
-    DivergedError if the loss is not finite, and PreemptedError after a stop signal.
+    steps, the run stops as if a stop signal had come. A `branch` begins with the checkpoint of another run. Raises
+    ConfigError or DataError before anything starts, DivergedError if the loss is not finite, and PreemptedError after a
+    stop signal.
     """
     rendezvous = _connect(run)
     name, command = str(run.composed.mapping["name"]), shlex.join(typed)
 
     def find() -> Json:
-        if not (saved := find_restarted_run(root, name, rendezvous.rank_info, command)):
+        saved = find_restarted_run(root, name, rendezvous.rank_info, command)
+        if branch and not saved:
+            saved = open_branch(branch, run, root, rendezvous.rank_info.launch)
+        if not saved:
             return None
         return [str(saved.folder), saved.start.to_json(), saved.config, saved.state, saved.reason]
 
@@ -95,7 +105,7 @@ def train(
     saved = SavedRun(Path(folder), start=RunFile.from_json(start), config=config, state=state, reason=reason)
     if state == "done":
         return saved.folder
-    return _resume(rendezvous, run.with_config(config), saved, typed, None, callbacks)
+    return _resume(rendezvous, run.with_config(config), saved, typed, until if branch else None, callbacks)
 
 
 def resume(
@@ -143,7 +153,7 @@ def _begin(
     run = requested.with_vocab(prepared.tokenizer.size)
     base = expect_base(run.spec, prepared.tokenizer, settings.init_from)
     config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
-    config = {key: value for key, value in config.items() if key not in ("resume", "match")}
+    config = {key: value for key, value in config.items() if key not in ("resume", "cooldown", "match")}
     network = network_without_values(run.spec)
     planned_corpus = plan_corpus(network.spec, prepared, settings.data)
     check_lengths(network, prepared, run)

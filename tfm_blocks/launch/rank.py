@@ -195,7 +195,7 @@ class _Rank:
             strategy=_strategy(settings, info.world, self.device),
             plugins=[
                 cluster_environment(info),
-                CheckpointFiles(settings.checkpoint_keep),
+                CheckpointFiles(settings.checkpoint_keep, settings.checkpoint_at),
                 *([MixedPrecision("bf16-mixed", self.device.type)] if precision.name == "bf16" else []),
             ],
             logger=loggers or False,
@@ -259,7 +259,7 @@ def _fit(trainer: Trainer, module: TrainingModule, data: RunData, checkpoints: C
         with defer_signals():
             trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
         every, step = module.settings.trainer.validate_every, trainer.global_step
-        if checkpoints.owed or (step % every and module.validated != step):
+        if checkpoints.validation_interrupted or (step % every and module.validated != step):
             trainer.validate(module, datamodule=data, verbose=False)
 
 

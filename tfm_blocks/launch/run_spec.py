@@ -116,7 +116,7 @@ def read_saved_run(run: Path) -> SavedRun:
             raise damaged(run / CONFIG, f"{key} must be a {kind.__name__}, but is {shown(config.get(key))}")
     read_run(config)
     if _with_text_keys(config["model"]) != saved_model.model:
-        rule = f"has another model than {MODEL}, which the weights belong to"
+        rule = f"has a different model from {MODEL}, to which the weights belong"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
         read_metric_names(run / METRICS)

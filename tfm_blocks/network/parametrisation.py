@@ -125,7 +125,7 @@ def _growing_blocks(network: Network, base: Network, sources: Sources) -> list[P
             continue
         for module in network.get_submodule(call.address).modules():
             if reason := getattr(type(module), "width_rules", {}).get(""):
-                rule = f"no rule is known for {type(module).__name__} with another width than in the base: {reason}"
+                rule = f"no rule is known for {type(module).__name__} with a width that differs from the base: {reason}"
                 problems.append(sources.problem(call.path, rule, help=KEEP))
     return problems
 
@@ -177,6 +177,8 @@ def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[st
         raise _NoRuleError(declared, KEEP)
     if declared in ("vector", "input") or (roles & ELEMENTWISE and not declared):
         return declared or "vector", 1.0, math.prod(growth)
+    if "head" in roles and growth[-1] != 1 and len(weight.names) > 1 and not _divides_logits(network, weight):
+        raise _NoRuleError("its output head does not divide its logits", "add match_base to the block of the head")
     if roles & LOOKED_UP:
         return ("fixed" if growth[-1] == 1 else "input"), 1.0, growth[-1]
     skipped = 1 if isinstance(module, ExpertLinear) or "experts" in roles else 0
@@ -185,8 +187,8 @@ def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[st
             "the number of experts differs from the base", "take the knob of their number out of model.base"
         )
     inputs, outputs = math.prod(growth[skipped + 1 :]), growth[skipped]
-    if len(growth) == 1:
-        inputs, outputs = growth[0], 1.0  # a declared sum over the only axis
+    if declared == "output":
+        inputs, outputs = math.prod(growth), 1.0  # whichever axis grows is summed over
     known = declared or _declared(network, weight.name, "weight_roles")[1]
     if inputs != outputs and not known and not isinstance(module, nn.Linear | ExpertLinear):
         raise _NoRuleError("which of its axes is summed over is not known", DECLARE)
@@ -195,6 +197,12 @@ def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[st
     if declared:
         return declared, inputs, outputs
     return ("input" if inputs == 1 else "output" if outputs == 1 else "matrix"), inputs, outputs
+
+
+def _divides_logits(network: Network, weight: Weight) -> bool:
+    """Return True if a module that uses a tied weight has a multiplier of its logits."""
+    owners = [network.get_submodule(name.rpartition(".")[0]) for name in weight.names]
+    return any(hasattr(owner, "multiplier") for owner in owners)
 
 
 def _declared(network: Network, name: str, attribute: str) -> tuple[nn.Module, str]:

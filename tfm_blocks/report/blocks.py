@@ -24,7 +24,7 @@ This page lists every block that a model file can name, by category. `tfm blocks
 `tfm blocks NAME` prints one block. [language.md](language.md#inputs-and-axes) explains the axes.
 
 Attention, recurrences, convolutions and feed-forward networks are branches: [add & norm](language.md#add--norm)
-surrounds them. A value of a category, such as `norm`, stands in an argument of another block or in `args`.
+surrounds them. Blocks of a category, such as `norm`, are used as arguments of other blocks or in `args`.
 In examples, `node` is a name of yours, and `args` below `model` give the width, the heads and the vocabulary."""
 TITLES = {
     "attention": "Attention",
@@ -76,7 +76,9 @@ def default_of(argument: Argument) -> str:
     """Return the default as YAML, or that there is none."""
     if argument.required:
         return "required"
-    return "null" if argument.default is None else str(argument.default)
+    if argument.default is None or isinstance(argument.default, bool):
+        return {None: "null", True: "true", False: "false"}[argument.default]
+    return str(argument.default)
 
 
 def example(info: BlockInfo) -> str:

@@ -228,7 +228,7 @@ def _unlike(runs: Sequence[SavedRun], what: str, of: Callable[[SavedRun], str], 
     most = max(kinds, key=len, default=[])
     for other in kinds:
         if other is not most:
-            yield f"not comparable: {_names(other)} used another {what} than {_names(most)}; {so}"
+            yield f"not comparable: {_names(other)} used a different {what} from {_names(most)}; {so}"
 
 
 def _unlike_tokens(runs: Sequence[SavedRun]) -> Iterator[str]:

@@ -52,9 +52,10 @@ def tables_of(comparison: Comparison) -> list[Table]:
 def runs_table(comparison: Comparison) -> Table:
     """Return a row for each run: its settings, its size and cost, and its best validations."""
     seeds = [SEED] if len({run.settings.get(SEED) for run in comparison.runs if run.settings}) > 1 else []
+    parents = ["branched off"] if any(run.start.parent for run in comparison.runs) else []
     best = [key.name for key in METRIC_KEYS if key.best and any(key.name in run.best for run in comparison.runs)]
     columns = [
-        *texts("run", "state", *seeds, *(factor.key for factor in comparison.factors)),
+        *texts("run", "state", *parents, *seeds, *(factor.key for factor in comparison.factors)),
         Column("parameters", COUNT),
         Column("multiply-adds", COUNT),
         Column("tokens/s", find_key(SPEED).form),
@@ -65,6 +66,7 @@ def runs_table(comparison: Comparison) -> Table:
         [
             run.name,
             run.state,
+            *([run.start.parent] if parents else []),
             *(show_setting(run.settings[key]) if key in run.settings else "" for key in seeds),
             *(Group("", [run]).setting(factor) for factor in comparison.factors),
             *(run.numbers.get(name) for name in ("parameters", "multiply_adds", "tokens_per_second")),

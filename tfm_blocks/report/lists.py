@@ -109,6 +109,8 @@ def _lines(run: SavedRun) -> Iterator[str]:
     reason = f" ({run.reason})" if run.reason else ""
     yield f"{run.folder}: {run.state or 'of no known state'}{reason}, {run.step:,} steps{score}"
     yield from run.commands
+    if run.start.parent:
+        yield f"branched off {run.start.parent}"
     groups = [Group(run.name, [run])]
     alone = Comparison([run], [], groups)
     yield from _numbers("measured", runs_table(alone))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from tfm_blocks.runs.records import Status
 
 LATEST = "latest.json"
 PART = ".part"
+WEIGHT_KINDS: tuple[Literal["step", "best"], ...] = ("step", "best")
 NEVER = -1  # the step of the newest or the best validation, before the first one
 
 
@@ -58,14 +60,15 @@ class _Latest(JsonFile):
     checkpoints: tuple[Checkpoint, ...]
 
 
-def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> None:
-    """Write tensors and plain data after `step` steps, and keep the newest `keep` checkpoints.
+def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int, at: Collection[int] = ()) -> None:
+    """Write tensors and plain data after `step` steps, and keep the newest `keep` checkpoints and those of steps `at`.
 
     The file is complete on disk before latest.json names it, and old files are deleted last. If the process dies at any
     moment, a loadable checkpoint remains. Raises OSError on a full disk, and then keeps the existing checkpoints.
     """
     name = _name(step)
-    kept = [checkpoint for checkpoint in list_checkpoints(folder) if checkpoint.step < step][: keep - 1]
+    older = [checkpoint for checkpoint in list_checkpoints(folder) if checkpoint.step < step]
+    kept = [checkpoint for place, checkpoint in enumerate(older) if place < keep - 1 or checkpoint.step in at]
     try:
         size, digest = _write(folder / name, state)
     except OSError:
@@ -77,6 +80,16 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: in
     for path in (*folder.glob("step-*.ckpt"), *folder.glob(f"*{PART}")):
         if path.name not in names:
             path.unlink()
+
+
+def copy_checkpoint(source: Path, target: Path, checkpoint: Checkpoint) -> None:
+    """Create the folder `target` with a checkpoint of `source` and the weights of the validations before it."""
+    target.mkdir()
+    weights = [path for kind in WEIGHT_KINDS for path in step_files(source, kind) if step_of(path) <= checkpoint.step]
+    for path in (source / checkpoint.file, *weights, source / BEST):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
+    _Latest((checkpoint,)).write(target)
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

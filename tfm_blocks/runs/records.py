@@ -29,7 +29,7 @@ class RunFile(JsonFile):
     launcher's ID of the first start. choices: the option of each config group. text: hashes of the vocabulary and the
     text. facts: of the first start that wrote facts. changes: the facts that each later start changed.
     prolonged: the step after which a resume continued a run that was done. match: the budget that a sweep matched, with
-    the requested and the reached size.
+    the requested and the reached size. parent: the run and the step from which this run branched off, as RUN@STEP.
     """
 
     FILE = RUN
@@ -44,6 +44,7 @@ class RunFile(JsonFile):
     changes: tuple[Mapping[str, Any], ...] = ()
     prolonged: int | None = None
     match: Mapping[str, Any] = field(default_factory=dict)
+    parent: str = ""
 
     def with_facts(self, now: Mapping[str, Any]) -> RunFile:
         """Return the content after a new start with the facts `now`."""

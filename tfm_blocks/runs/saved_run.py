@@ -309,6 +309,7 @@ class SavedRun:
             "scored_on": self.scored_on,
             "scores": {name: asdict(score) for name, score in self.scores.items()},
             "values": self.values,
+            "parent": self.start.parent,
             "facts": self.start.facts,
             "changes": self.start.changes,
         }

@@ -41,7 +41,7 @@ _MEMORY = re.compile(
     re.I,
 )
 _SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
-UNHASHED_KEYS = ("name", "sweep_name", "resume")
+UNHASHED_KEYS = ("name", "sweep_name", "resume", "cooldown")
 _UNCHECKED: Any = None  # until the check of a job, or after it if the job has problems
 
 

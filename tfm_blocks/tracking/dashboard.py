@@ -23,7 +23,9 @@ from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_
 GROUP = "dashboard"
 STEP = "step"
 WIDTH, HEIGHT, COLUMNS = 8, 6, 3  # of W&B's grid, which is 24 wide
-NOT_LOGGED = frozenset({"defaults", "hydra", "resume", "match"})  # keys of train.yaml that are not settings of a run
+NOT_LOGGED = frozenset(
+    {"defaults", "hydra", "resume", "cooldown", "match"}
+)  # keys of train.yaml that are not settings of a run
 Keys = Annotated[list[str], Field(min_length=1)]
 
 

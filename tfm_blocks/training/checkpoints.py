@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,19 @@ def preempted(number: int, command: str) -> PreemptedError:
 
 
 class CheckpointFiles(CheckpointIO):
-    """Read and write Lightning's checkpoints as files of runs/checkpoints.py, and keep the newest `keep`."""
+    """Read and write Lightning's checkpoints as files of runs/checkpoints.py.
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
+    The newest `keep` are kept, and the checkpoints after the steps `at`.
+    """
+
+    def __init__(self, keep: int, at: Collection[int] = ()) -> None:
+        self.keep, self.at = keep, at
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write the checkpoint to the folder of `path`, named by its step. Raises RunError if writing fails."""
         folder = Path(path).parent
         try:
-            write_checkpoint(folder, checkpoint["global_step"], checkpoint, self.keep)
+            write_checkpoint(folder, checkpoint["global_step"], checkpoint, self.keep, self.at)
         except OSError as error:
             rule = f"a checkpoint cannot be written: {error.strerror}"
             raise RunError(Problem(str(folder), rule, help="free disk space, then resume the run")) from None
@@ -54,7 +57,15 @@ class CheckpointFiles(CheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Load the checkpoint on the CPU; loading never runs code. Raises RunError."""
         checkpoint = read_checkpoint(Path(path))
-        if not checkpoint.keys() >= {"counted", "log_bytes", "owed", "tokens", "seconds", "validated", "stopped_early"}:
+        if not checkpoint.keys() >= {
+            "counted",
+            "log_bytes",
+            "validation_interrupted",
+            "tokens",
+            "seconds",
+            "validated",
+            "stopped_early",
+        }:
             help = "resume it with that version, or start a new run with its weights: init_from=RUN"
             raise RunError(Problem(str(path), "was written by another version of tfm-blocks", help=help))
         return checkpoint
@@ -84,7 +95,7 @@ class Checkpoints(Callback):
         self.stop_signal, self.command = stop_signal, command
         self.until = until
         self.written = -1
-        self.owed = False  # True if a signal interrupted a validation that the run must repeat
+        self.validation_interrupted = False  # True if the run must repeat this validation
         self._group: Any = None  # a gloo group, so that an exchange does not wait for a device
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -95,18 +106,18 @@ class Checkpoints(Callback):
             self._group = torch.distributed.new_group(backend="gloo")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.owed:
+        if self.validation_interrupted:
             self._validate(trainer)
         every, step = self.settings.checkpoint_every, trainer.global_step
         number, timely = self._agree(trainer) if self._must_agree(trainer) else (0, False)
-        if number or timely or (every and step % every == 0):
+        if number or timely or (every and step % every == 0) or step in self.settings.checkpoint_at:
             self._write(trainer)
         if number:
             raise preempted(number, self.command)
 
     def _validate(self, trainer: Trainer) -> None:
         """Validate as Lightning does between two steps, in TrainingEpochLoop.on_advance_end."""
-        self.owed = False
+        self.validation_interrupted = False
         trainer.validating = True
         first = trainer._logger_connector._first_loop_iter
         trainer.fit_loop.epoch_loop.val_loop.run()
@@ -151,12 +162,12 @@ class Checkpoints(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         assert isinstance(pl_module, TrainingModule)
         _count_whole_steps(checkpoint)
-        checkpoint["owed"] = pl_module.abandoned
+        checkpoint["validation_interrupted"] = pl_module.abandoned
         checkpoint["log_bytes"] = {log.name: log.stat().st_size if log.exists() else 0 for log in self.logs}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Truncate the logs to their length at the checkpoint."""
-        self.owed = checkpoint["owed"]
+        self.validation_interrupted = checkpoint["validation_interrupted"]
         for log in self.logs if trainer.is_global_zero else ():
             if log.exists():
                 os.truncate(log, min(checkpoint["log_bytes"][log.name], log.stat().st_size))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.language.spec import Spec
@@ -39,7 +40,7 @@ class Training:
         """
         network = build_network(spec, seed=seed)
         recorder = _Recorder(network)
-        optimizer = build_optimizer(AdamWSettings(**OPTIMIZER), network)
+        optimizer = adamw_of(network)
         inputs = self._inputs(network, seed)
         sizes: defaultdict[str, list[float]] = defaultdict(list)
         for _ in range(self.steps + 1):
@@ -68,6 +69,11 @@ class Training:
             ids = torch.randint(1, vocab, shape, generator=generator)
             drawn[tensor.name] = ids if tensor.tokens else torch.randn(shape, generator=generator)
         return drawn
+
+
+def adamw_of(network: Network) -> Optimizer:
+    """Return AdamW without decay, with the factors of the network's parametrisation."""
+    return build_optimizer(AdamWSettings(**OPTIMIZER), network)
 
 
 class _Recorder:

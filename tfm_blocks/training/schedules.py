@@ -15,9 +15,8 @@ DecayShape = Literal["linear", "cosine", "1-sqrt", "exponential"]
 STEP_TOKENS = "step_tokens"  # in the context of validation: the target tokens of an optimizer step
 
 
-def _steps_of(length: object, info: ValidationInfo) -> int:
-    """Return a length in optimizer steps, at least 1."""
-    address, steps = f"schedule.{info.field_name}", int(info.data.get("steps", 1))
+def read_length(length: object, steps: int, step_tokens: int | None, address: str) -> int:
+    """Return a length in optimizer steps, at least 1, of a run of `steps`. Raises RuleError."""
     if isinstance(length, int) and not isinstance(length, bool) and length >= 1:
         return length
     if isinstance(length, float) and 0 < length < 1:
@@ -26,10 +25,22 @@ def _steps_of(length: object, info: ValidationInfo) -> int:
     if unit != "tokens" or not (tokens := read_amount(amount)):
         rule = f"must be steps, a fraction of the run, or tokens, but is {shown(length)}"
         raise RuleError(rule, f"write {address}=1000, {address}=0.1 or {address}='50M tokens'")
-    if not (step_tokens := (info.context or {}).get(STEP_TOKENS)):
+    if not step_tokens:
         rule = f"is {shown(length)}, but this data has no number of tokens for an optimizer step"
         raise RuleError(rule, f"write steps, {address}=1000, or a fraction of the run, {address}=0.1")
     return max(1, round(tokens / int(step_tokens)))
+
+
+def steps_of_branch(stable: int, decay: object, step_tokens: int | None) -> int:
+    """Return the steps of a run whose decay, of the length `decay`, begins after step `stable`. Raises RuleError."""
+    if isinstance(decay, float) and 0 < decay < 1:
+        return max(stable + 1, round(stable / (1 - decay)))
+    return stable + read_length(decay, stable, step_tokens, "schedule.decay")
+
+
+def _steps_of(length: object, info: ValidationInfo) -> int:
+    context = info.context or {}
+    return read_length(length, int(info.data.get("steps", 1)), context.get(STEP_TOKENS), f"schedule.{info.field_name}")
 
 
 LENGTHS = [
@@ -65,11 +76,14 @@ class InverseSqrtSettings(Settings):
 
 
 class PeakSettings(Settings):
-    """Linear from 0 to `peak` in `warmup` steps of the `steps` of the run, and then what the schedule says.
+    """Warm-up, stable part and decay: linear to `peak` in `warmup` steps, constant, and then down to `floor` · peak.
 
-    A warm-up of 1 step is none.
+    A warm-up of 1 step is none. The floor is reached one step after the last of `steps`. With x from 0 to 1 during the
+    decay, its factor is 1 - x (linear), (1 + cos πx) / 2 (cosine), 1 - √x (1-sqrt) or floor^x (exponential). The
+    schedules of this family differ in the end of the stable part, the shape (by default their name) and the floor.
     """
 
+    name: str
     peak: Above0
     steps: Count
     warmup: Length
@@ -83,20 +97,20 @@ class PeakSettings(Settings):
             raise RuleError(rule, f"write schedule.warmup={max(1, steps // 10)}, or trainer.steps={4 * warmup} or more")
         return warmup
 
-    def _falling(self, step: int, decay: int, shape: DecayShape, floor: float) -> float:
-        """Return the rate that falls to `floor` · peak in the last `decay` steps, one step after the last of the run.
+    @property
+    def stable_end(self) -> float:
+        """The last step with the rate `peak`; without a stable part, the end of the warm-up."""
+        return self.warmup
 
-        With x from 0 to 1 during the decay, the factor is 1 - x, (1 + cos πx) / 2, 1 - √x or floor^x.
-        """
-        left = min(1.0, max(0, self.steps + 1 - step) / (decay + 1))
+    def rate(self, step: int) -> float:
+        if step <= self.stable_end:
+            return self.peak * min(step / self.warmup, 1.0)
+        left = max(0, self.steps + 1 - step) / (self.steps - self.stable_end + 1)
+        shape, floor = getattr(self, "shape", self.name), getattr(self, "floor", 0.0)
         if shape == "exponential":
-            return self.peak * min(step / self.warmup, math.pow(floor, 1 - left))
-        shapes = {
-            "linear": left,
-            "cosine": (1 - math.cos(math.pi * left)) / 2,
-            "1-sqrt": 1 - math.sqrt(1 - left),
-        }
-        return self.peak * min(step / self.warmup, floor + (1 - floor) * shapes[shape])
+            return self.peak * math.pow(floor, 1 - left)
+        factors = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "1-sqrt": 1 - math.sqrt(1 - left)}
+        return self.peak * (floor + (1 - floor) * factors[shape])
 
 
 class ConstantSettings(PeakSettings):
@@ -104,8 +118,9 @@ class ConstantSettings(PeakSettings):
 
     name: Literal["constant"]
 
-    def rate(self, step: int) -> float:
-        return self.peak * min(step / self.warmup, 1.0)
+    @property
+    def stable_end(self) -> float:
+        return math.inf
 
 
 class LinearSettings(PeakSettings):
@@ -113,28 +128,18 @@ class LinearSettings(PeakSettings):
 
     name: Literal["linear"]
 
-    def rate(self, step: int) -> float:
-        return self._falling(step, self.steps - self.warmup, "linear", 0.0)
-
 
 class CosineSettings(PeakSettings):
-    """Linear from 0 to `peak` in `warmup` steps, then half a cosine to `floor` · peak (Loshchilov and Hutter 2017).
-
-    The floor is reached one step after the last of `steps`.
-    """
+    """Linear from 0 to `peak` in `warmup` steps, then half a cosine to `floor` · peak (Loshchilov and Hutter 2017)."""
 
     name: Literal["cosine"]
     floor: Fraction
-
-    def rate(self, step: int) -> float:
-        return self._falling(step, self.steps - self.warmup, "cosine", self.floor)
 
 
 class WsdSettings(PeakSettings):
     """Warm-up, stable, decay (Hu et al. 2024): linear to `peak`, constant, then a decay in the last `decay` steps.
 
-    The decay has a `shape` and falls to `floor` · peak, reached one step after the last of `steps`: linear, cosine,
-    1-sqrt (Hägele et al. 2024) or exponential, which needs a floor above 0.
+    The decay has the shape 1-sqrt (Hägele et al. 2024), linear, cosine or exponential, which needs a floor above 0.
     """
 
     name: Literal["wsd"]
@@ -157,8 +162,9 @@ class WsdSettings(PeakSettings):
             raise RuleError("exponential never reaches schedule.floor, which is 0", "write schedule.floor=0.01")
         return shape
 
-    def rate(self, step: int) -> float:
-        return self._falling(step, self.decay, self.shape, self.floor)
+    @property
+    def stable_end(self) -> float:
+        return self.steps - self.decay
 
 
 ScheduleSettings = Annotated[

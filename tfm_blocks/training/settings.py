@@ -76,7 +76,7 @@ class TrainerSettings(DeviceSettings):
 
     steps: optimizer steps. validate_every, log_every: intervals in steps; the last step is always validated.
     checkpoint_every, checkpoint_minutes: the interval of checkpoints in steps and in minutes; null: none.
-    checkpoint_keep: number of checkpoints that are kept.
+    checkpoint_keep: number of checkpoints that are kept. checkpoint_at: steps whose checkpoints are kept too.
     ema: decay of a moving average of the weights, which replaces them in validation and in the final model; null: none.
     activation_checkpointing: recompute each layer in the backward pass, which takes less memory and more time.
     compile: compile the trunk with torch.compile.
@@ -96,6 +96,7 @@ class TrainerSettings(DeviceSettings):
     checkpoint_every: Count | None
     checkpoint_minutes: Above0 | None
     checkpoint_keep: Count
+    checkpoint_at: list[Count] = Field(default_factory=list)
     keep_last: CountOrZero
     average: CountOrZero
     ema: Fraction | None = None
@@ -111,6 +112,15 @@ class TrainerSettings(DeviceSettings):
     activation_checkpointing: bool = False
     compile: bool = False
     precision: Literal["auto", "bf16", "fp32"]
+
+    @field_validator("checkpoint_at")
+    @classmethod
+    def _are_reached(cls, wanted: list[int], info: ValidationInfo) -> list[int]:
+        steps = info.data.get("steps", max(wanted, default=0))
+        if late := [step for step in wanted if step > steps]:
+            rule = f"has {', '.join(map(str, late))}, but the run ends after step {steps}"
+            raise RuleError(rule, f"write steps up to {steps}, or a larger trainer.steps")
+        return wanted
 
     @field_validator("average")
     @classmethod

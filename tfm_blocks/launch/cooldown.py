@@ -1,0 +1,132 @@
+"""Branch a decay of the learning rate off the stable part of a run: `tfm train cooldown=RUN@STEP`.
+
+A branch is a new run folder with a checkpoint of its parent, which is then resumed with a schedule that decays. So it
+equals the run that had this schedule from its first step.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import COOLDOWN_KEYS, compose_resumed, expect_name, read_value, task_overrides
+from tfm_blocks.data.prepare import prepare, with_saved_tokenizer
+from tfm_blocks.distributed.consistency import fingerprint
+from tfm_blocks.errors import ConfigError, Problem, RuleError, RunError
+from tfm_blocks.launch.check import CheckedRun, check_resumed_run, load_listed
+from tfm_blocks.launch.finalize import expect_kept_weights
+from tfm_blocks.launch.run_spec import expect_same_text, read_saved_run
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.runs.checkpoints import Checkpoint, copy_checkpoint, list_checkpoints
+from tfm_blocks.runs.files import write_bytes
+from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, TOKENIZER, claim_folder
+from tfm_blocks.runs.records import Status
+from tfm_blocks.runs.saved_run import SavedRun
+from tfm_blocks.training.data import plan_corpus
+from tfm_blocks.training.non_finite import SKIPPED
+from tfm_blocks.training.schedules import PeakSettings, steps_of_branch
+from tfm_blocks.training.settings import read_run
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """The run off which a new run branches, and the checkpoint from which it continues."""
+
+    parent: SavedRun
+    checkpoint: Checkpoint
+
+
+def check_cooldown(config: Any, folder: Path, step: int) -> tuple[CheckedRun, BranchPoint]:
+    """Return the checked run that branches off `folder` after `step`. Raises ConfigError and RunError."""
+    load_listed(read_value(config, "plugins"))
+    parent = read_saved_run(folder)
+    checkpoint = _find_checkpoint(parent, step)
+    composed = _compose(config, parent, step)
+    return check_resumed_run(composed), BranchPoint(parent, checkpoint)
+
+
+def _find_checkpoint(parent: SavedRun, step: int) -> Checkpoint:
+    """Return the checkpoint after `step`. Raises RunError with the steps of the others."""
+    listed = list_checkpoints(parent.folder / CHECKPOINTS)
+    for checkpoint in listed:
+        if checkpoint.step == step:
+            return checkpoint
+    steps = ", ".join(f"{checkpoint.step}" for checkpoint in reversed(listed))
+    rule = f"{parent.folder} has no checkpoint after step {step}" + (f", but after {steps}" if steps else "")
+    help = f"choose one of these steps; trainer.checkpoint_at=[{step}] keeps this one during training"
+    raise RunError(Problem("cooldown", rule, help=help))
+
+
+def _compose(config: Any, parent: SavedRun, step: int) -> Composed:
+    """Return the config of the parent with a schedule that decays after `step`. Raises ConfigError."""
+    if any(text.partition("=")[0].lstrip("+") == "trainer.steps" for text in task_overrides(config)):
+        rule = "cannot be set: a cooldown ends after the step of the checkpoint and the length of its decay"
+        raise ConfigError(Problem("trainer.steps", rule, help="write schedule.decay=…, in steps or as a fraction"))
+    schedule = _expect_stable(parent, step)
+    where = str(parent.folder / CONFIG)
+    composed = compose_resumed(config, parent.config, where, parent.config_text, COOLDOWN_KEYS)
+    mapping = {key: value for key, value in composed.mapping.items() if key != "sweep_name"}
+    if ("name",) not in composed.sources.overrides:
+        mapping["name"] = f"{parent.name}-cooldown{step}"
+    mapping["name"] = expect_name("name", mapping["name"], composed.sources)
+    decaying = {**read_value(config, "schedule"), **mapping["schedule"], "name": "wsd", "warmup": schedule.warmup}
+    try:
+        steps = steps_of_branch(step, decaying["decay"], mapping["data"].get("step_tokens"))
+    except RuleError as error:
+        raise ConfigError(composed.sources.problem(("schedule", "decay"), str(error), help=error.help)) from None
+    mapping["schedule"] = decaying | {"decay": steps - step, "steps": steps}
+    mapping["trainer"] = mapping["trainer"] | {"steps": steps}
+    if ("trainer", "checkpoint_at") not in composed.sources.overrides:
+        mapping["trainer"]["checkpoint_at"] = []
+    return replace(composed, mapping=mapping)
+
+
+def _expect_stable(parent: SavedRun, step: int) -> PeakSettings:
+    """Return the schedule of the parent. Raises ConfigError unless `step` is in its stable part."""
+    schedule = read_run(parent.config).schedule
+    if not isinstance(schedule, PeakSettings):
+        rule = f"{parent.folder} has schedule={schedule.name}, which has no stable part"
+        raise ConfigError(Problem("cooldown", rule, help="train a run with schedule=constant or schedule=wsd"))
+    if not schedule.warmup <= step <= schedule.stable_end:
+        end = f" and ends at step {schedule.stable_end:g}" if schedule.stable_end < schedule.steps else ""
+        rule = f"the stable part of {parent.folder} begins after the warm-up, at step {schedule.warmup}{end}"
+        raise ConfigError(
+            Problem("cooldown", f"{rule}, but the step is {step}", help="choose a step of the stable part")
+        )
+    return schedule
+
+
+def open_branch(branch: BranchPoint, run: CheckedRun, root: Path, launch: str) -> SavedRun:
+    """Create the folder of a branch below `root`, which can be resumed. Raises RunError if the text changed."""
+    parent, checkpoint, config = branch.parent, branch.checkpoint, dict(run.composed.mapping)
+    settings = run.settings
+    prepared = prepare(with_saved_tokenizer(settings.data, parent.folder), parent.start.vocab, tell=lambda text: None)
+    planned_corpus = plan_corpus(network_without_values(run.spec).spec, prepared, settings.data)
+    expect_same_text(parent, fingerprint(settings.seed, prepared, planned_corpus))
+    expect_kept_weights(settings.trainer, parent.folder / CHECKPOINTS / checkpoint.file)
+    folder = claim_folder(root, config["name"])
+    copy_checkpoint(parent.folder / CHECKPOINTS, folder / CHECKPOINTS, checkpoint)
+    for name in (TOKENIZER, METRICS, SKIPPED, MODEL):
+        if (parent.folder / name).is_file():
+            shutil.copyfile(parent.folder / name, folder / name)
+    write_bytes(folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode("utf-8"))
+    start = replace(
+        parent.start,
+        wandb_id=uuid4().hex[:8],
+        commands=(),
+        launch=launch,
+        choices={**parent.start.choices, "schedule": run.settings.schedule.name},
+        prolonged=checkpoint.step,
+        parent=f"{parent.folder}@{checkpoint.step}",
+    )
+    start.write(folder)
+    status = Status("stopped")
+    status.write(folder)
+    print(f"cooldown: {folder} branches off {parent.folder} after {checkpoint.step} steps")
+    return SavedRun(folder, start=start, status=status)
