@@ -139,7 +139,8 @@ def _split(
 ) -> Iterator[_Part]:
     """Yield the parts of an adapter; the rows of its linear map are numbered from `first`."""
     chosen = [linear.parts[part] for part in adapter.parts]
-    pieces = (tensors[f"{address}.adapter.a"].split(adapter.rank), tensors[f"{address}.adapter.b"].split(chosen))
+    a, b = (tensors[f"{address}.adapter.{matrix}"] for matrix in "ab")
+    pieces = torch.split(a, adapter.rank), torch.split(b, chosen)
     for part, a_RI, b_OR in zip(adapter.parts, *pieces, strict=True):
         start = first + sum(linear.parts[:part])
         yield _Part(a_RI, b_OR, adapter.scale, range(start, start + linear.parts[part]))

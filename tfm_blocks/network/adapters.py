@@ -76,7 +76,9 @@ def find_adapters(network: Network, sources: Sources) -> dict[str, dict[str, Ada
     problems, takers = [], dict[str, str]()
     for name, group in groups.items():
         path = (*MODEL, "adapt", name)
-        rules = [((*path, "where", key), rule, help) for key, rule, help in find_where_problems(weights, group.where)]
+        rules: list[tuple[tuple[str, ...], str, str]] = [
+            ((*path, "where", key), rule, help) for key, rule, help in find_where_problems(weights, group.where)
+        ]
         own = [one for one in maps if matches(one.weight, group.where) and one.chosen(group.parts)]
         free = [one for one in own if one.address not in takers]
         if group.rank > LARGEST_RANK:

@@ -109,20 +109,20 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Return the term that the adapter adds; `product` multiplies rows by a matrix like this module's."""
         h = product(self.dropout(x), self.a)
-        chosen = zip(h.split(self.rank, -1), self._split_b(), strict=True)
+        chosen = zip(torch.split(h, self.rank, -1), self._split_b(), strict=True)
         outputs = dict(zip(self.parts, (product(*pair) for pair in chosen), strict=True))
         return self._join([outputs.get(part, h.new_zeros(*h.shape[:-1], n)) for part, n in enumerate(self.widths)], -1)
 
     def product(self) -> Tensor:
         """Return scale · B A in the shape of the map's weight."""
-        chosen = zip(self.a.split(self.rank, -2), self._split_b(), strict=True)
+        chosen = zip(torch.split(self.a, self.rank, -2), self._split_b(), strict=True)
         outputs = dict(zip(self.parts, (b @ a for a, b in chosen), strict=True))
         *stack, _, inputs = self.a.shape
         zeros = (self.a.new_zeros(*stack, width, inputs) for width in self.widths)
         return self._join([outputs.get(part, zero) for part, zero in enumerate(zeros)], -2)
 
     def _split_b(self) -> Sequence[Tensor]:
-        return self.b.split([self.widths[part] for part in self.parts], -2)
+        return torch.split(self.b, [self.widths[part] for part in self.parts], -2)
 
     def _join(self, pieces: list[Tensor], axis: int) -> Tensor:
         return (torch.cat(pieces, axis) if len(pieces) > 1 else pieces[0]) * self.scale
