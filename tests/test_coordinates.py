@@ -80,14 +80,16 @@ def test_depths_are_flat_under_completep(capsys) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parametrisation", ["mup", "completep", "standard"])
+@pytest.mark.parametrize("parametrisation", ["mup", "standard"])
 @pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
-def test_each_shipped_model_is_flat_over_widths_but_not_under_standard(model, parametrisation, capsys) -> None:
+def test_outputs_of_shipped_models_depend_far_less_on_the_width_than_under_standard(
+    model, parametrisation, capsys
+) -> None:
     knobs = compose_model(model, []).mapping
     sizes = [f"{knob}={values}" for knob, values in {**ALL_WIDTHS, **FEW}.items() if knob in knobs]
     _, found = coordinates(capsys, model, *sizes, f"model.parametrisation={parametrisation}")
-    wrong = {node["node"]: node["slope"] for node in found["nodes"] if node["verdict"] not in ("flat", "falls")}
-    assert bool(wrong) == (parametrisation == "standard"), wrong
+    slopes = [abs(node["slope"]) for node in found["nodes"] if node["verdict"] != "falls"]
+    assert max(slopes) > 0.25 if parametrisation == "standard" else max(slopes) < 0.25
 
 
 def test_a_figure_has_a_panel_for_three_steps(tmp_path, capsys) -> None:

@@ -100,6 +100,8 @@ def draw(curves, rates, arguments):
             for number, width in enumerate(arguments.widths):
                 panel.plot(rates, curves[parametrisation, width], label=f"width {width}", **line_style(number))
             panel.set_xscale("log", base=2)
+            panel.set_xticks(rates, [f"2^{math.log2(rate):.0f}" for rate in rates])
+            panel.minorticks_off()
             panel.set_title(parametrisation)
             panel.set_xlabel("learning rate")
         drawn.axes[0].set_ylabel("training loss")

@@ -29,6 +29,22 @@ def test_large_is_the_recipe_of_the_paper() -> None:
     assert settings.optimizer.betas == [0.9, 0.98] and settings.optimizer.eps == 1e-9
 
 
+def test_lm_has_no_smoothing_and_the_optimizer_of_gpt_3() -> None:
+    arguments = ["experiment=lm", "data.dir=x", "trainer.accelerator=cpu"]
+    settings = check_run(compose_job(parse_request(arguments).texts, None)).settings
+    assert settings.label_smoothing == 0 and settings.data.kind == "lm"
+    assert (settings.optimizer.name, settings.optimizer.betas) == ("adamw", [0.9, 0.95])
+    rate = settings.schedule.rate
+    assert rate(100) == 1e-3 and rate(50) == pytest.approx(5e-4)
+    assert rate(5000) == pytest.approx(1e-4, rel=1e-3) and rate(2551) == pytest.approx(5.5e-4, rel=1e-3)
+
+
+@pytest.mark.parametrize("data", [["data=lm", "data.dir=x"], ["experiment=lm", "data.dir=x"]])
+def test_a_language_model_has_no_label_smoothing(data: list[str]) -> None:
+    composed = compose_job(parse_request(["model=decoder_only", *data, "trainer.accelerator=cpu"]).texts, None)
+    assert composed.mapping["label_smoothing"] == 0
+
+
 PROBES = [name for name in list_options("experiment", [CONF]) if name.startswith("probe/")]
 
 

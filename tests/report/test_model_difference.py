@@ -1,7 +1,10 @@
 """`tfm diff`: costs, weights, and the forms of the output."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from xml.etree import ElementTree
 
@@ -67,6 +70,19 @@ def test_alike_layers_and_equal_changes_are_one_line(capsys):
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if "argument heads" in line]
     assert len(rows) == 1 and "encoder.*.attn, decoder.*.self, decoder.*.cross" in rows[0]
+
+
+@pytest.mark.grid
+def test_the_rows_have_one_order_with_every_hash_seed(tmp_path):
+    pairs = [("redundant", "macaron"), ("local_global", "universal"), ("layer_to_layer", "parallel")]
+    code = f"from tfm_blocks.cli import main\nfor pair in {pairs}: main(['diff', *pair])"
+    path = os.pathsep.join(sys.path)
+    outputs = set()
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        command = [sys.executable, "-c", code]
+        outputs.add(subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True).stdout)
+    assert len(outputs) == 1 and b"macaron" in outputs.pop()
 
 
 def test_the_difference_of_a_run_and_a_model_is_what_the_run_changed(tmp_path, capsys):

@@ -18,7 +18,7 @@ from tfm_blocks.terminal import write_utf8
 from tfm_blocks.version import __version__
 
 COMMAND_MODULES = (  # in the order of `tfm --help`
-    "models", "coordinates", "solve", "figure", "diff", "eject", "view", "probes", "translate", "serve", "evaluate",
+    "models", "coordinates", "solve", "figure", "diff", "eject", "view", "probes", "translate", "evaluate",
     "exchange", "runs", "compare", "dashboard", "completion",
 )  # fmt: skip
 DATA_OPTIONS = ("data", "json", "csv", "markdown", "latex")  # attributes of commands whose output is data

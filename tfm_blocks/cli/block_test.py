@@ -19,12 +19,21 @@ def test_blocks(arguments: argparse.Namespace) -> int:
     Raises ConfigError if the module cannot be imported, if it registers no block, or if a block cannot be built.
     """
     from tfm_blocks.network.contract.case import cases_of
+    from tfm_blocks.network.contract.rules import first_breach
 
     blocks = _registered_by(arguments.test)
     names, values = _split(arguments.names, blocks)
     cases = {name: list(cases_of(blocks[name], values.get(name))) for name in names}
-    results = [_test_block(blocks[name], cases[name]) for name in names]
-    return 0 if all(results) else 1
+    failed = False
+    for name in names:
+        if breach := first_breach(cases[name]):
+            failed = True
+            print(f"{name}: {_context(breach)}{breach.measured}. Fix: {breach.fix}")
+            continue
+        print(f"{name}: {'pass' if cases[name] else 'not tested: its output has no batch axis'}")
+        if cases[name]:
+            print_warnings(_role_notes(blocks[name], cases[name][0]))
+    return int(failed)
 
 
 def _registered_by(module: str) -> dict[str, BlockInfo]:
@@ -53,9 +62,8 @@ def _split(words: Sequence[str], blocks: Mapping[str, BlockInfo]) -> tuple[list[
         key, equals, text = word.partition("=")
         block, dot, argument = key.partition(".")
         if block not in blocks:
-            raise ConfigError(
-                Problem(word, f"the plug-in registers no block {shown(block)}", help=suggest(block, blocks))
-            )
+            rule = f"the plug-in registers no block {shown(block)}"
+            raise ConfigError(Problem(word, rule, help=suggest(block, blocks)))
         if bool(equals) != bool(dot):
             help = f"write {block} to test this block alone, or {block}.ARGUMENT=VALUE"
             raise ConfigError(Problem(word, "must be BLOCK or BLOCK.ARGUMENT=VALUE", help=help))
@@ -77,19 +85,6 @@ def _read(word: str, text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(Problem(word, "its value is not YAML", help="quote it for the shell")) from None
-
-
-def _test_block(info: BlockInfo, cases: Sequence[Any]) -> bool:
-    from tfm_blocks.network.contract.rules import first_breach
-
-    breach = first_breach(cases)
-    if breach:
-        print(f"{info.name}: {_context(breach)}{breach.measured}. Fix: {breach.fix}")
-    else:
-        print(f"{info.name}: {'pass' if cases else 'not tested: its output has no batch axis'}")
-        if cases:
-            print_warnings(_role_notes(info, cases[0]))
-    return breach is None
 
 
 def _role_notes(info: BlockInfo, case: Any) -> Iterator[Problem]:

@@ -12,7 +12,6 @@ from tfm_blocks.errors import ConfigError, Problem, printable
 
 if TYPE_CHECKING:
     from tfm_blocks.report.comparison import Comparison
-    from tfm_blocks.report.matrix import Matrix
 
 
 def add_commands(commands: options.Commands) -> None:
@@ -52,7 +51,11 @@ def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.matrix_table import matrix_table
 
     comparison = _comparison(arguments)
-    matrix = _expect_matrix(comparison) if arguments.matrix else None
+    matrix = comparison.matrix if arguments.matrix else None
+    if arguments.matrix and matrix is None:
+        rule = "needs runs of several models on several tasks, with scores"
+        help = "tfm train -m experiment=probe/lite mixer=attention,lstm data=parity,mqar trains such runs"
+        raise ConfigError(Problem("--matrix", rule, help=help))
     if arguments.csv:
         output.print_matrix_csv(matrix) if matrix else output.print_csv(comparison)
     elif arguments.json:
@@ -62,14 +65,10 @@ def _compare(arguments: argparse.Namespace) -> None:
         show = output.print_latex if arguments.latex else show
         show([matrix_table(matrix)] if matrix else output.tables_of(comparison), comparison.notes)
     if arguments.figures:
-        _save_figures(comparison, arguments.figures)
+        from tfm_blocks.report.drawing import save_figures
 
-
-def _save_figures(comparison: Comparison, folder: Path) -> None:
-    from tfm_blocks.report.drawing import save_figures
-
-    for path in save_figures(comparison, folder):
-        print(printable(str(path)), file=sys.stderr)
+        for path in save_figures(comparison, arguments.figures):
+            print(printable(str(path)), file=sys.stderr)
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
@@ -78,14 +77,6 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     compare = read_comparison if getattr(arguments, "matrix", False) else compare_runs
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
     return compare(*given, held_out_seeds=arguments.held_out_seeds)
-
-
-def _expect_matrix(comparison: Comparison) -> Matrix:
-    if comparison.matrix is None:
-        rule = "needs runs of several models on several tasks, with scores"
-        help = "tfm train -m experiment=probe/lite mixer=attention,lstm data=parity,mqar trains such runs"
-        raise ConfigError(Problem("--matrix", rule, help=help))
-    return comparison.matrix
 
 
 def _report(arguments: argparse.Namespace) -> None:

@@ -56,7 +56,12 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
     for name, command in _commands(parser):
         if name == "train":
-            _add_options(command)
+            # Hydra parses these options
+            command.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+            command.add_argument("-cd", "--config-dir", type=Path)
+            command.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
+            for flags in (["-m", "--multirun"], ["--resolve"], ["--version"], ["--hydra-help"]):
+                command.add_argument(*flags, action="store_true")
         for action in command._actions:
             if action.metavar in COMPLETERS:
                 action.completer = COMPLETERS[str(action.metavar)]  # type: ignore[attr-defined]  # for argcomplete
@@ -69,15 +74,6 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
             for name, command in action.choices.items():
                 yield name, command
                 yield from _commands(command)
-
-
-def _add_options(train: argparse.ArgumentParser) -> None:
-    """Add the options of `tfm train`, which Hydra parses, so that the shell can complete them."""
-    train.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    train.add_argument("-cd", "--config-dir", type=Path)
-    train.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-    for flags in (["-m", "--multirun"], ["--resolve"], ["--version"], ["--hydra-help"]):
-        train.add_argument(*flags, action="store_true")
 
 
 def _overrides(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:

@@ -34,10 +34,6 @@ def add_commands(commands: options.Commands) -> None:
         action.add_argument("--entity", default="", help="team (default: the API key's)")
     for action in (check, render, push):
         options.add_config_dir(action, "dashboard")
-    _add_sweep(actions)
-
-
-def _add_sweep(actions: options.Commands) -> None:
     what = "write the file for `wandb sweep`, whose agents start train.py"
     sweep = options.add_command(actions, "sweep", _sweep, "write a sweep.yaml for W&B's agents", what)
     sweep.add_argument("model", metavar="MODEL", help="a name under conf/model/")

@@ -31,20 +31,15 @@ def add_commands(commands: options.Commands) -> None:
     options.add_run(command)
     command.add_argument("--to", required=True, choices=LIBRARIES, help="the library")
     _add_output(command, "FOLDER", "the new folder")
-    _add_ctranslate2(command)
+    add = command.add_argument
+    add("--quantization", choices=QUANTIZATIONS, help="ctranslate2: the type of the weights (float32)")
+    add("--src", type=Path, metavar="FILE", help="ctranslate2: compare the translations of these lines with the run's")
+    add("--ref", type=Path, metavar="FILE", help="ctranslate2: also compare BLEU, by these references")
     options.add_plugins(command)
 
 
 def _add_output(command: argparse.ArgumentParser, metavar: str, help: str) -> None:
     command.add_argument("-o", type=Path, required=True, dest="path", metavar=metavar, help=help)
-
-
-def _add_ctranslate2(command: argparse.ArgumentParser) -> None:
-    """Add the options of the export to CTranslate2."""
-    add = command.add_argument
-    add("--quantization", choices=QUANTIZATIONS, help="ctranslate2: the type of the weights (float32)")
-    add("--src", type=Path, metavar="FILE", help="ctranslate2: compare the translations of these lines with the run's")
-    add("--ref", type=Path, metavar="FILE", help="ctranslate2: also compare BLEU, by these references")
 
 
 def _import(arguments: argparse.Namespace) -> None:

@@ -13,8 +13,6 @@ from tfm_blocks.figures.drawing import Fold
 from tfm_blocks.figures.themes import THEMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tfm_blocks.language.spec import Spec
     from tfm_blocks.registry.blocks import Registry
 
@@ -42,7 +40,13 @@ def _figure(arguments: argparse.Namespace) -> None:
 
     expect_format(arguments.path)
     spec, registry = _spec(arguments)
-    costs = _costs(spec) if arguments.cost else {}
+    costs: dict[str, tuple[int, int]] = {}
+    if arguments.cost:
+        from tfm_blocks.language.sources import Sources
+        from tfm_blocks.report.show import measure
+
+        rows = measure(spec, Sources(), {}).rows
+        costs = {row.node.address: (row.parameters, row.multiply_adds) for row in rows}
     content = Content(arguments.fold, arguments.of, arguments.shapes, costs)
     title = printable(" ".join([arguments.model, *arguments.overrides]))
     style = Style(THEMES[arguments.theme], title, LARGE if arguments.of else 1.0)
@@ -81,10 +85,3 @@ def _declared_spec(arguments: argparse.Namespace, registry: Registry) -> Spec:
 
     composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)
     return check(composed.model, registry, composed.sources)
-
-
-def _costs(spec: Spec) -> Mapping[str, tuple[int, int]]:
-    from tfm_blocks.language.sources import Sources
-    from tfm_blocks.report.show import measure
-
-    return {row.node.address: (row.parameters, row.multiply_adds) for row in measure(spec, Sources(), {}).rows}

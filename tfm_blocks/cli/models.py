@@ -27,7 +27,14 @@ def add_commands(commands: options.Commands) -> None:
     check = add_model(commands, "check", _check, CHECK, "MODEL")
     what = "check every combination of values given as a,b,c"
     check.add_argument("-m", "--multirun", action="store_true", help=what)
-    _add_show(commands)
+    what = "show the nodes of a model, with shapes and parameters"
+    show = add_model(commands, "show", _show, what, "MODEL|RUN")
+    what = "show the weights in place of the nodes: role, shape and initial values"
+    views = show.add_mutually_exclusive_group()
+    views.add_argument("--weights", action="store_true", help=what)
+    add_lengths(show)
+    add_plan(show, views)
+    options.add_json(show)
     models = options.add_command(commands, "models", _models, "list the models")
     options.add_config_dir(models)
     options.add_json(models)
@@ -43,17 +50,6 @@ def add_commands(commands: options.Commands) -> None:
     schema.set_defaults(data=True)
     options.add_file(schema)
     options.add_plugins(schema)
-
-
-def _add_show(commands: options.Commands) -> None:
-    what = "show the nodes of a model, with shapes and parameters"
-    show = add_model(commands, "show", _show, what, "MODEL|RUN")
-    what = "show the weights in place of the nodes: role, shape and initial values"
-    views = show.add_mutually_exclusive_group()
-    views.add_argument("--weights", action="store_true", help=what)
-    add_lengths(show)
-    add_plan(show, views)
-    options.add_json(show)
 
 
 def add_model(
@@ -136,10 +132,16 @@ def _show(arguments: argparse.Namespace) -> None:
 
     _expect_effects(arguments)
     folder = Path(arguments.model)
+    spec, sources, composed = read_model_or_run(arguments.model, arguments.overrides, arguments)
     if arguments.weights:
-        _show_weights(arguments)
+        from tfm_blocks.report.weights import group_weights, show_weights, weight_records
+
+        groups = group_weights(spec, composed)
+        if arguments.json:
+            print_json({"model": arguments.model, "weights": weight_records(groups)})
+        else:
+            show_weights(groups, arguments.model)
         return
-    spec, sources, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
     if arguments.plan:
         show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
         return
@@ -163,18 +165,6 @@ def _expect_effects(arguments: argparse.Namespace) -> None:
     if arguments.config_dir and Path(arguments.model).is_dir():
         rule = f"has no effect on {arguments.model}, a run folder, which has its own config"
         raise ConfigError(Problem("--config-dir", rule, help="leave it out"))
-
-
-def _show_weights(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.screen import print_json
-    from tfm_blocks.report.weights import group_weights, show_weights, weight_records
-
-    spec, _, composed = read_model_or_run(arguments.model, arguments.overrides, arguments)
-    groups = group_weights(spec, composed)
-    if arguments.json:
-        print_json({"model": arguments.model, "weights": weight_records(groups)})
-    else:
-        show_weights(groups, arguments.model)
 
 
 def read_model_or_run(

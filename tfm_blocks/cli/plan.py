@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tfm_blocks.language.spec import Spec
-    from tfm_blocks.scaling.step_trace import Batching
 
 DEFAULTS: dict[str, Any] = {
     "card": "h100",
@@ -60,25 +59,20 @@ def show_plan(arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, i
     from tfm_blocks.network.cost import axis_lengths
     from tfm_blocks.report.screen import print_json, print_table
     from tfm_blocks.scaling.step_plan import StepSettings, plan_steps, plan_table, read_card
+    from tfm_blocks.scaling.step_trace import Batching
 
     values = DEFAULTS | {name: value for name in DEFAULTS if (value := vars(arguments)[name]) is not None}
     card = read_card(values["card"])
     settings = StepSettings(values["precision"], values["strategy"], values["activation_checkpointing"])
-    batching = _batching(spec, axis_lengths(network_without_values(spec), lengths), values["batch_tokens"])
+    tokens, by_axis = values["batch_tokens"], axis_lengths(network_without_values(spec), lengths)
+    width = sum(by_axis[axis.name] for input in spec.inputs for axis in input.sequences)
+    if width > tokens:
+        rule = f"is {tokens:,}, but a row has {width:,} tokens"
+        raise ConfigError(Problem("--batch-tokens", rule, help=f"write --batch-tokens {width}, or shorten the row"))
+    batching = Batching(tokens // width, dict(by_axis), width)
     plans = plan_steps(spec, batching, settings, card, values["devices"])
     if arguments.json:
         facts = {"model": arguments.model, "card": card.model_dump(), **asdict(settings), **asdict(batching)}
         print_json({**facts, "plans": [asdict(plan) for plan in plans]})
     else:
         print_table(plan_table(arguments.model, plans, batching, settings, card))
-
-
-def _batching(spec: Spec, lengths: Mapping[str, int], tokens: int) -> Batching:
-    """Return as many rows as fit into `tokens`. Raises ConfigError if there is none."""
-    from tfm_blocks.scaling.step_trace import Batching
-
-    width = sum(lengths[axis.name] for input in spec.inputs for axis in input.sequences)
-    if width > tokens:
-        rule = f"is {tokens:,}, but a row has {width:,} tokens"
-        raise ConfigError(Problem("--batch-tokens", rule, help=f"write --batch-tokens {width}, or shorten the row"))
-    return Batching(tokens // width, dict(lengths), width)

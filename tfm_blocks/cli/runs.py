@@ -12,17 +12,6 @@ from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
-    _add_attention(commands)
-    what = "average a run's last weights, into a folder next to it"
-    command = options.add_command(commands, "average", _average, "average a run's last weights", what)
-    options.add_run(command)
-    command.add_argument(
-        "--last", type=options.count, default=5, metavar="K", help="number of validations to average (5)"
-    )
-    _add_runs(commands)
-
-
-def _add_attention(commands: options.Commands) -> None:
     what = "draw the attention of every layer and head, for at most 64 tokens on each side"
     command = options.add_command(commands, "attention", _attention, "draw the attention of a model", what)
     options.add_run(command)
@@ -34,9 +23,11 @@ def _add_attention(commands: options.Commands) -> None:
     command.add_argument("--target", type=options.text, metavar="TEXT", help=what)
     options.add_device(command)
     options.add_plugins(command)
-
-
-def _add_runs(commands: options.Commands) -> None:
+    what = "average a run's last weights, into a folder next to it"
+    command = options.add_command(commands, "average", _average, "average a run's last weights", what)
+    options.add_run(command)
+    what = "number of validations to average (5)"
+    command.add_argument("--last", type=options.count, default=5, metavar="K", help=what)
     what = "list the runs of a folder, newest first"
     command = options.add_command(commands, "runs", _runs, "list, find and delete runs", what)
     what = "show only runs with this word in their name, model, data or command line"

@@ -63,14 +63,20 @@ def _solve(arguments: argparse.Namespace) -> None:
     if not knobs:
         raise ConfigError(Problem("KNOB", "there is no knob to solve for", help="tfm solve MODEL d_ff --like base …"))
     if number and arguments.like:
-        raise ConfigError(
-            Problem("--like", f"cannot be combined with the number {number:,}", help="leave one of them out")
-        )
+        rule = f"cannot be combined with the number {number:,}"
+        raise ConfigError(Problem("--like", rule, help="leave one of them out"))
     composed = compose_requested_model(arguments.model, overrides, arguments, learn=True)
     requested = number or _cost_of_reference(arguments, overrides, budget)
     within = budget.within if arguments.within is None else arguments.within / 100
     solution = solve(composed, knobs, budget, requested, within)
-    (_print_json if arguments.json else _print)(solution, budget, _command(arguments, overrides, solution))
+    command = _command(arguments, overrides, solution)
+    if arguments.json:
+        from tfm_blocks.report.screen import print_json
+
+        sizes = {"requested": solution.requested, "reached": solution.reached}
+        print_json({"values": dict(solution.values), "unit": budget.unit, **sizes, "command": command})
+    else:
+        _print(solution, budget, command)
 
 
 def _cost_of_reference(arguments: argparse.Namespace, overrides: list[str], budget: Budget) -> int:
@@ -108,10 +114,3 @@ def _print(solution: Solution, budget: Budget, command: str) -> None:
     console.print(f"{solution.requested:,} {budget.unit} requested, {solution.reached:,} reached", end="")
     console.print(f" ({solution.difference:+.2%})")
     console.print(command, soft_wrap=True)
-
-
-def _print_json(solution: Solution, budget: Budget, command: str) -> None:
-    from tfm_blocks.report.screen import print_json
-
-    sizes = {"requested": solution.requested, "reached": solution.reached}
-    print_json({"values": dict(solution.values), "unit": budget.unit, **sizes, "command": command})

@@ -58,16 +58,14 @@ class WatchedPage:
         self.models, self.html, self.problems, self.version = models, html, (), self.version + 1
 
     def _stamps(self) -> dict[str, tuple[int, int] | None]:
-        files = {file for model in self.models for file in model.sources.files}
-        return {file: _stamp(Path(file)) for file in files}
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
+        """Return the time and size of each file, or None if it does not exist."""
+        stamps: dict[str, tuple[int, int] | None] = {}
+        for file in {file for model in self.models for file in model.sources.files}:
+            stamps[file] = None
+            with suppress(OSError):
+                status = Path(file).stat()
+                stamps[file] = status.st_mtime_ns, status.st_size
+        return stamps
 
 
 class PageHandler(BaseHTTPRequestHandler):

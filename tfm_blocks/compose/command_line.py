@@ -127,7 +127,11 @@ def parse_request(arguments: Sequence[str]) -> Request:
         if override.key_or_group not in GLOBAL_GROUPS or override.is_sweep_override() or override.value() is not None
     ]
     request = Request(arguments, flags, overrides, folders)
-    _refuse_another_sweep(overrides)
+    rule = "tfm-blocks runs sweeps itself, each job in separate processes:"
+    help = "write -m with the keys of sweep and launcher, such as sweep=optuna or launcher=slurm; --help lists them"
+    hydras = [override for override in overrides if override.key_or_group.startswith(HYDRAS_SWEEPS)]
+    if hydras:
+        raise ConfigError([Problem(item.key_or_group, f"{rule} {written(item)}", help=help) for item in hydras])
     if "--multirun" not in flags:
         refuse_sweeps(overrides, help="add -m to run each of them")
     chosen = _choices(overrides, folders)
@@ -181,17 +185,6 @@ def _expect_options(flags: Mapping[str, str], texts: Sequence[str]) -> None:
         raise ConfigError(Problem("--hydra-help", f"takes no settings: {cut(' '.join(texts))}", help=help))
     if "--resolve" in flags and "--cfg" not in flags:
         raise ConfigError(Problem("--resolve", "changes how --cfg prints the config", help="add --cfg job"))
-
-
-def _refuse_another_sweep(overrides: Sequence[Override]) -> None:
-    """Raise ConfigError for settings of Hydra's sweepers and launchers, which are not used."""
-    refused = [override for override in overrides if override.key_or_group.startswith(HYDRAS_SWEEPS)]
-    if refused:
-        rule = "tfm-blocks runs sweeps itself, each job in separate processes:"
-        help = "write -m with the keys of sweep and launcher, such as sweep=optuna or launcher=slurm; --help lists them"
-        raise ConfigError(
-            [Problem(override.key_or_group, f"{rule} {written(override)}", help=help) for override in refused]
-        )
 
 
 def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
@@ -251,7 +244,11 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
                 help = suggest("", known)
                 raise ConfigError(Problem(group, f"a run needs this group: {written(override)}", help=help))
             if name != "null" and name not in known:
-                raise ConfigError(_no_option(group, name, override, known))
+                help = suggest(name, known)
+                if name.endswith((".yaml", ".yml")):
+                    help = f"put the file into FOLDER/{group}/ and write --config-dir FOLDER {group}={Path(name).stem}"
+                rule = f"there is no {group} called {shown(name)}: {written(override)}"
+                raise ConfigError(Problem(group, rule, help=help))
         chosen[group] = [name for name in names if name != "null"]
         for name in singles if group != "model" else ():
             if name != "null":
@@ -266,13 +263,6 @@ def _options_of(group: str, choice: str, override: Override) -> list[str]:
         rule = f"takes a single option: {written(override)}"
         raise ConfigError(Problem(group, rule, help=f"write {group}=NAME, or {group}=a,b with -m to try each"))
     return split_choice(choice)
-
-
-def _no_option(group: str, name: str, override: Override, known: Mapping[str, Path]) -> Problem:
-    help = suggest(name, known)
-    if name.endswith((".yaml", ".yml")):
-        help = f"put the file into FOLDER/{group}/ and write --config-dir FOLDER {group}={Path(name).stem}"
-    return Problem(group, f"there is no {group} called {shown(name)}: {written(override)}", help=help)
 
 
 def _models(chosen: Mapping[str, Sequence[str]], folders: list[Path]) -> Sequence[str]:

@@ -137,26 +137,18 @@ def _schema_at(path: Sequence[str], config: Mapping[str, Any], definitions: Json
     *around, name = path
     node = definitions["node"]
     if name == "block":
-        part = {} if _is_node(around) else _schema_at(around, config, definitions)
+        parent = around[-2] if len(around) > 1 else ""
+        is_node = parent in ("graph", "layer", "parallel") or parent.lstrip("-").isdigit()
+        part = {} if is_node else _schema_at(around, config, definitions)  # else an argument, such as `position`
         return part if any(_names(part, definitions)) else cast(JsonSchema, node["properties"]["block"])
-    known = _properties(_mapping_at(around, config).get("block"), definitions)
+    mapping: Any = config
+    for key in around:
+        mapping = mapping.get(key) if isinstance(mapping, dict) else None
+    known = _properties(mapping.get("block") if isinstance(mapping, dict) else None, definitions)
     if not known and around and around[-1] in ("model", "args"):
         known = definitions[around[-1]]["properties"]
     any_block = node["allOf"][-1]["then"]["properties"]  # the keys of a node whose block is not known
     return cast(JsonSchema, (known or any_block).get(name, {}))
-
-
-def _is_node(path: Sequence[str]) -> bool:
-    """Return True for the path of a node, and False for an argument that names a block, such as `position`."""
-    around = path[-2] if len(path) > 1 else ""
-    return around in ("graph", "layer", "parallel") or around.lstrip("-").isdigit()
-
-
-def _mapping_at(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Return the mapping at a path, or {}."""
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
 
 
 def _names(schema: JsonSchema, definitions: JsonSchema) -> Iterator[str]:

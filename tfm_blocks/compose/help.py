@@ -104,17 +104,14 @@ def _lines(
         key_path = (*path, str(name))
         comment = comments.get(key_path, Comment())
         yield from (f"{indent}# {line}" for line in comment.above)
-        spread = isinstance(value, dict) and _is_spread(value, key_path, comments)
+        spread = False  # over several lines, because a mapping has comments or is too long for one line
+        if isinstance(value, dict) and value:
+            commented = any(comments.get((*key_path, str(inner)), Comment()) != Comment() for inner in value)
+            spread = not path or commented or len(flow(value)) > LONGEST_VALUE
         text = f"{indent}{name}:" + ("" if spread else f" {cut(flow(value))}")
         yield f"{text:<{COLUMN}}   # {comment.beside}" if comment.beside else text
         if spread:
             yield from _lines(value, key_path, comments)
-
-
-def _is_spread(mapping: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[tuple[str, ...], Comment]) -> bool:
-    """Return True for a mapping to print over several lines: it has comments or is too long for one line."""
-    commented = any(comments.get((*path, str(name)), Comment()) != Comment() for name in mapping)
-    return bool(mapping) and (len(path) == 1 or commented or len(flow(mapping)) > LONGEST_VALUE)
 
 
 def flow(value: Any) -> str:

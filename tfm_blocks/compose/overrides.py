@@ -29,19 +29,22 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     overrides: dict[str, Override] = {}
     problems = []
     for text in texts:
-        override = _parse_text(text)
-        key = override.get_key_element().lstrip("+~") if override else text.partition("=")[0]
+        override = _parse(text)
+        name, equals, value = text.partition("=")
+        is_number = override and override.key_or_group in NAMES and isinstance(override.value(), (int, float))
+        if equals and (override is None or is_number):  # outside of the grammar, or a name of digits: text
+            override = _parse(name + "='" + value.replace("'", r"\'") + "'")
+        key = override.get_key_element().lstrip("+~") if override else name
         if override is None:
             help = "write key=value, or key=a,b with -m"
             problems.append(Problem(key or text, f"is not an override: {cut(text)}", help=help))
         elif len(key) > LONGEST_KEY:  # Hydra looks for a folder with that name
-            problems.append(
-                Problem(cut(key), f"has more than {LONGEST_KEY} characters", help="write a key of the config")
-            )
+            rule = f"has more than {LONGEST_KEY} characters"
+            problems.append(Problem(cut(key), rule, help="write a key of the config"))
         elif ENDLESS.search(text):  # as text, since Python limits the digits of integers
             rule = f"has an integer of more than {LONGEST_INTEGER} digits: {cut(text)}"
             problems.append(Problem(key, rule, help=f"write one of at most {LONGEST_INTEGER}"))
-        elif key not in NAMES and (number := _ambiguous_number(text.partition("=")[2])):
+        elif key not in NAMES and (number := _ambiguous_number(value)):
             rule = f"has the number {shown(number)}, which is not written in plain decimal digits: {cut(text)}"
             help = f"leave out leading zeros, : and _; put text in quotes twice: '{key}=\"{cut(number)}\"'"
             problems.append(Problem(key, rule, help=help))
@@ -61,16 +64,6 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 def written(override: Override) -> str:
     """Return the text of an override for messages."""
     return cut(override.input_line or "")
-
-
-def _parse_text(text: str) -> Override | None:
-    """Parse an override; its value is text if it is outside the grammar, or a number for a key in NAMES."""
-    override = _parse(text)
-    is_number = override and override.key_or_group in NAMES and isinstance(override.value(), (int, float))
-    key, equals, value = text.partition("=")
-    if not equals or not (override is None or is_number):
-        return override
-    return _parse(key + "='" + value.replace("'", r"\'") + "'")
 
 
 def _parse(text: str) -> Override | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,7 +105,9 @@ def compose_run(config: DictConfig, files: ConfigFiles | None = None) -> Compose
     overrides, choices = task_overrides(config), files.choices
     values = [text for text in overrides if text.partition("=")[0] not in choices]
     sources = replace(files.sources, overrides=overrides_by_path(values))
-    _expect_known_keys(config, sources, files.root_keys)
+    known = files.root_keys  # experiments and `+key=…` can set others
+    if unknown := sorted(str(key) for key in config if key not in known and key != "hydra"):
+        raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
     config = _without_sweep(config, overrides, sources)
     if read_value(config, "label_smoothing") is None:
         config["label_smoothing"] = 0.0 if read_value(config, "data.kind") == "lm" else LABEL_SMOOTHING
@@ -215,13 +217,6 @@ def task_overrides(config: DictConfig) -> list[str]:
     """Return the overrides of a composed config, without the `++` of `Request.texts`."""
     typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     return [str(text).removeprefix("++") for text in cast(list[str], typed)]
-
-
-def _expect_known_keys(config: DictConfig, sources: Sources, known: Collection[str]) -> None:
-    """Raise ConfigError for unknown root keys, which experiments and `+key=…` can set."""
-    unknown = sorted(str(key) for key in config if key not in known and key != "hydra")
-    if unknown:
-        raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
 
 
 def _name(composed: Composed, choices: Mapping[str, str], overrides: Sequence[str]) -> str:

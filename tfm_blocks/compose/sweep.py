@@ -91,7 +91,10 @@ class SweepRequest:
 def read_sweep(request: Request) -> SweepRequest:
     """Read the sweep of a command line with -m. Raises ConfigError."""
     overrides = [item for item in request.overrides if item.key_or_group.split(".")[0] != "hydra"]
-    _refuse_single_run_keys(overrides)
+    rule = "belongs to a single run, but -m trains several:"
+    if single := [item for item in overrides if item.key_or_group in OF_ONE_RUN]:
+        keys = [(item.key_or_group, f"{rule} {written(item)}") for item in single]
+        raise ConfigError([Problem(key, text, help=OF_ONE_RUN[key]) for key, text in keys])
     of_sweep = [item for item in overrides if item.key_or_group.split(".")[0] in OF_A_SWEEP]
     refuse_sweeps(of_sweep, help="the settings of a sweep take a single value")
     folders = request.folders
@@ -108,16 +111,6 @@ def read_sweep(request: Request) -> SweepRequest:
     )
     texts = tuple(item.input_line or "" for item in kept)
     return SweepRequest(parts, settings, launcher, match, texts, request.config_dir)
-
-
-def _refuse_single_run_keys(overrides: Sequence[Override]) -> None:
-    problems = []
-    for item in overrides:
-        if help := OF_ONE_RUN.get(item.key_or_group):
-            rule = f"belongs to a single run, but -m trains several: {written(item)}"
-            problems.append(Problem(item.key_or_group, rule, help=help))
-    if problems:
-        raise ConfigError(problems)
 
 
 def _part(override: Override, folders: list[Path]) -> OpenKey:

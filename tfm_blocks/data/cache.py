@@ -80,16 +80,15 @@ def _is_undamaged(folder: Path) -> bool:
     """Return True if all files are as they were built. Raises PermissionError."""
     try:
         sums = json.loads((folder / SUMS).read_text())
-        return all(_is_as_built(folder / name, *built) for name, built in sums.items())
+        for name, (size, time, digest) in sums.items():
+            now = _size_and_time(folder / name)
+            if now[0] != size or (now[1] != time and file_digest(folder / name) != digest):
+                return False
+        return True
     except PermissionError:
         raise
     except (OSError, ValueError, AttributeError, TypeError):
         return False
-
-
-def _is_as_built(path: Path, size: int, time: int, digest: str) -> bool:
-    now = _size_and_time(path)
-    return now == (size, time) or (now[0] == size and file_digest(path) == digest)
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

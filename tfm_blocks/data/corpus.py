@@ -156,7 +156,8 @@ def write_corpus(
                     yield from (column_ids[:LONGEST] for column_ids in ids)
                     for column, text, column_ids in zip(columns, texts, ids, strict=True):
                         if not tokenizer.lossless:
-                            lines[column].append(_cut(text, column_ids, tokenizer))
+                            is_cut = len(column_ids) > LONGEST
+                            lines[column].append(tokenizer.decode(column_ids[:LONGEST]) if is_cut else text)
                 elif not all(text.strip() for text in texts):
                     counts["blank"] += 1
                 elif longest > max_length:
@@ -167,11 +168,6 @@ def write_corpus(
     _write(folder, columns, encoded_rows(), tokenizer, counts)
     if max_length is None and not tokenizer.lossless:
         (folder / TEXT).write_text(json.dumps(lines), "utf-8")
-
-
-def _cut(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Return the text, or the text of its first LONGEST tokens if it has more."""
-    return text if len(ids) <= LONGEST else tokenizer.decode(ids[:LONGEST])
 
 
 def write_packed(folder: Path, column: str, documents: Iterable[str], tokenizer: Tokenizer, *, context: int) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import date
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import version
 from itertools import cycle, islice
 
 import numpy as np
 from babel import Locale
-from babel.dates import DateTimePattern, parse_pattern
+from babel.dates import parse_pattern
 
 from tfm_blocks.data.cache import cache_key
 from tfm_blocks.data.settings import CASES, DatesSettings, days_of
@@ -20,23 +19,14 @@ from tfm_blocks.language.spec import TARGET
 FORMAT = 1  # version of how a date is written; a new number renews cached corpora
 
 
-@dataclass(frozen=True)
-class Form:
-    """A date format: a CLDR pattern in a language, optionally in upper or lower case."""
+def write_date(day: date, language: str, pattern: str) -> str:
+    """Write a day, such as 'Dienstag, 3. März 1987', by a CLDR pattern, optionally in upper or lower case."""
+    pattern, _, case = pattern.partition(" | ")
+    text = str(parse_pattern(pattern).apply(day, _locale(language)))  # Babel caches parsed patterns
+    return CASES[case](text) if case else text
 
-    language: str
-    pattern: str
 
-    def write(self, day: date) -> str:
-        """Format `day`, such as 'Dienstag, 3. März 1987'."""
-        pattern, case, locale = self._parsed
-        text = str(pattern.apply(day, locale))
-        return CASES[case](text) if case else text
-
-    @cached_property
-    def _parsed(self) -> tuple[DateTimePattern, str, Locale]:
-        pattern, _, case = self.pattern.partition(" | ")
-        return parse_pattern(pattern), case, Locale.parse(self.language)
+_locale = cache(Locale.parse)
 
 
 def date_splits(settings: DatesSettings) -> dict[str, Split]:
@@ -58,16 +48,16 @@ def date_splits(settings: DatesSettings) -> dict[str, Split]:
 
 def _draw(address: str, days: list[int], settings: DatesSettings, size: int, random: np.random.PCG64) -> Split:
     """Draw the formats. The dates are written when they are first read, which a cached corpus never needs."""
-    forms = [[Form(language, pattern) for pattern in patterns] for language, patterns in settings.patterns.items()]
+    forms = list(settings.patterns.items())
     numbers = random.random_raw(size).tolist()
 
     @cache
     def pairs() -> list[tuple[str, str]]:
         rows = []
         for row, number in enumerate(numbers):
-            choices = forms[row % len(forms)]
+            language, patterns = forms[row % len(forms)]
             day = date.fromordinal(days[row % len(days)])
-            rows.append((choices[number % len(choices)].write(day), day.isoformat()))
+            rows.append((write_date(day, language, patterns[number % len(patterns)]), day.isoformat()))
         return rows
 
     def digest() -> str:

@@ -81,8 +81,12 @@ def read_documents(path: Path, address: str, kind: str, key: str = "text") -> It
 
 
 def _paragraphs(path: Path, address: str) -> Iterator[str]:
-    """Yield the lines between blank lines as one text, with their line breaks."""
-    _expect_blank_line(path, address)
+    """Yield the lines between blank lines as one text, with their line breaks. Raises DataError."""
+    # a file without a blank line is refused before its whole text is held as one document
+    if all(map(str.strip, read_lines(path, address))) and (lines := sum(1 for _ in read_lines(path, address))):
+        rule = f"blank_lines expects blank lines between documents, but all {lines:,} lines have text"
+        help = "separate the documents with blank lines, or write data.documents=lines"
+        raise DataError(Problem(address, rule, Place(str(path), lines), help=help))
     paragraph: list[str] = []
     for line in chain(read_lines(path, address), [""]):
         if line.strip():
@@ -90,19 +94,6 @@ def _paragraphs(path: Path, address: str) -> Iterator[str]:
         elif paragraph:
             yield "\n".join(paragraph)
             paragraph = []
-
-
-def _expect_blank_line(path: Path, address: str) -> None:
-    """Raise DataError for a file without a blank line, before its whole text is held as one document."""
-    lines = 0
-    for line in read_lines(path, address):
-        if not line.strip():
-            return
-        lines += 1
-    if lines:
-        rule = f"blank_lines expects blank lines between documents, but all {lines:,} lines have text"
-        help = "separate the documents with blank lines, or write data.documents=lines"
-        raise DataError(Problem(address, rule, Place(str(path), lines), help=help))
 
 
 def _values(path: Path, address: str, key: str) -> Iterator[str]:

@@ -39,21 +39,19 @@ class PlanStep:
         alone exceeds the cap, which occurs only in val and test, is a separate micro-batch.
         """
         part = slice(0, 1) if self.idle(rank, world) else slice(rank, None, world)
-        return np.split(self.rows_N[part], list(_find_cuts(self.widths_NC[part].tolist(), self.batch_tokens)))
+        widths: list[list[int]] = self.widths_NC[part].tolist()
+        cuts: list[int] = []
+        start, widest = 0, widths[0]
+        for row, new in enumerate(widths):
+            widest = list(map(max, widest, new))
+            if row > start and (row + 1 - start) * sum(widest) > self.batch_tokens:
+                cuts.append(row)
+                start, widest = row, new
+        return np.split(self.rows_N[part], cuts)
 
     def idle(self, rank: int, world: int) -> bool:
         """Return True if the step has no row for this rank."""
         return rank >= min(world, len(self.rows_N))
-
-
-def _find_cuts(widths: list[list[int]], cap: int) -> Iterator[int]:
-    """Yield the rows that begin a new micro-batch, because the padded batch with them would exceed the cap."""
-    start, widest = 0, widths[0]
-    for row, new in enumerate(widths):
-        widest = list(map(max, widest, new))
-        if row > start and (row + 1 - start) * sum(widest) > cap:
-            yield row
-            start, widest = row, new
 
 
 @dataclass(frozen=True, kw_only=True)

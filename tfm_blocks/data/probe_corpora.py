@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -14,70 +14,36 @@ from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import FORMAT, Corpus, write_examples
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.probes.task import Example, ProbeTask
-
-
-@dataclass(frozen=True)
-class ProbeSplit:
-    """The examples of a split: for each of `parts`, `count` examples whose lengths are drawn from its lengths."""
-
-    task: ProbeTask
-    seed: int
-    name: str
-    parts: Sequence[Sequence[int]]
-    count: int
-
-    @property
-    def groups(self) -> list[str]:
-        """Return the length of each row of a test set, else nothing."""
-        single = self.name == "test" and all(len(lengths) == 1 for lengths in self.parts)
-        return [str(*lengths) for lengths in self.parts for _ in range(self.count)] if single else []
-
-    def examples(self) -> Iterator[Example]:
-        """Generate the examples."""
-        parts = (self.task.examples(self.seed, self.name, lengths, self.count) for lengths in self.parts)
-        return chain.from_iterable(parts)
-
-    @property
-    def fingerprint(self) -> tuple[object, ...]:
-        """Return everything that determines the examples, as JSON values."""
-        name, settings = type(self.task).__name__, asdict(self.task)
-        return (
-            _code(type(self.task)),
-            name,
-            settings,
-            self.seed,
-            self.name,
-            [list(part) for part in self.parts],
-            self.count,
-        )
+from tfm_blocks.probes.task import ProbeTask
 
 
 def probe_corpora(settings: ProbeSettings, tell: Callable[[str], None]) -> tuple[Tokenizer, dict[str, Corpus]]:
-    """Return the tokenizer, whose tokens are the alphabet of the task, and the corpus of each split."""
-    task = settings.probe
+    """Return the tokenizer, whose tokens are the alphabet of the task, and the corpus of each split.
+
+    The rows of a test set are grouped by length, with the same number of examples for each length. The key in the cache
+    contains everything that determines the examples.
+    """
+    task, seed = settings.probe, settings.seed
     tokenizer = Tokenizer.of_words(task.alphabet)
     assert tokenizer.size == settings.vocab, "the names of an alphabet are unique"
     corpora = {}
-    for split in _splits(settings):
-        corpora[split.name] = corpus = _corpus(split, tokenizer, settings)
-        lengths = f" of length {', '.join(dict.fromkeys(corpus.groups))}" if corpus.groups else ""
-        tell(f"data: {settings.task}, {settings.size}: {len(corpus):,} {split.name} examples{lengths}")
+    for name in ("val", "test", "train"):
+        lengths, count = settings.lengths[name], settings.counts[name]
+        by_length = name == "test" and bool(lengths)
+        parts = [(length,) for length in lengths] if by_length else [lengths]
+        key = cache_key(FORMAT, _code(type(task)), type(task).__name__, asdict(task), seed, name, parts, count)
+
+        def build(folder: Path, name: str = name, parts: Sequence[Sequence[int]] = parts, count: int = count) -> None:
+            examples = (task.examples(seed, name, part, count) for part in parts)
+            write_examples(folder, chain.from_iterable(examples), tokenizer)
+
+        groups = [str(length) for length in lengths for _ in range(count)] if by_length else []
+        built = find_or_build(cache_folder(settings.cache) / "probes" / key, build)
+        corpora[name] = corpus = Corpus(built, tokenizer, groups)
+        text = f" of length {', '.join(map(str, dict.fromkeys(lengths)))}" if by_length else ""
+        tell(f"data: {settings.task}, {settings.size}: {len(corpus):,} {name} examples{text}")
     tell(f"data: vocabulary of {tokenizer.size:,} tokens")
     return tokenizer, corpora
-
-
-def _splits(settings: ProbeSettings) -> Iterator[ProbeSplit]:
-    lengths, counts = settings.lengths, settings.counts
-    for name in ("val", "test", "train"):
-        parts = [(length,) for length in lengths[name]] if name == "test" and lengths[name] else [lengths[name]]
-        yield ProbeSplit(settings.probe, settings.seed, name, parts, counts[name])
-
-
-def _corpus(split: ProbeSplit, tokenizer: Tokenizer, settings: ProbeSettings) -> Corpus:
-    folder = cache_folder(settings.cache) / "probes" / cache_key(FORMAT, *split.fingerprint)
-    built = find_or_build(folder, lambda folder: write_examples(folder, split.examples(), tokenizer))
-    return Corpus(built, tokenizer, split.groups)
 
 
 @cache

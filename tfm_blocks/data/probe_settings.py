@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_type_hints
@@ -54,10 +53,18 @@ class ProbeSettings(Settings):
 
     @cached_property
     def probe(self) -> ProbeTask:
-        """Return the task with its settings. Raises ConfigError."""
+        """Return the task with its settings. Raises ConfigError with all problems of their types and names."""
+        task = self._kind
         written = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        settings = _task_settings(self._kind, {**self._preset.settings, **written})
-        return self._kind(**settings)
+        hints = get_type_hints(task)
+        kinds: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields(task)}
+        values = {**self._preset.settings, **written}
+        try:
+            settings = read_settings(create_model(task.__name__, __base__=Settings, **kinds), values)
+        except ConfigError as error:
+            problems = [replace(problem, address=f"data.{problem.address}") for problem in error.problems]
+            raise ConfigError(problems) from None
+        return task(**settings.model_dump())
 
     @property
     def vocab(self) -> int:
@@ -101,13 +108,3 @@ class ProbeSettings(Settings):
             rule = f"the task {self.task} has no size {self.size}"
             raise ConfigError(Problem("data.size", rule, help=f"write data.size={next(iter(presets))}"))
         return presets[self.size]
-
-
-def _task_settings(task: type[ProbeTask], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the types and names of a task's settings. Raises ConfigError with all problems."""
-    hints = get_type_hints(task)
-    kinds: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields(task)}
-    try:
-        return read_settings(create_model(task.__name__, __base__=Settings, **kinds), written).model_dump()
-    except ConfigError as error:
-        raise ConfigError([replace(problem, address=f"data.{problem.address}") for problem in error.problems]) from None

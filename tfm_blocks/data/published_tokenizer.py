@@ -54,7 +54,13 @@ class PublishedTokenizer(Tokenizer):
     ) -> None:
         self.vocabulary, self.files, self.conventions, self.column = vocabulary, dict(files), conventions, "src"
         with refusing_damage(where):
-            self._expect_inert()
+            for name in self.files:
+                if name not in NAMES:
+                    raise ValueError(f"{shown(name)} is not the name of a file of a tokenizer")
+                if name.endswith((".json", ".jinja")):
+                    self.files[name].decode("utf-8")
+                if name in SETTINGS and (keys := without_code(self.files[name])[1]):
+                    raise ValueError(f"{name} has {', '.join(keys)}, which names code")
             self.config = dict(json.loads(self.files.get(CONFIG, b"{}")))
             self.open()
         largest = max(self.model_names.values(), default=0)
@@ -65,16 +71,6 @@ class PublishedTokenizer(Tokenizer):
         if max(chain(*around), default=0) >= self.size:
             raise RunError(Problem(where, f"has conventions with ids above {self.size - 1}", help="import it again"))
         self._beyond = {id: name for name, id in self.names.items() if id >= vocabulary.size}
-
-    def _expect_inert(self) -> None:
-        """Raise ValueError for a file of another name, a text that is not UTF-8, and a key that names code."""
-        for name in self.files:
-            if name not in NAMES:
-                raise ValueError(f"{shown(name)} is not the name of a file of a tokenizer")
-            if name.endswith((".json", ".jinja")):
-                self.files[name].decode("utf-8")
-            if name in SETTINGS and (keys := without_code(self.files[name])[1]):
-                raise ValueError(f"{name} has {', '.join(keys)}, which names code")
 
     @abstractmethod
     def open(self) -> None:

@@ -157,10 +157,8 @@ def _has_a_target(files: dict[str, str]) -> dict[str, str]:
 
 def _one_file(file: object) -> object:
     if isinstance(file, list):
-        help = (
-            "join the files, line-aligned with the other columns: cat FILE FILE > JOINED; data=lm reads several files"
-        )
-        raise RuleError(f"must be one file, but is a list of {len(file)}", help)
+        help = "join the files, line-aligned with the other columns: cat FILE FILE > JOINED; data=lm reads several"
+        raise RuleError(f"must be one file, but is a list of {len(file)}", f"{help} files")
     return file
 
 
@@ -193,11 +191,10 @@ class TextSettings(PairSettings):
         return files
 
 
-def _as_list(files: object) -> object:
-    return [files] if isinstance(files, str) else files
-
-
-Shards = Annotated[list[str], Field(min_length=1), BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
+_as_list = BeforeValidator(
+    lambda files: [files] if isinstance(files, str) else files, json_schema_input_type=str | list[str]
+)
+Shards = Annotated[list[str], Field(min_length=1), _as_list]
 
 
 class LmSettings(Settings):

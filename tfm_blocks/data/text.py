@@ -102,7 +102,7 @@ def list_files(folder: Path) -> str:
 
 
 def read_lines(path: Path, address: str) -> Iterator[str]:
-    """Yield the lines without their line ends. Raises DataError with file and line."""
+    """Yield the lines without their line ends. Raises DataError with file and line, or with the kind of the file."""
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -111,7 +111,13 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
                     line = line.removeprefix(UTF8_MARK)
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
-        _refuse_other_kinds(path, address)
+        with path.open("rb") as file:
+            begin = file.read(6)
+        for first, (kind, command) in OTHER_KINDS.items():
+            if begin.startswith(first):
+                rule = f"must be UTF-8 text, plain or .gz, but the file is {kind}"
+                help = command.format(name=path.name)
+                raise DataError(Problem(address, rule, Place(str(path)), help=help)) from None
         rule = f"must be UTF-8, but has the byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
         help = f"iconv -f latin1 -t utf-8 {path.name}, if it is Latin-1"
         raise DataError(Problem(address, rule, Place(str(path), number, error.start + 1), help=help)) from None
@@ -120,13 +126,3 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
         raise DataError(Problem(address, rule, Place(str(path), number + 1), help="download it again")) from None
     except OSError as error:
         raise DataError(Problem(address, f"cannot be read: {error.strerror}", Place(str(path)))) from None
-
-
-def _refuse_other_kinds(path: Path, address: str) -> None:
-    """Raise DataError for a compressed file, an archive and UTF-16, by its first bytes."""
-    with path.open("rb") as file:
-        begin = file.read(6)
-    for first, (kind, command) in OTHER_KINDS.items():
-        if begin.startswith(first):
-            rule = f"must be UTF-8 text, plain or .gz, but the file is {kind}"
-            raise DataError(Problem(address, rule, Place(str(path)), help=command.format(name=path.name))) from None

@@ -81,9 +81,19 @@ def read_tokenizer(written: str) -> Tokenizer:
     if not path.exists():
         raise ConfigError(Problem(ADDRESS, f"there is no file or folder {path}", help=HELP))
     file = path / FAST if path.is_dir() else path
-    if file.suffix == ".json" and file.is_file() and _is_of_run(file):
-        return load_tokenizer(file)
-    files = _read_files(path)
+    if file.suffix == ".json" and file.is_file():
+        expect_small(file)
+        with refusing_damage(str(file)):
+            is_of_run = _is_published(file) or is_learned(json.loads(file.read_bytes()))
+        if is_of_run:
+            return load_tokenizer(file)
+    if path.is_dir():
+        if not (files := read_folder(path)[0]):
+            rule = f"the folder {path} has no {FAST} and no SentencePiece model"
+            raise ConfigError(Problem(ADDRESS, rule, help=HELP))
+    else:
+        name = FAST if path.suffix == ".json" else path.name if path.name in SINGLE else SINGLE[-1]
+        files = {name: _read_small(path)}
     expect_usable(files, str(path))
     opened = published_tokenizer(Vocabulary(LARGEST, 0, 0), files, str(path))
     return published_tokenizer(_vocabulary(opened, path), files, str(path))
@@ -105,23 +115,6 @@ def read_folder(folder: Path) -> tuple[dict[str, bytes], list[str]]:
                 if not isinstance(json.loads(files[name]), dict):
                     raise ValueError("it must be a mapping")
     return files, removed
-
-
-def _is_of_run(file: Path) -> bool:
-    expect_small(file)
-    if _is_published(file):
-        return True
-    with refusing_damage(str(file)):
-        return is_learned(json.loads(file.read_bytes()))
-
-
-def _read_files(path: Path) -> dict[str, bytes]:
-    if path.is_dir():
-        if files := read_folder(path)[0]:
-            return files
-        raise ConfigError(Problem(ADDRESS, f"the folder {path} has no {FAST} and no SentencePiece model", help=HELP))
-    name = FAST if path.suffix == ".json" else path.name if path.name in SINGLE else SINGLE[-1]
-    return {name: _read_small(path)}
 
 
 def _read_small(path: Path) -> bytes:

@@ -57,12 +57,13 @@ class Vocabulary:
     def to_published(self, ids: Sequence[int]) -> list[int]:
         """Return the published ids of our ids; padding is left out."""
         moved = {1: self.start, 2: self.eos}
-        return [moved[id] if id in moved else self._published(id - OTHERS) for id in ids if id]
-
-    def _published(self, place: int) -> int:
-        for id in sorted(self.front):
-            place += place >= id
-        return place
+        published = []
+        for id in filter(None, ids):
+            place = id - OTHERS
+            for front in sorted(self.front):
+                place += place >= front
+            published.append(moved.get(id, place))
+        return published
 
 
 @dataclass(frozen=True)

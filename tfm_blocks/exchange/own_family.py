@@ -137,7 +137,7 @@ def _weights(composed: Composed) -> set[str]:
 
 def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[str]) -> Iterator[tuple[str, str]]:
     """Yield the rule and the fix of each problem of a row of `config`; `before` are the knobs of earlier rows."""
-    for option in row.keys() - {*ROW_KEYS}:
+    for option in (option for option in row if option not in ROW_KEYS):
         yield f"has the unknown option {shown(option)}", suggest(str(option), ROW_KEYS)
     if row.get("knob") not in knobs:
         yield f"the model has no knob {shown(row.get('knob'))}", suggest(str(row.get("knob")), knobs)
@@ -155,5 +155,5 @@ def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[
             except ValueError as error:
                 yield str(error), "arithmetic with knobs of earlier rows: = 4*d_model"
                 continue
-            for name in {*used} - before:
+            for name in dict.fromkeys(name for name in used if name not in before):
                 yield f"{text} reads {name}, which no earlier row has", suggest(name, before)

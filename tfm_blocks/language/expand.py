@@ -211,10 +211,10 @@ class Expander(Pass):
                 rule = f"unknown key {port!r}: same takes inputs only"
                 self.report((*tree.path, port), rule, suggest(port, allowed))
         reads = self.resolve_ports(tree, info, context)
-        for port in origin.reads.keys() - reads.keys():
+        for port in (port for port in origin.reads if port not in reads):
             rule = f"{info.name} needs the input {port}, as at {tree.of}"
             self.report(tree.path, rule, f"{port}: a node or an input")
-        for port in reads.keys() - origin.reads.keys():
+        for port in (port for port in reads if port not in origin.reads):
             rule = f"{tree.of} does not read {port}, so its module has no weights for it"
             self.report((*tree.path, port), rule, "leave it out")
         own = replace(origin, address=context.address, path=tree.path, reads=reads, stack=context.stack, tie=None)

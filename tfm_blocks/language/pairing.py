@@ -82,12 +82,12 @@ class Pairing:
         ours, theirs = (
             {local_name(node): node for node in nodes} for nodes in (self.a.graphs[graph], self.b.graphs[other])
         )
-        for name in ours.keys() & theirs.keys():
+        for name in (name for name in ours if name in theirs):
             self._pair(ours[name], theirs[name])
         unpaired = [ours[name] for name in ours if name not in theirs]
         others = [theirs[name] for name in theirs if name not in ours]
         by_content, others_by_content = _by_content(self.a, unpaired), _by_content(self.b, others)
-        for content in by_content.keys() & others_by_content.keys():
+        for content in (content for content in by_content if content in others_by_content):
             if len(by_content[content]) == len(others_by_content[content]) == 1:
                 self.renamed.add(by_content[content][0])
                 self._pair(by_content[content][0], others_by_content[content][0])
@@ -98,12 +98,12 @@ class Pairing:
         layers, other_layers = self.common_layers()
         ours = _by_kind(self.a, self.pairs, layers)
         theirs = _by_kind(self.b, set(self.pairs.values()), other_layers)
-        for kind in ours.keys() & theirs.keys():
+        for kind in (kind for kind in ours if kind in theirs):
             for place in ours[kind]:
                 nearest = _nearest(place, theirs[kind])
                 if len(nearest) == 1 and _nearest(nearest[0], ours[kind]) == [place]:
                     layers_a, layers_b = ours[kind][place], theirs[kind][nearest[0]]
-                    moves += [(layers_a[layer], layers_b[layer]) for layer in layers_a.keys() & layers_b.keys()]
+                    moves += [(layers_a[layer], layers_b[layer]) for layer in layers_a if layer in layers_b]
         for address, partner in sorted(moves, key=lambda pair: pair[0].count(".")):
             if address not in self.pairs and partner not in self.pairs.values():
                 self.moved.add(address)

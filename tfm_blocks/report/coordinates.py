@@ -132,9 +132,12 @@ def draw_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str, path: Pa
             panel.set_xlabel(knob)
             panel.set_title(f"step {step}")
         axes[0].set_ylabel("mean |x|")
+        axes[0].yaxis.set_major_formatter("{x:g}")
         drawn.suptitle(title, fontsize=7)
         if marked:
-            drawn.legend(loc="outside right upper", handles=axes[0].lines, labels=_labels(nodes, marked))
+            lines = [line for line, node in zip(axes[0].lines, nodes, strict=True) if node in marked]
+            labels = [f"{node.node} ({node.verdict})" for node in marked]
+            drawn.legend(loc="outside right upper", handles=lines, labels=labels)
         content = BytesIO()
         drawn.savefig(content, format=path.suffix[1:], metadata=UNDATED.get(path.suffix, {}), dpi=200)
     write_bytes(path, content.getvalue())
@@ -147,8 +150,3 @@ def _style(node: NodeSizes, marked: Sequence[NodeSizes]) -> dict[str, Any]:
     number = marked.index(node)
     style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
     return style | {"marker": MARKERS[number % len(MARKERS)]}
-
-
-def _labels(nodes: Sequence[NodeSizes], marked: Sequence[NodeSizes]) -> list[str]:
-    """Return the labels of the lines: the names of the nodes that are not flat."""
-    return [f"{node.node} ({node.verdict})" if node in marked else f"_{node.node}" for node in nodes]
