@@ -132,7 +132,7 @@ class LatentAttention(DotProduct):
         d_head, d_turned, d_value = self.sizes
         q_BHMK, c_B1ML, p_B1MR = self._project(state.fold_beams(x_R1D), Span(state.position, 1))
         c_B1NL, p_B1NR = state.append("c", c_B1ML), state.append("p", p_B1MR)
-        up_HXL = torch.unflatten(self.up.weight, 0, (self.heads, -1)).to(q_BHMK.dtype)
+        up_HXL = torch.unflatten(self.up.merged_weight(), 0, (self.heads, -1)).to(q_BHMK.dtype)
         keys_HKL, values_HVL = torch.split(up_HXL, [d_head, d_value], 1)
         plain_BHMK, rotary_BHMR = torch.split(q_BHMK, [d_head, d_turned], 3)
         q_BHMX = torch.cat((plain_BHMK @ keys_HKL, rotary_BHMR), 3)

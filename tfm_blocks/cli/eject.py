@@ -27,12 +27,17 @@ def add_commands(commands: options.Commands) -> None:
 
 def _eject(arguments: argparse.Namespace) -> None:
     from tfm_blocks.exchange.eject.file import eject
+    from tfm_blocks.network.adapters import without_adapters
     from tfm_blocks.runs.files import written_beside
 
     if arguments.weights and arguments.weights.resolve() == arguments.path.resolve():
         rule = f"must differ from the file of -o, but both are {arguments.path}"
         raise ConfigError(Problem("--weights", rule, help="--weights model.pt"))
     spec, sources, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    if spec.adapted and not Path(arguments.model).is_dir():
+        rule = "a file of torch alone has no adapters, and this model has no trained ones to merge"
+        raise ConfigError(Problem("model.adapt", rule, help="leave model.adapt out, or eject a trained run"))
+    spec = without_adapters(spec)
     title = printable(" ".join([Path(arguments.model).name, *arguments.overrides]))
     text = eject(spec, sources, title)
     with written_beside(arguments.path) as part:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem, printable
 
+LIBRARIES = ("huggingface", "peft", "ctranslate2", "onnx")
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8")
 
 
@@ -20,10 +21,15 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--family", type=Path, metavar="FILE", help=what)
     options.add_model_options(command)
     _add_output(command, "RUN", "the new run folder")
-    what = "write a run as a folder that transformers, CTranslate2 or ONNX Runtime loads"
+    what = "write a run of adapters as a run with plain weights: those of its base and the adapters, added"
+    command = options.add_command(commands, "merge", _merge, "add the adapters of a run to its weights", what)
+    options.add_run(command)
+    _add_output(command, "RUN", "the new run folder")
+    options.add_plugins(command)
+    what = "write a run as a folder that transformers, peft, CTranslate2 or ONNX Runtime loads"
     command = options.add_command(commands, "export", _export, "write a run for another library", what)
     options.add_run(command)
-    command.add_argument("--to", required=True, choices=("huggingface", "ctranslate2", "onnx"), help="the library")
+    command.add_argument("--to", required=True, choices=LIBRARIES, help="the library")
     _add_output(command, "FOLDER", "the new folder")
     add = command.add_argument
     add("--quantization", choices=QUANTIZATIONS, help="ctranslate2: the type of the weights (float32)")
@@ -44,6 +50,13 @@ def _import(arguments: argparse.Namespace) -> None:
     print(printable(str(import_folder(arguments.folder, arguments.path, family))))
 
 
+def _merge(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.exchange.adapters import merge_run
+
+    parameters = merge_run(arguments.folder, arguments.path, arguments.plugins)
+    print(printable(f"{arguments.path}: {parameters:,} parameters"))
+
+
 def _export(arguments: argparse.Namespace) -> None:
     if arguments.to == "ctranslate2":
         _export_ctranslate2(arguments)
@@ -51,6 +64,12 @@ def _export(arguments: argparse.Namespace) -> None:
     for name in ("quantization", "src", "ref"):
         if getattr(arguments, name) is not None:
             raise ConfigError(Problem(f"--{name}", "is an option of --to ctranslate2", help="leave it out"))
+    if arguments.to == "peft":
+        from tfm_blocks.exchange.adapters import export_to_peft
+
+        architecture = export_to_peft(arguments.folder, arguments.path, arguments.plugins)
+        print(printable(f"{arguments.path}: the adapters of a {architecture}"))
+        return
     if arguments.to == "onnx":
         from tfm_blocks.exchange.onnx.export import export_to_onnx
 

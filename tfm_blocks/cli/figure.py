@@ -54,15 +54,16 @@ def _figure(arguments: argparse.Namespace) -> None:
 
 
 def _spec(arguments: argparse.Namespace) -> tuple[Spec, Registry]:
-    """Return the model, checked without torch if it has shipped blocks only and no cost is requested."""
+    """Return the model, checked without torch if it has shipped blocks, no adapters and no requested cost."""
     from tfm_blocks.registry.declarations import read_declarations
 
     declared = read_declarations()
     if not arguments.cost and not arguments.plugins:
         try:
             spec = _declared_spec(arguments, declared)
-            print_warnings(spec.warnings)
-            return spec, declared
+            if not spec.mapping.get("adapt"):  # which maps have adapters is known from the modules
+                print_warnings(spec.warnings)
+                return spec, declared
         except ConfigError:  # blocks of an installed plug-in, or an error: the full check knows both better
             pass
     from tfm_blocks.registry.blocks import REGISTRY

@@ -38,6 +38,30 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class Where(Settings):
+    """Which weights a group has: by role, by node and by block, each a name or a list of names."""
+
+    role: str | list[str] = []
+    node: str | list[str] = []
+    block: str | list[str] = []
+
+    @property
+    def roles(self) -> list[str]:
+        return _listed(self.role)
+
+    @property
+    def nodes(self) -> list[str]:
+        return _listed(self.node)
+
+    @property
+    def blocks(self) -> list[str]:
+        return _listed(self.block)
+
+
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
 Read = TypeVar("Read", bound=Settings)
 
 

@@ -162,6 +162,15 @@ def weight_notes(node: Node, *, shared: bool) -> tuple[str, ...]:
     return (f"weights of {node.owner}",) if node.shares and not shared else ()
 
 
+def adapter_notes(node: Node) -> tuple[str, ...]:
+    """Return lines with the adapted maps of a node and the ranks of their adapters."""
+    ranks: dict[int, list[str]] = {}
+    for adapter in node.adapters.values():
+        ranks.setdefault(adapter.rank, []).extend(adapter.maps)
+    texts = [f"rank {rank} on {', '.join(maps)}" for rank, maps in ranks.items()]
+    return tuple(line for text in texts for line in wrap(text.split(), NOTE_LETTERS))
+
+
 def layer_note(stack: str, count: int, layers: Sequence[Sequence[int]]) -> str:
     """Return a note on the layers of another stack that alike nodes read; "" if all read the last one."""
     first = layers[0]

@@ -184,6 +184,7 @@ def _facts(node: Node, layer: str, entry: str, lasts: Mapping[str, str]) -> list
         name,
         node.block,
         repr(sorted((name, repr(value)) for name, value in node.arguments.items())),
+        node.adapter_text,
         tuple(map(_step, node.pre)),
         tuple(map(_step, node.post)),
         format_shape(node.shape),

@@ -30,7 +30,7 @@ from tfm_blocks.registry.values import Part
 
 Kind = Literal[
     "parametrisation", "input", "removed", "added", "renamed", "moved", "layers", "replaced", "argument", "add & norm",
-    "wiring", "weights",
+    "wiring", "weights", "adapters",
 ]  # fmt: skip
 KINDS = get_args(Kind)
 NOTHING = "–"
@@ -234,6 +234,8 @@ class _Comparison:
             yield Change("weights", "owner", before or "own", after or "own")
         if self.pairing.partner(node_a.tie) != node_b.tie:
             yield Change("weights", "tie", node_a.tie or NOTHING, node_b.tie or NOTHING)
+        if node_a.adapters != node_b.adapters:
+            yield Change("adapters", "", node_a.adapters or NOTHING, node_b.adapters or NOTHING)
 
 
 def _previous(node: GraphNode, outline: Outline) -> str:

@@ -38,6 +38,7 @@ class GraphNode:
     weights: str = ""
     tie: str = ""
     shrink: float = 1.0
+    adapters: str = ""
 
 
 @dataclass
@@ -104,7 +105,7 @@ class Outline:
         pre = before.post if before and before.block is None else call.pre
         return GraphNode(
             address, Part(call.block or "", call.arguments), self._reads(call), default, layers, pre, call.post,
-            weights=call.owner, tie=call.tie or "", shrink=call.shrink,
+            weights=call.owner, tie=call.tie or "", shrink=call.shrink, adapters=call.adapter_text,
         )  # fmt: skip
 
     def _reads(self, call: Node) -> dict[str, tuple[str, ...]]:

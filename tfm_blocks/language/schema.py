@@ -53,7 +53,9 @@ def _definitions(registry: Registry) -> Schema:
     tensor = {"anyOf": [REFERENCE, {"allOf": [_ref("node")], "properties": inline}, NULL]}
     node_name = {"pattern": r"^[^\W\d]\w*$", "not": {"enum": [*sorted(GRAMMAR), ENTRY]}}
     return {
-        "model": _mapping({key: _ref(key) for key in ("inputs", "args", "add_norm", "graph")} | _parametrisation()),
+        "model": _mapping(
+            {key: _ref(key) for key in ("inputs", "args", "add_norm", "graph", "adapt")} | _parametrisation()
+        ),
         "inputs": {
             "type": ["object", "null"],
             "additionalProperties": {"type": ["string", "null"], "pattern": AXES},
@@ -65,6 +67,7 @@ def _definitions(registry: Registry) -> Schema:
             "propertyNames": node_name,
             "additionalProperties": {"anyOf": [_ref("node"), NULL]},
         },
+        "adapt": _adapt(),
         "tensor": tensor,
         "tensors": {"anyOf": [*tensor["anyOf"], {"type": "array", "minItems": 1, "items": _ref("tensor")}]},
         **{f"category_{category}": _category(registry, category) for category in CATEGORIES},
@@ -196,6 +199,19 @@ def _args(blocks: Iterable[BlockInfo]) -> Schema:
         "properties": {**_arguments(blocks), **around},
         "propertyNames": {"pattern": r"^[^\W\d]\w*$", "not": {"enum": [*INDEX]}},
     }
+
+
+def _adapt() -> Schema:
+    """Return the schema of the groups of adapters, which network/adapters.py checks."""
+    names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    where = _mapping(dict.fromkeys(("role", "node", "block"), names))
+    keys = {
+        "where": where,
+        **{key: {"anyOf": [{"type": "number"}, KNOB, NULL]} for key in ("rank", "alpha", "dropout")},
+        "scaling": {"enum": ["standard", "rslora", None]},
+        "parts": {"type": ["array", "null"], "items": {"type": "string"}},
+    }
+    return {"type": ["object", "null"], "additionalProperties": _mapping(keys)}
 
 
 def _add_norm() -> Schema:

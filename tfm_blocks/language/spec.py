@@ -76,6 +76,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """An adapter of low rank on the `parts` of a linear map, whose names are `maps`."""
+
+    parts: tuple[int, ...]
+    maps: tuple[str, ...]
+    rank: int
+    scale: float
+    dropout: float
+
+    def __str__(self) -> str:
+        dropout = f", dropout {self.dropout:g}" if self.dropout else ""
+        return f"rank {self.rank}, scale {self.scale:g}{dropout}"
+
+
+@dataclass(frozen=True)
 class Node:
     """A call of a block, with its add & norm. A node without a block has only `post`, such as the `last` of a stack.
 
@@ -84,7 +99,8 @@ class Node:
     binds the signature's letters. `stack` is the address of the outermost stack around the node. `sees` is the part of
     the target that an output position depends on. For a `deep` node, the depth of the model sets the factor of `add`
     and `shrink`, the factor of the initial weights in the branch. `deeper` is the number of layers of the stacks around
-    the node, relative to the base of `completep`.
+    the node, relative to the base of `completep`. `adapters` are by the path of the linear map below the node's module,
+    such as `block.qkv`.
     """
 
     address: str
@@ -103,12 +119,21 @@ class Node:
     deep: bool = False
     sees: Literal["nothing", "past", "all"] = "nothing"
     shrink: float = 1.0
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
     deeper: float = 1.0
 
     @property
     def shares(self) -> bool:
         """Return True if the node uses the weights of another node."""
         return self.owner != self.address
+
+    @property
+    def adapter_text(self) -> str:
+        """Return the adapted maps with their adapters, such as `q, v: rank 8, scale 2`; "" without adapters."""
+        alike: dict[str, list[str]] = {}
+        for adapter in self.adapters.values():
+            alike.setdefault(str(adapter), []).extend(adapter.maps)
+        return "; ".join(f"{', '.join(maps)}: {text}" for text, maps in alike.items())
 
     @property
     def entry(self) -> str:
@@ -144,6 +169,11 @@ class Spec:
     def sink(self) -> Node:
         """Return the node whose output is the model's output."""
         return self.nodes[-1]
+
+    @property
+    def adapted(self) -> bool:
+        """Return True if the model has adapters; all other weights are then frozen."""
+        return any(node.adapters for node in self.nodes)
 
     @property
     def sources(self) -> tuple[Input, ...]:

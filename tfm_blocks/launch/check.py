@@ -22,6 +22,7 @@ from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, n
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
+from tfm_blocks.language.tree import MODEL
 from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
@@ -159,6 +160,9 @@ def _check(
         if problems:
             raise ConfigError(problems)
     (run,), (spec,) = settings, specs
+    if spec.adapted and run.init_from is None:
+        rule = "has adapters, but init_from names no run whose weights they change"
+        raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
     if problems := [*_transfer_problems(spec, run)]:
         raise ConfigError(problems)
     with with_locations(composed):

@@ -9,10 +9,13 @@ import torch
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
+from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
 from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, expect_folder, kept_weights
-from tfm_blocks.runs.model import read_tensors
+from tfm_blocks.runs.model import find_base, has_base, read_network, read_tensors
+from tfm_blocks.runs.records import Base
 
 
 def find_weights(run: Path) -> Path:
@@ -21,14 +24,29 @@ def find_weights(run: Path) -> Path:
     return run / WEIGHTS if (run / WEIGHTS).is_file() else kept_weights(run, "last")
 
 
+def expect_base(spec: Spec, tokenizer: Tokenizer, init_from: str | None) -> Base:
+    """Return the base of the model's adapters; an empty one if it has none. Raises RunError if it is another model."""
+    if not spec.adapted:
+        return Base()
+    run = Path(init_from or "")
+    if has_base(run):
+        rule = f"is {run}, which has adapters itself, but adapters change the weights of a run without them"
+        raise RunError(Problem("init_from", rule, help=f"tfm merge {run} -o RUN, then init_from=RUN"))
+    base = find_base(spec, run)
+    if load_tokenizer(run / TOKENIZER).ids != tokenizer.ids:
+        rule = f"is {run}, whose tokenizer has other ids, but adapters change the weights of the same vocabulary"
+        raise RunError(Problem("init_from", rule, help=f"data.tokenizer={run}"))
+    return base
+
+
 @torch.no_grad()
 def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> WeightMatch:
     """Copy every weight of the run whose address and shape match into `network`.
 
     Weights with a row for each subword take the rows of the subwords that both vocabularies have, even if the ids
-    differ. Raises RunError if the run is damaged.
+    differ. The adapters of the run are added to its weights. Raises RunError if the run is damaged.
     """
-    saved = read_tensors(find_weights(run))
+    saved = weights_of(read_network(run)) if has_base(run) else read_tensors(find_weights(run))
     ids, saved_ids = tokenizer.ids, load_tokenizer(run / TOKENIZER).ids
     common = [subword for subword in ids if subword in saved_ids]
     pairs_N2 = torch.tensor([[ids[subword], saved_ids[subword]] for subword in common])

@@ -31,7 +31,7 @@ from tfm_blocks.launch.check import (
 )
 from tfm_blocks.launch.cooldown import BranchPoint, open_branch
 from tfm_blocks.launch.finalize import expect_kept_weights
-from tfm_blocks.launch.init_from import find_weights
+from tfm_blocks.launch.init_from import expect_base, find_weights
 from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
@@ -50,7 +50,7 @@ from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder, step_of
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
-from tfm_blocks.runs.records import RunFile, Status
+from tfm_blocks.runs.records import Base, RunFile, Status
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.checkpoints import PreemptedError, preempted
 from tfm_blocks.training.data import plan_corpus
@@ -151,6 +151,7 @@ def _begin(
         if settings.init_from:
             find_weights(Path(settings.init_from))  # raises before anything starts
     run = requested.with_vocab(prepared.tokenizer.size)
+    base = expect_base(run.spec, prepared.tokenizer, settings.init_from)
     config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "cooldown", "match")}
     network = network_without_values(run.spec)
@@ -169,7 +170,7 @@ def _begin(
             text = fingerprint(settings.seed, prepared, planned_corpus)
             origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices)
             match = mapping.get("match", {})
-            start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match))
+            start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match), base)
         _train(rendezvous, job, run, prepared, callbacks)
     return job.folder
 
@@ -295,11 +296,11 @@ def _write_end(job: RunSpec, error: BaseException) -> None:
         print(printable(f"resume: {job.command}"), file=sys.stderr)
 
 
-def start_folder(job: RunSpec, prepared: Prepared, start: RunFile) -> None:
+def start_folder(job: RunSpec, prepared: Prepared, start: RunFile, base: Base) -> None:
     """Write the files of a run folder that are known before the first step."""
     write_config(job)
     columns = (TARGET,) if prepared.train.positional else prepared.train.columns
-    write_model(job.folder, job.config["model"], job.config["plugins"], columns)
+    write_model(job.folder, job.config["model"], job.config["plugins"], columns, base)
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     start.write(job.folder)

@@ -41,11 +41,12 @@ from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.matching import weights_of
+from tfm_blocks.network.matching import fill, saved_weights
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
+from tfm_blocks.runs.model import read_base
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import BestWeights, LogAttention, MovingAverage, ShowProgress
 from tfm_blocks.training.checkpoints import CheckpointFiles, Checkpoints, PreemptedError, preempted
@@ -152,7 +153,7 @@ class _Rank:
         trainer.strategy.barrier()  # so that all ranks see the files of rank 0
         fill_shares(self.network, final_weights(settings.trainer, folder / CHECKPOINTS, trainer.global_step))
         trainer.test(module, datamodule=data, verbose=False)
-        weights = full_tensors(weights_of(self.network))
+        weights = full_tensors(saved_weights(self.network))
         self.heartbeat.doing("scoring the translations")
         if self.leads:
             finish(self.job, module, weights, loggers, early.reason)
@@ -168,8 +169,16 @@ class _Rank:
             backend = f"{torch.distributed.get_default_backend_for_device(device)} on " if self.info.world > 1 else ""
             print(f"cluster: {self.info}, {backend}{device}")
         precision = Precision(**self.job.precision)
-        self.report(f"model: {sum(parameter.numel() for parameter in self.network.parameters()):,} parameters")
-        if settings.init_from and not self.job.checkpoint:
+        parameters = list(self.network.parameters())
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        total = sum(parameter.numel() for parameter in parameters)
+        self.report(f"model: {total:,} parameters" + f", {trained:,} of them trained" * (trained < total))
+        if self.network.spec.adapted:
+            fill(self.network, read_base(self.network, self.job.folder))
+            self.report(f"base: {settings.init_from}")
+            if self.leads and not self.job.checkpoint:
+                inherit_record(Path(settings.init_from or ""), self.job.folder)
+        elif settings.init_from and not self.job.checkpoint:
             self.report(load_matching_weights(self.network, self.prepared.tokenizer, Path(settings.init_from)))
             if self.leads:
                 inherit_record(Path(settings.init_from), self.job.folder)

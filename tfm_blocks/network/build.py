@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +11,13 @@ from torch import nn
 
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.blocks.layers.add_norm import Branch
+from tfm_blocks.blocks.layers.linear import LowRank
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
+from tfm_blocks.language.tree import MODEL
+from tfm_blocks.network.adapters import find_adapters
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.initial import address_seed, initialise
@@ -48,7 +52,15 @@ def weight_rules(spec: Spec, sources: Sources | None = None) -> dict[str, Weight
 
 def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
     """Return the spec of a model that was traced before. Raises ConfigError."""
-    return check(model, REGISTRY, sources)
+    spec = check(model, REGISTRY, sources)
+    if not model.get("adapt"):
+        return spec
+    if spec.base is not None:
+        rule = f"has no rule of width transfer, but the model has parametrisation: {model['parametrisation']}"
+        raise ConfigError(sources.problem((*MODEL, "adapt"), rule, help="write parametrisation: standard"))
+    adapters = find_adapters(network_without_values(spec), sources)
+    nodes = tuple(replace(node, adapters=adapters.get(node.owner, {})) for node in spec.nodes)
+    return replace(spec, nodes=nodes)
 
 
 def build_network(spec: Spec, *, seed: int) -> Network:
@@ -92,7 +104,13 @@ def _network(spec: Spec, seed: int) -> Network:
             for node in spec.base.nodes:
                 if not node.shares:
                     match_base(modules[node.address], module_of(node))
-    return Network(spec, modules)
+    network = Network(spec, modules)
+    if spec.adapted:
+        network.requires_grad_(False)
+        for module in network.modules():
+            if isinstance(module, LowRank):
+                module.requires_grad_(True)
+    return network
 
 
 def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, sources: Sources) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
-from tfm_blocks.blocks.layers.linear import Dropout
+from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
+from tfm_blocks.blocks.layers.linear import Dropout, Linear
 from tfm_blocks.blocks.layers.state import Stepping, apply_order, reading_order
 from tfm_blocks.language.spec import Node, Shape, Spec, Step
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
@@ -179,7 +180,12 @@ def module_of(node: Node) -> nn.Module:
         return _steps(node.post)
     info = REGISTRY.blocks[node.block]
     block = info.make(*(node.axes.get(letter) for letter in info.sizes), **node.arguments)
-    return Branch(_steps(node.pre), block, _steps(node.post))
+    module = Branch(_steps(node.pre), block, _steps(node.post))
+    for path, adapter in node.adapters.items():
+        linear = module.get_submodule(path)
+        assert isinstance(linear, Linear | ExpertLinear)
+        linear.adapt(adapter.parts, adapter.rank, adapter.scale, adapter.dropout)
+    return module
 
 
 def _steps(steps: tuple[Step, ...]) -> Steps:

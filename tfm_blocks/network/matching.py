@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tfm_blocks.blocks.layers.linear import LowRank
 from tfm_blocks.errors import Problem, RunError, suggest
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
@@ -23,16 +24,26 @@ def weights_of(network: Network) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (*network.named_parameters(), *buffers.items())}
 
 
+def saved_weights(network: Network) -> dict[str, Tensor]:
+    """Return the weights that a run saves: those of the adapters if the model has any, or else all."""
+    weights = weights_of(network)
+    if not network.spec.adapted:
+        return weights
+    paths = {path for path, module in network.named_modules() if isinstance(module, LowRank)}
+    return {name: weight for name, weight in weights.items() if name.rpartition(".")[0] in paths}
+
+
 @torch.no_grad()
 def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy the tensors into the parameters and persistent buffers of the same names."""
-    for name, tensor in weights_of(network).items():
-        tensor.copy_(tensors[name])
+    weights = weights_of(network)
+    for name, tensor in tensors.items():
+        weights[name].copy_(tensor)
 
 
 def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raise RunError unless names, shapes and dtypes match the network, and all values are finite."""
-    weights = weights_of(network)
+    """Raise RunError unless names, shapes and dtypes match the weights that a run saves, and all values are finite."""
+    weights = saved_weights(network)
     missing, extra = weights.keys() - tensors.keys(), tensors.keys() - weights.keys()
     for name in sorted(missing):
         raise RunError(Problem(where, f"has no weights for {name}", help=suggest(name, extra)))

@@ -7,19 +7,22 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.config.settings import Where
+from tfm_blocks.errors import shown, suggest
 from tfm_blocks.language.spec import Node
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.initial import initialise
 
 Role = Literal[
-    "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar", "experts"
+    "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar",
+    "experts", "adapter",
 ]  # fmt: skip
 NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
 KNOWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)  # of torch; their roles follow from the shapes
@@ -91,6 +94,40 @@ def list_weights(network: Network) -> list[Weight]:
         stacked = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
         weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, *stacked))
     return weights
+
+
+def matches(weight: Weight, where: Where) -> bool:
+    """Return True if the weight has one of the roles, of the nodes and of the blocks of `where`; a missing key has all.
+
+    A node is an address, or its beginning: `encoder`, `encoder.0` and `encoder.*.attn`, in which * is any layer.
+    """
+    address = weight.node.owner.split(".")
+    nodes = (node.split(".") for node in where.nodes)
+    return (
+        (not where.roles or not set(where.roles).isdisjoint(weight.roles))
+        and (not where.nodes or any(_begins(address, node) for node in nodes))
+        and (not where.blocks or weight.node.block in where.blocks)
+    )
+
+
+def _begins(address: Sequence[str], pattern: Sequence[str]) -> bool:
+    pairs = zip(address, pattern, strict=False)
+    return len(pattern) <= len(address) and all(want in ("*", part) for part, want in pairs)
+
+
+def find_where_problems(weights: Sequence[Weight], where: Where) -> Iterator[tuple[str, str, str]]:
+    """Yield the key, the rule and the fix of each name in `where` that no weight of the model has."""
+    owners = {weight.node.owner: weight.node.owner.split(".") for weight in weights}
+    nodes = {".".join(parts[:end]): None for parts in owners.values() for end in range(1, len(parts) + 1)}
+    blocks = dict.fromkeys(weight.node.block for weight in weights if weight.node.block)
+    for node in where.nodes:
+        if not any(_begins(parts, node.split(".")) for parts in owners.values()):
+            yield "node", f"the model has no weights at a node {shown(node)}", suggest(node, nodes)
+    for key, names, known in (("role", where.roles, get_args(Role)), ("block", where.blocks, blocks)):
+        for name in names:
+            if name not in known:
+                rule = f"no {'role' if key == 'role' else 'block with weights in the model'} is called {shown(name)}"
+                yield key, rule, suggest(name, known)
 
 
 def _parts(module: nn.Module, shape: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

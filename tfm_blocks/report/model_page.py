@@ -108,7 +108,9 @@ def _facts(
         path=".".join(node.path),
         shape=shapes[node.address],
         add_norm=add_norm,
-        weights=f"of {node.owner}" if node.shares else f"tied to {node.tie}" if node.tie else "",
+        weights="; ".join(
+            filter(None, (_origin_of_weights(node), node.adapter_text and f"adapters: {node.adapter_text}"))
+        ),
         parameters=costs[0],
         multiply_adds=costs[1],
         arguments=tuple(_arguments(node, info, sources)) if info else (),
@@ -121,6 +123,10 @@ def _facts(
             for place in [file.written[node.path]]
         ),
     )
+
+
+def _origin_of_weights(node: Node) -> str:
+    return f"of {node.owner}" if node.shares else f"tied to {node.tie}" if node.tie else ""
 
 
 def _arguments(node: Node, info: BlockInfo, sources: Sources) -> Iterator[Row]:

@@ -90,10 +90,14 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The nodes of a model, its number of parameters, and the length of each axis, from which its cost is computed."""
+    """The nodes of a model, its number of parameters, and the length of each axis, from which its cost is computed.
+
+    `trained` are the parameters of its adapters, or all if it has none.
+    """
 
     rows: list[NodeRow]
     parameters: int
+    trained: int
     lengths: dict[str, int]
 
     @property
@@ -117,7 +121,9 @@ def measure(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> ModelSi
         file = f"{place.file}:{place.line}" if place else ""
         form = f"{_steps(node)} (same as {node.owner})" if node.shares else _steps(node)
         rows.append(NodeRow(node, form, _parameters(node, network), costs[node.address], file))
-    return ModelSize(rows, sum(parameter.numel() for parameter in network.parameters()), sizes)
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
+    trained = sum(count for count, needed in counts if needed)
+    return ModelSize(rows, sum(count for count, _ in counts), trained, sizes)
 
 
 def show_model(size: ModelSize, name: str) -> None:
@@ -126,7 +132,8 @@ def show_model(size: ModelSize, name: str) -> None:
     rows = [[*_cells(group), group[0].file] for group in groups]
     print_table(Table(f"model {name}", [*NODE, Column("file")], rows))
     console = screen()
-    console.print(f"{size.parameters:,} parameters, tied and shared ones counted once")
+    adapters = f", {size.trained:,} of them in adapters, the others frozen" * (size.trained < size.parameters)
+    console.print(f"{size.parameters:,} parameters, tied and shared ones counted once{adapters}")
     console.print(f"{size.multiply_adds:,} multiply-adds for one row with {size.condition}")
     growth = complexity_table(group[0].node for group in groups)
     if growth.rows:
@@ -161,13 +168,15 @@ def model_record(size: ModelSize, name: str) -> dict[str, object]:
             "arguments": {key: str(value) if value is not None else None for key, value in row.node.arguments.items()},
             "shape": format_shape(row.node.shape),
             "parameters": row.parameters,
+            "adapters": row.node.adapter_text or None,
             "multiply_adds": row.multiply_adds,
             "complexity": asdict(known) if (known := complexity(row.node)) else None,
             "file": row.file,
         }
         for row in size.rows
     ]
-    sizes = {"parameters": size.parameters, "multiply_adds": size.multiply_adds, "lengths": size.lengths}
+    counts = {"parameters": size.parameters, "trained_parameters": size.trained}
+    sizes = {**counts, "multiply_adds": size.multiply_adds, "lengths": size.lengths}
     return {"model": name, **sizes, "nodes": nodes}
 
 
@@ -187,7 +196,9 @@ def _alike(rows: list[NodeRow]) -> list[list[NodeRow]]:
 
 def _steps(node: Node) -> str:
     """Return the block with the operations before and after it."""
-    parts = (" ".join(map(_step, node.pre)), node.block or "", " ".join(map(_step, node.post)))
+    ranks = dict.fromkeys(str(adapter.rank) for adapter in node.adapters.values())
+    block = f"{node.block} + rank {', '.join(ranks)}" if ranks else node.block or ""
+    parts = (" ".join(map(_step, node.pre)), block, " ".join(map(_step, node.post)))
     return " → ".join(part for part in parts if part)
 
 

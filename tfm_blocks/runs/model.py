@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,26 @@ from torch import Tensor
 
 from tfm_blocks.errors import ConfigError, Place, Problem, RunError
 from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.adapters import merge_adapters, without_adapters
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import expect_weights, fill
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import written_beside
-from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_utf8, kept_weights
-from tfm_blocks.runs.records import FORMAT, SavedModel, read_saved_model
+from tfm_blocks.runs.folder import MODEL, WEIGHTS, expect_folder, expect_utf8, kept_weights
+from tfm_blocks.runs.records import FORMAT, Base, SavedModel, read_saved_model
 from tfm_blocks.runs.saved_run import SavedRun
 
 
-def write_model(folder: Path, model: Mapping[str, Any], plugins: Sequence[str], columns: Sequence[str] = ()) -> None:
+def write_model(
+    folder: Path,
+    model: Mapping[str, Any],
+    plugins: Sequence[str],
+    columns: Sequence[str] = (),
+    base: Base = Base(),  # noqa: B008  it is frozen
+) -> None:
     """Write `model.json`."""
-    SavedModel(FORMAT, model, tuple(plugins), tuple(columns)).write(folder)
+    SavedModel(FORMAT, model, tuple(plugins), tuple(columns), base).write(folder)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -49,7 +58,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | int | None = None) -> Network:
     """Return the trained network of a run folder, in evaluation mode, on the CPU. Raises RunError.
 
-    `checkpoint` selects the weights of a validation: `last`, `best` or a step.
+    Adapters are added to the weights of their base. `checkpoint` selects the weights of a validation: `last`, `best` or
+    a step.
     """
     spec = read_spec(folder, plugins)
     if checkpoint is None:
@@ -58,8 +68,48 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
     tensors = read_tensors(path)
     expect_weights(network_without_values(spec), tensors, str(path))  # before anything is allocated
     network = build_network(spec, seed=0)
+    if spec.adapted:
+        fill(network, read_base(network, folder))
     fill(network, tensors)
-    return network.eval()
+    return (merge_adapters(network) if spec.adapted else network).eval()
+
+
+def has_base(run: Path) -> bool:
+    """Return True for a run of adapters. Raises RunError if it is damaged."""
+    expect_folder(run)
+    return (run / MODEL).is_file() and SavedModel.read(run).base != Base()
+
+
+def find_base(spec: Spec, run: Path) -> Base:
+    """Return the record of the run as the base of adapters. Raises RunError if its weights are not of this model."""
+    expect_folder(run)
+    SavedRun(run).expect_finished()
+    expect_weights(network_without_values(without_adapters(spec)), read_tensors(run / WEIGHTS), str(run / WEIGHTS))
+    return Base(os.path.abspath(run), _hash(run / WEIGHTS))  # noqa: PTH100  keeps symbolic links
+
+
+def read_base(network: Network, folder: Path) -> dict[str, Tensor]:
+    """Return the weights of the base of a run of adapters. Raises RunError if it is missing or has changed.
+
+    The base is in the folder that model.json names, or beside the run under the same name.
+    """
+    base, where = SavedModel.read(folder).base, str(folder / MODEL)
+    paths = [run / WEIGHTS for run in (Path(base.run), folder.parent / Path(base.run).name) if base.run]
+    path = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  False for a name that is too long
+    if path is None:
+        rule = f"its adapters change the weights of {base.run or 'a run that it does not name'}, which do not exist"
+        raise RunError(Problem(where, rule, help="restore that run, or write its new folder to base.run"))
+    if _hash(path) != base.sha256:
+        rule = f"its adapters were trained on other weights than those of {path.parent} now"
+        raise RunError(Problem(where, rule, help=f"restore the weights of that run: their SHA-256 is {base.sha256}"))
+    tensors = read_tensors(path)
+    expect_weights(network_without_values(without_adapters(network.spec)), tensors, str(path))
+    return tensors
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:

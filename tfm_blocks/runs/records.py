@@ -192,8 +192,19 @@ class Status(JsonFile):
 
 
 @dataclass(frozen=True)
+class Base:
+    """The run whose weights the adapters of another run change: its folder, and the hash of its weights."""
+
+    run: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
 class SavedModel(JsonFile):
-    """The content of model.json: the resolved model, the plug-in modules of its blocks, and the columns of its text."""
+    """The content of model.json: the resolved model, the plug-in modules of its blocks, and the columns of its text.
+
+    A run of adapters also has its `base`.
+    """
 
     FILE = MODEL
 
@@ -201,6 +212,7 @@ class SavedModel(JsonFile):
     model: Mapping[str, Any]
     plugins: tuple[str, ...]
     columns: tuple[str, ...] = ()
+    base: Base = field(default_factory=Base)
 
 
 def read_saved_model(folder: Path) -> SavedModel:

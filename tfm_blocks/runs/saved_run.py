@@ -49,6 +49,7 @@ UNFINISHED = {
     "diverged": "its training diverged",
     "done": "the training has finished, but the file is lost",
     "averaged": "the average was made, but the file is lost",
+    "merged": "the adapters were merged, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
 RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run would diverge again
@@ -322,7 +323,7 @@ class SavedRun:
         cause = UNFINISHED.get(self.state, "the training did not finish") + reason
         if not (self.folder / WEIGHTS).is_file():
             raise RunError(Problem(str(self.folder), f"has no {WEIGHTS}: {cause}", help=self._fix()))
-        if self.state in UNFINISHED and self.state not in ("done", "averaged", "saved"):
+        if self.state in UNFINISHED and self.state not in ("done", "averaged", "merged", "saved"):
             print(printable(f"warning: {self.folder}: {cause}; its weights are from before that"), file=sys.stderr)
 
     def _fix(self) -> str:

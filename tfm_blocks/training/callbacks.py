@@ -19,7 +19,7 @@ from tfm_blocks.errors import printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SKIPPED
 from tfm_blocks.network.attention_maps import attention_nodes
-from tfm_blocks.network.matching import fill, weights_of
+from tfm_blocks.network.matching import fill, saved_weights
 from tfm_blocks.report.attention import png
 from tfm_blocks.runs.checkpoints import NEVER, delete_old_weights, replace_best, restore_weights
 from tfm_blocks.runs.folder import step_file
@@ -49,7 +49,7 @@ class BestWeights(Callback):
         if pl_module.abandoned:
             return
         loss, step = pl_module.latest[OBJECTIVE], trainer.global_step
-        weights = full_tensors(weights_of(pl_module.network))
+        weights = full_tensors(saved_weights(pl_module.network))
         if trainer.is_global_zero:
             self._write(weights, step, best=loss < self.best_loss)
         if loss < self.best_loss:
@@ -263,4 +263,4 @@ class MovingAverage(Callback):
 
 def _weights(module: LightningModule) -> dict[str, Tensor]:
     assert isinstance(module, TrainingModule)
-    return weights_of(module.network)
+    return saved_weights(module.network)

@@ -68,7 +68,8 @@ def _shard_like(value: Tensor, like: Tensor) -> Tensor:
 def fill_shares(network: Network, tensors: Mapping[str, Tensor]) -> None:
     """Load full tensors by name into the network; each process takes its shard."""
     weights = weights_of(network)
-    fill(network, {name: _shard_like(tensors[name].to(weight.device), weight) for name, weight in weights.items()})
+    shares = {name: _shard_like(tensor.to(weights[name].device), weights[name]) for name, tensor in tensors.items()}
+    fill(network, shares)
 
 
 def units_of(network: Network) -> list[nn.Module]:

@@ -331,7 +331,8 @@ def build_optimizer(
         rules = weight_rules(network.spec).items()
         factors = {name: Factors(rule.rate, rule.decay, rule.eps) for name, rule in rules}
     order = {name: place for place, name in enumerate((*settings.groups, DEFAULT, OTHERS))}
-    trained = [one for one in assign(settings, list_weights(network)) if one.optimizer]
+    learned = assign(settings, list_weights(network))
+    trained = [one for one in learned if one.optimizer and network.get_parameter(one.weight.name).requires_grad]
     trained.sort(key=lambda one: (order[one.group], not one.weight.decays))
     members: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for one in trained:
@@ -372,7 +373,8 @@ def _group_values(one: Learned, peak: float, factors: Factors) -> dict[str, Any]
 
 def freeze(settings: OptimizerSettings, network: Network) -> None:
     """Exclude the weights of groups with `train: false` from training."""
-    network.freeze([one.weight.name for one in assign(settings, list_weights(network)) if not one.optimizer])
+    if frozen := [one.weight.name for one in assign(settings, list_weights(network)) if not one.optimizer]:
+        network.freeze(frozen)
 
 
 def expect_usable(settings: OptimizerSettings, weights: Sequence[Weight]) -> None:

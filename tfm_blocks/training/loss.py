@@ -204,8 +204,8 @@ class Objective:
         return x_BTD.flatten(0, 1).index_select(0, batch.kept_N), labels_N, losses
 
     def _sums(self, x_ND: Tensor, labels_N: Tensor) -> Sums:
-        head, parameters = self.network.head, self.network.head_parameters()
-        return smoothed_loss(head, parameters, x_ND, labels_N, **self._options(x_ND))
+        trained = [parameter for parameter in self.network.head_parameters() if parameter.requires_grad]
+        return smoothed_loss(self.network.head, trained, x_ND, labels_N, **self._options(x_ND))
 
     def _options(self, x_ND: Tensor) -> dict[str, Any]:
         return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}

@@ -103,8 +103,10 @@ class MemoryCheck:
     def _try(self, batches: Iterable[Batch]) -> None:
         network = deepcopy(self.network).to(self.device)
         has_weights = next(self.network.parameters()).device == self.device  # the run's weights count as one copy
-        held = _copies(network.parameters(), max(0, self.copies.held - has_weights))
-        layers = [list(unit.parameters()) for unit in units_of(network)] if self.copies.by_layer else []
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        held = _copies(trained, max(0, self.copies.held - has_weights))
+        units = units_of(network) if self.copies.by_layer else []
+        layers = [[one for one in unit.parameters() if one.requires_grad] for unit in units]
         held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
         kept = _keep_gradients(network, set(chain.from_iterable(layers)))
         begun = _follow(network)
@@ -149,10 +151,10 @@ def _bytes(parameters: Iterable[Tensor]) -> int:
 
 
 def _keep_gradients(network: Network, freed: Set[nn.Parameter]) -> list[nn.Parameter]:
-    """Allocate the gradients of all parameters except `freed`, and return these parameters."""
+    """Allocate the gradients of all trained parameters except `freed`, and return these parameters."""
     for parameter in freed:
         parameter.register_post_accumulate_grad_hook(_free_gradient)  # type: ignore[no-untyped-call]
-    kept = [parameter for parameter in network.parameters() if parameter not in freed]
+    kept = [parameter for parameter in network.parameters() if parameter.requires_grad and parameter not in freed]
     for parameter in kept:
         parameter.grad = torch.zeros_like(parameter)
     return kept

@@ -26,6 +26,7 @@ from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.matching import saved_weights
 from tfm_blocks.tracking.logger import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
@@ -75,6 +76,7 @@ class TrainingModule(LightningModule):
         self.validated = -1  # the step of the newest complete validation
         self.seconds_before, self.start = 0.0, time.monotonic()  # the time before a resume
         self.scorer = self._make_scorer()
+        self.strict_loading = not network.spec.adapted  # a checkpoint has the adapters alone
 
     def _make_scorer(self) -> SplitScorer:
         data, prepared = self.settings.data, self.prepared
@@ -110,6 +112,9 @@ class TrainingModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the counters, and the sums over all ranks since metrics were last logged."""
         self.skipped.flush()
+        if self.network.spec.adapted:
+            state, saved = checkpoint["state_dict"], saved_weights(self.network)
+            checkpoint["state_dict"] = {f"network.{name}": state[f"network.{name}"] for name in saved}
         checkpoint["tokens"], checkpoint["seconds"] = self.tokens, self.seconds
         checkpoint["validated"] = self.validated
         checkpoint["counted"] = self.steps.kept() | {"in_row": self.skipped.in_row}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ import yaml
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.adapters import merge_adapters
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import expect_weights, weights_of
@@ -35,8 +37,9 @@ def save_network(
 def write_run(network: Network, folder: Path, name: str, tokenizer: Tokenizer, knobs: Mapping[str, Any]) -> None:
     """Write model, tokenizer, config, weights and status to an empty folder. Raises ConfigError or RunError.
 
-    `knobs` are the values of the knobs that gave the model.
+    `knobs` are the values of the knobs that gave the model. Adapters are added to the weights.
     """
+    network = merge_adapters(deepcopy(network)) if network.spec.adapted else network
     spec, weights = network.spec, weights_of(network)
     if spec.sink.shape[-1] != tokenizer.size:
         rule = f"has {tokenizer.size} subwords, but the model has a vocabulary of {spec.sink.shape[-1]}"

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
+from tfm_blocks.blocks.layers.linear import LowRank
 from tfm_blocks.devices import has_grouped_kernel
 
 
@@ -19,6 +20,8 @@ class ExpertLinear(nn.Module):
     Every expert is initialised like a `Linear` without a bias; `parts` and `depth_scaled` have the same meaning.
     """
 
+    takes_adapter = True
+
     def __init__(
         self, experts: int, inputs: int, outputs: int, *, parts: int = 1, depth_scaled: Sequence[int] = ()
     ) -> None:
@@ -26,6 +29,7 @@ class ExpertLinear(nn.Module):
         self.parts = [outputs // parts] * parts
         self.depth_scaled = tuple(depth_scaled)
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.adapter: LowRank | None = None
 
     def initialise(self, name: str, generator: Generator) -> None:
         for weight_OI in self.weight:
@@ -39,11 +43,29 @@ class ExpertLinear(nn.Module):
             parts[part].mul_(factor)
 
     def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
-        kind, device = x_RI.dtype, x_RI.device.type
-        if device != "meta" and torch.is_autocast_enabled(device):  # autocast covers only torch's own products
-            kind = torch.get_autocast_dtype(device)
-        y_RO: Tensor = grouped_product(x_RI.to(kind), self.weight.to(kind), ends_E)
-        return y_RO
+        y_RO = multiply_rows(x_RI, self.weight, ends_E)
+        if self.adapter is None:
+            return y_RO
+        added_RO: Tensor = self.adapter(x_RI, lambda x, weight: multiply_rows(x, weight, ends_E))
+        return y_RO + added_RO
+
+    def adapt(self, parts: Sequence[int], rank: int, scale: float, dropout: float) -> None:
+        """Add an adapter to some of the `parts` of every expert."""
+        experts, _, inputs = self.weight.shape
+        self.adapter = LowRank(inputs, self.parts, parts, rank, scale, dropout, (experts,))
+
+    def merged_weight(self) -> Tensor:
+        """Return W_e of all experts plus the adapter's products of matrices."""
+        return self.weight if self.adapter is None else self.weight + self.adapter.product()
+
+
+def multiply_rows(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    """Compute x W_e^T for the rows of each expert e in the dtype of autocast: y_RO."""
+    kind, device = x_RI.dtype, x_RI.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):  # autocast covers only torch's own products
+        kind = torch.get_autocast_dtype(device)
+    y_RO: Tensor = grouped_product(x_RI.to(kind), weight_EOI.to(kind), ends_E)
+    return y_RO
 
 
 class BiasedExpertLinear(ExpertLinear):
@@ -129,9 +151,10 @@ def _keep_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _gradients(ctx: Any, grad_RO: Tensor) -> tuple[Tensor, Tensor, None]:
+def _gradients(ctx: Any, grad_RO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x_RI, weight_EOI, ends_E = ctx.saved_tensors
-    return (grouped_product(grad_RO, weight_EOI.transpose(1, 2), ends_E), grouped_outer(grad_RO, x_RI, ends_E), None)
+    grad_RI = grouped_product(grad_RO, weight_EOI.transpose(1, 2), ends_E) if ctx.needs_input_grad[0] else None
+    return grad_RI, grouped_outer(grad_RO, x_RI, ends_E) if ctx.needs_input_grad[1] else None, None
 
 
 grouped_product.register_autograd(_gradients, setup_context=_keep_inputs)

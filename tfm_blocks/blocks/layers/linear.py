@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -17,9 +18,12 @@ class Linear(nn.Linear):
     """x W^T + b. `parts` stacks several maps of the same input: a number of equal maps, or their widths.
 
     W is initialised Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; b with 0. The parts
-    `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down. `heads` is the number
-    of attention heads in each part.
+    `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down. A map whose weight is
+    read without `forward`, as by a convolution, has `takes_adapter` False. `heads` is
+    the number of attention heads in each part.
     """
+
+    takes_adapter = True
 
     def __init__(
         self,
@@ -36,15 +40,25 @@ class Linear(nn.Linear):
         self.heads = tuple(heads) or (1,) * len(self.parts)
         self.depth_scaled = tuple(depth_scaled)
         self.packed: Product | None = None
+        self.adapter: LowRank | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            return super().forward(x)
-        return self.packed(x)
+        if self.packed is not None:
+            return self.packed(x)
+        y = super().forward(x)
+        return y if self.adapter is None else y + self.adapter(x, F.linear)
+
+    def adapt(self, parts: Sequence[int], rank: int, scale: float, dropout: float) -> None:
+        """Add an adapter to some of the `parts`."""
+        self.adapter = LowRank(self.in_features, self.parts, parts, rank, scale, dropout)
+
+    def merged_weight(self) -> Tensor:
+        """Return W plus the adapter's product of matrices."""
+        return self.weight if self.adapter is None else self.weight + self.adapter.product()
 
     def pack(self, make: Callable[[Tensor, Tensor | None], Product]) -> None:
         """Let `forward` call the product that `make` returns for the weight and bias, until `packed` is set to None."""
-        self.packed = make(self.weight.detach(), None if self.bias is None else self.bias.detach())
+        self.packed = make(self.merged_weight().detach(), None if self.bias is None else self.bias.detach())
 
     def reset_parameters(self) -> None:
         """Do nothing: `initialise` fills the parameters, each from its own generator."""
@@ -60,6 +74,61 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
         for part in torch.split(self.weight, self.parts) if name == "weight" else ():
             nn.init.xavier_uniform_(part, generator=generator)
+
+
+class LowRank(nn.Module):
+    """scale · B A dropout(x), the adapter of a linear map: x_NI -> y_NO. Source: Hu et al. 2021 (LoRA), section 4.1.
+
+    The map stacks maps of the widths `widths`. The maps `parts` of them have separate A and B, and the others have no
+    adapter. `stack` are the leading axes of the weight, such as the number of experts. As in the package peft, A is
+    initialised uniformly within ±1/√I, and B with 0.
+    """
+
+    weight_roles: ClassVar = {"a": "adapter", "b": "adapter"}
+
+    def __init__(
+        self,
+        inputs: int,
+        widths: Sequence[int],
+        parts: Sequence[int],
+        rank: int,
+        scale: float,
+        dropout: float,
+        stack: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        self.widths, self.parts, self.rank, self.scale = list(widths), list(parts), rank, scale
+        self.dropout = Dropout(dropout)
+        self.a = nn.Parameter(torch.empty(*stack, len(self.parts) * rank, inputs))
+        self.b = nn.Parameter(torch.empty(*stack, sum(self.widths[part] for part in self.parts), rank))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        if name == "b":
+            nn.init.zeros_(self.b)
+        else:
+            bound = 1 / math.sqrt(self.a.shape[-1])  # kaiming_uniform_ with a = √5, for any number of leading axes
+            nn.init.uniform_(self.a, -bound, bound, generator=generator)
+
+    def forward(self, x: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return the term that the adapter adds; `product` multiplies rows by a matrix like this module's."""
+        h = product(self.dropout(x), self.a)
+        chosen = zip(torch.split(h, self.rank, -1), self._split_b(), strict=True)
+        outputs = dict(zip(self.parts, (product(*pair) for pair in chosen), strict=True))
+        return self._join([outputs.get(part, h.new_zeros(*h.shape[:-1], n)) for part, n in enumerate(self.widths)], -1)
+
+    def product(self) -> Tensor:
+        """Return scale · B A in the shape of the map's weight."""
+        chosen = zip(torch.split(self.a, self.rank, -2), self._split_b(), strict=True)
+        outputs = dict(zip(self.parts, (b @ a for a, b in chosen), strict=True))
+        *stack, _, inputs = self.a.shape
+        zeros = (self.a.new_zeros(*stack, width, inputs) for width in self.widths)
+        return self._join([outputs.get(part, zero) for part, zero in enumerate(zeros)], -2)
+
+    def _split_b(self) -> Sequence[Tensor]:
+        return torch.split(self.b, [self.widths[part] for part in self.parts], -2)
+
+    def _join(self, pieces: list[Tensor], axis: int) -> Tensor:
+        return (torch.cat(pieces, axis) if len(pieces) > 1 else pieces[0]) * self.scale
 
 
 def normal_(weight: Tensor, width: int, generator: Generator) -> None:
