@@ -174,7 +174,7 @@ SCALARS = ["model=rezero", "++model.graph.decoder.layer.cross.kv={block: weighte
     [
         ["trainer.precision=fp32"],
         pytest.param(["trainer.precision=bf16"], marks=pytest.mark.slow),
-        pytest.param(SCALARS, marks=pytest.mark.slow, id="scalar parameters"),
+        pytest.param(SCALARS, marks=pytest.mark.grid, id="scalar parameters"),
     ],
 )
 def test_fsdp2_gives_the_weights_and_checkpoints_of_ddp(

@@ -66,9 +66,9 @@ def test_the_rows_of_groups_count_every_parameter_once() -> None:
 
 
 WRONG: dict[str, tuple[list[str], str, str, str]] = {
-    "no such role": (["a={where: {role: embeding}}"], "a.where.role", "there is no role 'embeding'", "did you mean embedding"),
-    "no such node": (["a={where: {node: encodr}}"], "a.where.node", "no weight belongs to a node 'encodr'", "did you mean encoder"),
-    "no such block": (["a={where: {block: atention}}"], "a.where.block", "block 'atention'", "did you mean attention"),
+    "no such role": (["a={where: {role: embeding}}"], "a.where.role", "no role is called 'embeding'", "did you mean embedding"),
+    "no such node": (["a={where: {node: encodr}}"], "a.where.node", "the model has no weights at a node 'encodr'", "did you mean encoder"),
+    "no such block": (["a={where: {block: atention}}"], "a.where.block", "no block with weights in the model is called 'atention'", "did you mean attention"),
     "no such key": (["a={where: {role: head}, rte: 2}"], "a.rte", "no such setting", "did you mean rate"),
     "no such optimizer": (["a={where: {role: head}, name: muom}"], "a.name", "must be one of adam", "did you mean muon"),
     "another optimizer's setting": (["a={where: {role: head}, momentum: 0.9}"], "a.momentum", "no such setting", "one of: betas"),
@@ -99,6 +99,14 @@ def test_a_group_that_nobody_means_is_an_error_with_place_rule_and_fix(
     (problem,) = raised.value.problems
     assert problem.address == ".".join(filter(None, ("optimizer.groups", address)))
     assert rule in problem.rule and fix in problem.help and (problem.place or problem.origin)
+
+
+def test_a_group_of_weights_that_adapters_freeze_is_an_error(small: Callable[..., Composed]) -> None:
+    adapt = "model.adapt.a={where: {block: attention}, rank: 2, alpha: 2}"
+    group = "+optimizer.groups.head={where: {role: head}, rate: 2}"
+    with pytest.raises(ConfigError, match=r"takes no weight: model.adapt freezes all its weights") as raised:
+        check_remote_run(small("optimizer=adamw", "init_from=runs/base", adapt, group))
+    assert "role: adapter" in raised.value.problems[0].help
 
 
 def test_an_optimizer_of_all_weights_is_needed_for_the_others_of_muon() -> None:

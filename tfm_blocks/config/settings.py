@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from tfm_blocks.config.foreign_keys import advice
@@ -38,28 +38,28 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
+
+
 class Where(Settings):
-    """Which weights a group has: by role, by node and by block, each a name or a list of names."""
+    """The weights of a group: those that match each key.
 
-    role: str | list[str] = []
-    node: str | list[str] = []
-    block: str | list[str] = []
+    role: roles of weights. node: addresses of nodes, or beginnings of addresses. block: names of blocks.
+    """
 
-    @property
-    def roles(self) -> list[str]:
-        return _listed(self.role)
+    role: Names = []
+    node: Names = []
+    block: Names = []
 
-    @property
-    def nodes(self) -> list[str]:
-        return _listed(self.node)
-
-    @property
-    def blocks(self) -> list[str]:
-        return _listed(self.block)
-
-
-def _listed(names: str | list[str]) -> list[str]:
-    return [names] if isinstance(names, str) else names
+    @model_validator(mode="after")
+    def _has_keys(self) -> Where:
+        if not self.model_fields_set:
+            raise RuleError("is empty", "name weights, such as where: {role: embedding} or where: {node: encoder}")
+        return self
 
 
 Read = TypeVar("Read", bound=Settings)

@@ -99,20 +99,23 @@ def list_weights(network: Network) -> list[Weight]:
 def matches(weight: Weight, where: Where) -> bool:
     """Return True if the weight has one of the roles, of the nodes and of the blocks of `where`; a missing key has all.
 
-    A node is an address, or its beginning: `encoder`, `encoder.0` and `encoder.*.attn`, in which * is any layer.
+    A node is an address or its beginning. The index of a layer may be `*` or left out, for all layers: `encoder`,
+    `encoder.0`, `encoder.*.attn` and `encoder.attn`.
     """
-    address = weight.node.owner.split(".")
-    nodes = (node.split(".") for node in where.nodes)
     return (
-        (not where.roles or not set(where.roles).isdisjoint(weight.roles))
-        and (not where.nodes or any(_begins(address, node) for node in nodes))
-        and (not where.blocks or weight.node.block in where.blocks)
+        (not where.role or not set(where.role).isdisjoint(weight.roles))
+        and (not where.node or any(_lies_in(name.split("."), where.node) for name in weight.names))
+        and (not where.block or weight.node.block in where.block)
     )
 
 
-def _begins(address: Sequence[str], pattern: Sequence[str]) -> bool:
-    pairs = zip(address, pattern, strict=False)
-    return len(pattern) <= len(address) and all(want in ("*", part) for part, want in pairs)
+def _lies_in(address: Sequence[str], nodes: Sequence[str]) -> bool:
+    forms = address, [part for part in address if not part.isdigit()]
+    pairs = ((form, node.split(".")) for form in forms for node in nodes)
+    return any(
+        len(node) <= len(form) and all(want in ("*", part) for part, want in zip(form, node, strict=False))
+        for form, node in pairs
+    )
 
 
 def find_where_problems(weights: Sequence[Weight], where: Where) -> Iterator[tuple[str, str, str]]:
@@ -120,10 +123,10 @@ def find_where_problems(weights: Sequence[Weight], where: Where) -> Iterator[tup
     owners = {weight.node.owner: weight.node.owner.split(".") for weight in weights}
     nodes = {".".join(parts[:end]): None for parts in owners.values() for end in range(1, len(parts) + 1)}
     blocks = dict.fromkeys(weight.node.block for weight in weights if weight.node.block)
-    for node in where.nodes:
-        if not any(_begins(parts, node.split(".")) for parts in owners.values()):
+    for node in where.node:
+        if not any(_lies_in(name.split("."), [node]) for weight in weights for name in weight.names):
             yield "node", f"the model has no weights at a node {shown(node)}", suggest(node, nodes)
-    for key, names, known in (("role", where.roles, get_args(Role)), ("block", where.blocks, blocks)):
+    for key, names, known in (("role", where.role, get_args(Role)), ("block", where.block, blocks)):
         for name in names:
             if name not in known:
                 rule = f"no {'role' if key == 'role' else 'block with weights in the model'} is called {shown(name)}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Union, cast
 
 import torch
 from pydantic import (
@@ -15,73 +15,23 @@ from pydantic import (
     Tag,
     TypeAdapter,
     create_model,
-    field_validator,
     model_validator,
 )
 from torch.optim import Optimizer
 
 import tfm_blocks.training.optimizers  # noqa: F401  registers them
-from tfm_blocks.config.settings import RuleError, Settings
-from tfm_blocks.errors import ConfigError, Problem, listed, shown, suggest
+from tfm_blocks.config.settings import RuleError, Settings, Where
+from tfm_blocks.errors import ConfigError, Problem, listed, shown
 from tfm_blocks.network.build import weight_rules
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.weights import Learning, Role, Weight, list_weights
+from tfm_blocks.network.weights import Learning, Weight, find_where_problems, list_weights, matches
 from tfm_blocks.registry.expression import Number, evaluate, names_in
 from tfm_blocks.registry.optimizers import OPTIMIZERS, OptimizerInfo
 from tfm_blocks.training.optimizers import JointOptimizer
 
 SHARED = ("weight_decay", "cautious", "independent_decay")  # a group with another optimizer inherits these
-DEFAULT, OTHERS = "default", "others"  # the names of the last groups in tables
+DEFAULT, OTHERS, BASE = "default", "others", "base of the adapters"  # the names of further groups in tables
 LISTED = 8  # names in an error
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-Names = Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
-
-
-class Where(Settings):
-    """The weights of a group: those that match each key.
-
-    role: roles of weights. node: addresses of nodes, or beginnings of addresses. block: names of blocks.
-    """
-
-    role: Names | None = None
-    node: Names | None = None
-    block: Names | None = None
-
-    @model_validator(mode="after")
-    def _has_keys(self) -> Where:
-        if not self.model_fields_set:
-            raise RuleError("is empty", "name weights, such as where: {role: embedding} or where: {node: encoder}")
-        return self
-
-    @field_validator("role")
-    @classmethod
-    def _are_roles(cls, roles: list[str] | None) -> list[str] | None:
-        for role in roles or ():
-            if role not in get_args(Role):
-                raise RuleError(f"there is no role {shown(role)}", suggest(role, get_args(Role)))
-        return roles
-
-    def matches(self, weight: Weight) -> bool:
-        """Return True if the weight has one of the roles, nodes and blocks."""
-        return (
-            (self.role is None or not set(self.role).isdisjoint(weight.roles))
-            and (self.node is None or any(_lies_in(weight, address) for address in self.node))
-            and (self.block is None or weight.node.block in self.block)
-        )
-
-
-def _lies_in(weight: Weight, address: str) -> bool:
-    """Return True if a weight, under any of its names, is below `address`, which may leave out the index of layers."""
-    return any(f"{place}.".startswith(f"{address}.") for name in weight.names for place in (name, _folded(name)))
-
-
-def _folded(name: str) -> str:
-    return ".".join(part for part in name.split(".") if not part.isdigit())
 
 
 def _is_a_rate(rate: object) -> object:
@@ -217,11 +167,13 @@ class Learned:
 
 def assign(settings: OptimizerSettings, weights: Sequence[Weight]) -> list[Learned]:
     """Return how each weight learns, in the order of `weights`. Raises ConfigError with all problems."""
-    learned: dict[str, Learned] = {}
     problems: list[Problem] = []
+    adapted = any("adapter" in weight.roles for weight in weights)
+    base = [weight for weight in weights if adapted and "adapter" not in weight.roles]  # model.adapt freezes them
+    learned = {weight.name: Learned(weight, BASE, "", 0.0, {}) for weight in base}
     for name, group in settings.groups.items():
         address = f"optimizer.groups.{name}"
-        matched = [weight for weight in weights if group.where.matches(weight)]
+        matched = [weight for weight in weights if matches(weight, group.where)]
         usable = [weight for weight in matched if not group.train or _takes(OPTIMIZERS[group.name], weight)]
         free = [weight for weight in usable if weight.name not in learned]
         if not free:
@@ -278,14 +230,12 @@ def _no_weights(
 ) -> Iterator[Problem]:
     """Yield why a group takes no weight."""
     where, info = group.where, OPTIMIZERS[group.name]
-    nodes = _addresses(weights)
-    blocks = {weight.node.block for weight in weights if weight.node.block}
-    unknown = [
-        *((f"{address}.where.node", name, nodes) for name in where.node or () if name not in nodes),
-        *((f"{address}.where.block", name, blocks) for name in where.block or () if name not in blocks),
-    ]
+    unknown = list(find_where_problems(weights, where))
     roles = dict.fromkeys(role for weight in weights for role in weight.roles)
-    if taken:
+    if taken == [BASE]:
+        rule = "takes no weight: model.adapt freezes all its weights"
+        yield Problem(f"{address}.where", rule, help="write where: {role: adapter}")
+    elif taken:
         rule = f"takes no weight: all its weights are taken by the earlier {listed(taken, LISTED)}"
         yield Problem(address, rule, help=f"write it before {taken[0]}, or remove one of them")
     elif matched:
@@ -293,21 +243,13 @@ def _no_weights(
         rule += ", ".join(dict.fromkeys(role for weight in matched for role in weight.roles))
         yield Problem(address, rule, help="write another name, such as name: adamw")
     elif unknown:
-        for place, name, known in unknown:
-            kind = place.rpartition(".")[2]
-            yield Problem(place, f"no weight belongs to a {kind} {shown(name)}", help=suggest(name, sorted(known)))
+        yield from (Problem(f"{address}.where.{key}", rule, help=help) for key, rule, help in unknown)
     elif roles.keys().isdisjoint(where.role or roles):
         rule = f"no weight of this model has the role {' or '.join(where.role)}"
         yield Problem(f"{address}.where.role", rule, help=f"its roles are {', '.join(roles)}")
     else:
         rule = "no weight matches all keys of where"
         yield Problem(f"{address}.where", rule, help="leave a key out; tfm show MODEL --weights lists the weights")
-
-
-def _addresses(weights: Iterable[Weight]) -> set[str]:
-    """Return the addresses of the nodes that have weights, their beginnings, and both without indices of layers."""
-    parts = (node.split(".") for weight in weights for node in (weight.node.owner, _folded(weight.node.owner)))
-    return {".".join(part[:length]) for part in parts for length in range(1, len(part) + 1)}
 
 
 class Factors(NamedTuple):
@@ -331,15 +273,16 @@ def build_optimizer(
         rules = weight_rules(network.spec).items()
         factors = {name: Factors(rule.rate, rule.decay, rule.eps) for name, rule in rules}
     order = {name: place for place, name in enumerate((*settings.groups, DEFAULT, OTHERS))}
+    parameters = dict(network.named_parameters())
     learned = assign(settings, list_weights(network))
-    trained = [one for one in learned if one.optimizer and network.get_parameter(one.weight.name).requires_grad]
+    trained = [one for one in learned if one.optimizer and parameters[one.weight.name].requires_grad]
     trained.sort(key=lambda one: (order[one.group], not one.weight.decays))
     members: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for one in trained:
         values = _group_values(one, peak, factors.get(one.weight.name, Factors()))
         key = one.group, *map(str, values.values())
         group = members.setdefault(one.optimizer, {}).setdefault(key, {"params": [], "lr": 1.0, **values})
-        group["params"].append(network.get_parameter(one.weight.name))
+        group["params"].append(parameters[one.weight.name])
     optimizers = [_make(OPTIMIZERS[name], list(groups.values())) for name, groups in members.items()]
     first = optimizers[0]
     cautious = any(group.get("cautious_decay") for one in optimizers for group in one.param_groups)
