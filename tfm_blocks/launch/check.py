@@ -29,7 +29,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.groups import expect_usable, names_used
+from tfm_blocks.training.groups import expect_optimizers, names_used
 from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
@@ -166,7 +166,7 @@ def _check(
     if problems := [*_transfer_problems(spec, run)]:
         raise ConfigError(problems)
     with with_locations(composed):
-        expect_usable(run.optimizer, list_weights(network_without_values(spec)))
+        expect_optimizers(run.optimizer, list_weights(network_without_values(spec)))
     tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
     plugins = plugins_in_use(run.plugins, spec.blocks, tasks, names_used(run.optimizer))
     return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))

@@ -320,7 +320,7 @@ def freeze(settings: OptimizerSettings, network: Network) -> None:
         network.freeze(frozen)
 
 
-def expect_usable(settings: OptimizerSettings, weights: Sequence[Weight]) -> None:
+def expect_optimizers(settings: OptimizerSettings, weights: Sequence[Weight]) -> None:
     """Raise ConfigError with all problems of the groups for a model, and of settings that an optimizer refuses."""
     problems = {}
     for one in assign(settings, weights):
