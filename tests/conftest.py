@@ -25,6 +25,13 @@ from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
 COMPOSER = JobComposer(None)  # shared by all tests of a process
+GROUPS = (
+    "{embeddings: {where: {role: [embedding, head]}, rate: 2, name: sgd}, deep: {where: {node: decoder}, rate: 'i+1'}}"
+)
+LEARNING = {  # overrides of runs that use each optimizer besides Adam's fused kernels
+    **{name: [f"optimizer={name}"] for name in ("sgd", "adafactor", "lion", "muon")},
+    "groups": ["optimizer=muon", "optimizer.cautious=true", f"optimizer.groups={GROUPS}"],
+}
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
 
 

@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.conftest import SMALL
+from tests.conftest import LEARNING, SMALL
 from tests.preloaded import run_python
 from tests.training.test_module import feed_of, make
 from tfm_blocks.cli.train import _run_training
@@ -163,6 +163,26 @@ def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
     assert [row[0] for row in logged[0]] == [row[0] for row in logged[1]]
     for one, other in zip(*logged, strict=True):
         assert [float(value or 0) for value in one] == pytest.approx([float(value or 0) for value in other], abs=1e-5)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("options", LEARNING.values(), ids=LEARNING)
+def test_two_processes_change_the_weights_with_each_optimizer_as_one_does(
+    small: Callable[..., Composed], tmp_path: Path, options: list[str]
+) -> None:
+    settings = ["data.max_length=50", *STEADY, "trainer.precision=fp32", f"data.batch_tokens={CAP // 4}", *options]
+    run(small(*settings), tmp_path)
+    one = weights(tmp_path / "run")
+    for number, strategy in enumerate(("ddp", "fsdp2"), 2):
+        composed = small(*settings, "trainer.devices=2", f"trainer.strategy={strategy}")
+        if strategy == "fsdp2" and "optimizer=adafactor" in options:
+            with pytest.raises(ConfigError, match="adafactor cannot divide its state among processes"):
+                run(composed, tmp_path)
+            continue
+        run(composed, tmp_path)
+        other = weights(tmp_path / f"run-{number}")
+        for name in one:
+            torch.testing.assert_close(trained(name, other), trained(name, one), rtol=0, atol=1e-5)
 
 
 SCALARS = ["model=rezero", "++model.graph.decoder.layer.cross.kv={block: weighted_sum, in: encoder.*}"]

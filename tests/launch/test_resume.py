@@ -23,6 +23,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.conftest import LEARNING
 from tests.preloaded import run_python
 from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
@@ -135,6 +136,16 @@ def test_a_run_stopped_at_any_step_ends_bit_equal(small: Small, tmp_path: Path, 
         assert state(run) == "preempted"
         assert to_the_end(run) == list(range(every, STEPS + 1, every))
         expect_same(tmp_path / "run", run)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("options", LEARNING.values(), ids=LEARNING)
+def test_a_stopped_run_of_each_optimizer_ends_bit_equal(small: Small, tmp_path: Path, options: list[str]) -> None:
+    begin(small(*stopping(1000), *options), tmp_path)
+    with pytest.raises(PreemptedError):
+        begin(small(*stopping(3), *options), tmp_path)
+    assert to_the_end(tmp_path / "run-2") == list(range(3, STEPS + 1, 3))
+    expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
 @pytest.mark.grid

@@ -85,7 +85,7 @@ def test_a_run_is_not_compared_with_itself_and_long_lines_are_cut_as_in_translat
     command = ["evaluate", str(tmp_path / "run"), "--src", str(tmp_path / "src"), "--ref", str(tmp_path / "ref")]
     with pytest.raises(SystemExit):
         main([*command, "--against", str(tmp_path / "run" / "..") + "/run/"])
-    assert "--against: must be another run" in capsys.readouterr().err
+    assert "--against: must be a different run" in capsys.readouterr().err
     main([*command, "--max-tokens", "10", "--beam", "2", "--patient"])
     shown = capsys.readouterr()
     assert "src:1: the line has" in shown.err and "1 line" in shown.out

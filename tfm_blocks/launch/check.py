@@ -163,7 +163,7 @@ def _check(
     if spec.adapted and run.init_from is None:
         rule = "has adapters, but init_from names no run whose weights they change"
         raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
-    if problems := [*_transfer_problems(spec, run)]:
+    if problems := [*_optimizer_problems(spec, run)]:
         raise ConfigError(problems)
     with with_locations(composed):
         expect_optimizers(run.optimizer, list_weights(network_without_values(spec)))
@@ -275,8 +275,11 @@ def _input_problems(spec: Spec, data: DataSettings | None) -> Iterator[Problem]:
             yield Problem(address, rule, help=help)
 
 
-def _transfer_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
-    """Yield a problem if the parametrisation has no rule for the optimizer or the schedule."""
+def _optimizer_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
+    """Yield problems of the optimizer with shards, and if the parametrisation has no rule for it or the schedule."""
+    if run.trainer.strategy == "fsdp2" and "adafactor" in names_used(run.optimizer):
+        rule = "is fsdp2, but adafactor cannot divide its state among processes"
+        yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp, or another optimizer")
     if spec.base is None:
         return
     name, base = spec.parametrisation, spec.mapping["base"]
