@@ -38,7 +38,7 @@ def adamw(groups: Groups, *, betas: Betas = [0.9, 0.98], eps: AtLeast0 = 1e-9, w
 @optimizer("sgd", source="Sutskever et al. 2013")
 def sgd(groups: Groups, *, momentum: Fraction = 0.9, nesterov: bool = False, weight_decay: AtLeast0 = 0.0) -> Optimizer:
     """Stochastic gradient descent with momentum. Weight decay is added to the gradient."""
-    return SGD(groups, 1.0, momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True)
+    return SGD(groups, 1.0, momentum, weight_decay=weight_decay, nesterov=nesterov)
 
 
 @optimizer("adafactor", source="Shazeer and Stern 2018", decoupled=True)
