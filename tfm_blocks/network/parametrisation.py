@@ -1,8 +1,7 @@
 """Width and depth transfer: the initial scale, rate, decay and eps of each weight, from its role and growing axes.
 
 The widths of a base are compared with the widths of the model. A model at the sizes of its base is the standard model.
-Sources: Yang et al. 2022 (mup), tables 3 and 8; Dey et al. 2025 (CompleteP), table 1; for Muon, Yang et al. 2023 (a
-spectral condition for feature learning), condition 1.
+Sources: Yang et al. 2022 (mup), tables 3 and 8; Dey et al. 2025 (CompleteP), table 1.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class WeightRule:
 
     `initial` multiplies the standard initial values of each part of the weight; the parts begin at the places `parts`.
     `rate`, `decay` and `eps` are those of Adam and its relatives with decoupled decay: rate · decay is constant.
-    `spectral` is the growth of √(outputs / inputs).
     """
 
     name: str
@@ -64,7 +62,6 @@ class WeightRule:
     parts: tuple[int, ...]
     rate: float
     eps: float
-    spectral: float
 
     @property
     def decay(self) -> float:
@@ -157,7 +154,6 @@ def _rule(
         tuple(places),
         rate=inputs**powers.rate,
         eps=1 / (below * weight.node.deeper),
-        spectral=math.sqrt(outputs / inputs),
     )
 
 
