@@ -18,6 +18,7 @@ from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.run import read_cooldown
 from tfm_blocks.distributed.signals import STOPS, exit_on_signals
 from tfm_blocks.errors import TfmError
+from tfm_blocks.exchange.folder import PublishedFile
 from tfm_blocks.launch.check import check_request
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.checkpoints import list_checkpoints
@@ -57,6 +58,13 @@ def branch(parent: Path, step: int, *overrides: str, until: int | None = None) -
     config = compose_arguments([f"cooldown={parent}@{step}", *overrides])
     run, point = check_request(config)
     return train(run, parent.parent, until=until, branch=point)
+
+
+def test_a_branch_keeps_the_record_of_an_imported_model(folder: Path) -> None:
+    shutil.copytree(folder / "constant", folder / "imported")
+    PublishedFile("gpt2", {"config.json": "{}"}).write(folder / "imported")
+    run = branch(folder / "imported", 6, "schedule.decay=2")
+    assert PublishedFile.read_or_empty(run).texts == {"config.json": "{}"}
 
 
 def test_a_branch_equals_the_run_with_its_schedule_from_the_first_step(folder: Path) -> None:

@@ -317,7 +317,17 @@ def test_the_schedule_and_the_decay_must_not_depend_on_the_width_again() -> None
         (
             ["schedule=constant", "schedule.warmup=10", "optimizer=adam", "optimizer.weight_decay=0.1"],
             "optimizer.weight_decay",
-            "optimizer=adamw",
+            "adamw",
+        ),
+        (
+            [
+                "schedule=constant",
+                "schedule.warmup=10",
+                "optimizer=adamw",
+                "+optimizer.groups.a={where: {role: matrix}, name: adam}",
+            ],
+            "optimizer.groups.a.weight_decay",
+            "adamw",
         ),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -11,9 +11,11 @@ import torch
 from pydantic import TypeAdapter
 
 import tfm_blocks as tfm
+from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_remote_run
+from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import Learning, list_weights
 from tfm_blocks.training.groups import (
@@ -85,6 +87,7 @@ WRONG: dict[str, tuple[list[str], str, str, str]] = {
     "an unknown name": (["a={where: {node: decoder}, rate: '0.9**depth'}"], "a.rate", "names depth", "0.9"),
     "a frozen rate": (["a={where: {node: decoder}, train: false, rate: 2}"], "a", "but sets rate", "leave train out"),
     "nothing to train": (["a={where: {node: [src_emb, encoder, decoder]}, train: false}"], "", "nothing to train", "train: false"),
+    "the name of the rest": (["default={where: {role: head}, rate: 2}"], "", "the name of the remaining weights", "otherwise"),
     "no where": (["a={rate: 2}"], "a.where", "is missing", "write optimizer.groups.a.where"),
     "an empty where": (["a={where: {}}"], "a.where", "is empty", "role: embedding"),
 }  # fmt: skip
@@ -99,6 +102,30 @@ def test_a_group_that_nobody_means_is_an_error_with_place_rule_and_fix(
     (problem,) = raised.value.problems
     assert problem.address == ".".join(filter(None, ("optimizer.groups", address)))
     assert rule in problem.rule and fix in problem.help and (problem.place or problem.origin)
+
+
+def test_a_group_that_is_null_is_left_out_and_a_rate_may_divide_by_the_layers_above(
+    small: Callable[..., Composed],
+) -> None:
+    table = learned(settings(groups={"a": None, "b": {"where": {"node": "decoder"}, "rate": "1/(n-i)"}}))
+    rates = [table[f"decoder.{layer}.ffn.block.out.weight"].rate for layer in range(3)]
+    assert rates == pytest.approx([1 / 3, 1 / 2, 1]) and table["src_emb.block.weight"].group == "default"
+
+
+def test_the_eps_of_adafactor_ends_in_a_number(small: Callable[..., Composed]) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.eps.*must end in a number"):
+        check_remote_run(small("optimizer=adafactor", "optimizer.eps=[null,null]"))
+
+
+def test_the_base_of_adapters_keeps_its_dropout_and_a_frozen_part_loses_it() -> None:
+    adapt = "model.adapt.a={where: {block: attention}, rank: 2, alpha: 2}"
+    spec = compose_model("tiny", ["layers=2", "d_model=8", "d_ff=12", "heads=2", "vocab=30", "dropout=0.1", adapt])
+    adapted = build_network(check_model(spec.model, spec.sources), seed=1)
+    freeze(settings(), adapted)
+    assert all(module.training for module in adapted.train().modules())
+    freeze(settings(groups={"a": {"where": {"node": "encoder.0"}, "train": False}}), adapted)
+    off = [name for name, module in adapted.train().named_modules() if not module.training]
+    assert off and all(name.startswith("encoder.0.") and ".adapter" in name for name in off)
 
 
 def test_a_group_of_weights_that_adapters_freeze_is_an_error(small: Callable[..., Composed]) -> None:

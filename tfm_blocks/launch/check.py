@@ -29,7 +29,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.groups import expect_optimizers, names_used
+from tfm_blocks.training.groups import coupled_decays, expect_optimizers, names_used
 from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
@@ -283,15 +283,14 @@ def _optimizer_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
     if spec.base is None:
         return
     name, base = spec.parametrisation, spec.mapping["base"]
-    decay = getattr(run.optimizer, "weight_decay", 0.0)
     unknown = sorted(names_used(run.optimizer) - {"adam", "adamw"})
     if unknown:
         rule = f"{name} has rules for adam and adamw, but not for {', '.join(unknown)}"
         yield Problem("optimizer", rule, help="write optimizer=adamw, or model.parametrisation=standard")
-    if run.optimizer.name == "adam" and decay:
+    for address, decay in coupled_decays(run.optimizer, list_weights(network_without_values(spec))).items():
         rule = f"is added to the gradient, for which {name} has no rule, but is {decay:g}"
-        help = "write optimizer=adamw, whose decay is apart from the gradient, or optimizer.weight_decay=0"
-        yield Problem("optimizer.weight_decay", rule, help=help)
+        help = f"use adamw, whose decay is apart from the gradient, or write {address}=0"
+        yield Problem(address, rule, help=help)
     schedule = run.schedule
     if isinstance(schedule, NoamSettings) and schedule.d_model != (width := base.get("d_model", schedule.d_model)):
         rule = (

@@ -19,6 +19,7 @@ from tfm_blocks.compose.run import COOLDOWN_KEYS, compose_resumed, expect_name, 
 from tfm_blocks.data.prepare import prepare, with_saved_tokenizer
 from tfm_blocks.distributed.consistency import fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RuleError, RunError
+from tfm_blocks.exchange.folder import inherit_record
 from tfm_blocks.launch.check import CheckedRun, check_resumed_run, load_listed
 from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.run_spec import expect_same_text, read_saved_run
@@ -115,6 +116,7 @@ def open_branch(branch: BranchPoint, run: CheckedRun, root: Path, launch: str) -
     for name in (TOKENIZER, METRICS, SKIPPED, MODEL):
         if (parent.folder / name).is_file():
             shutil.copyfile(parent.folder / name, folder / name)
+    inherit_record(parent.folder, folder)
     write_bytes(folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode("utf-8"))
     start = replace(
         parent.start,

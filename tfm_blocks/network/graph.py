@@ -150,12 +150,10 @@ class Network(nn.ModuleDict):
         return x_1ND.view(*x_ND.shape[:-1], -1)
 
     def freeze(self, names: Iterable[str]) -> None:
-        """Exclude weights from training. Modules whose weights are all frozen stay in eval mode."""
-        for name in names:
-            self.get_parameter(name).requires_grad_(False)
-        weights = {module: list(module.parameters()) for module in self.modules()}
-        frozen = [one for one, own in weights.items() if own and not any(weight.requires_grad for weight in own)]
-        self._frozen = tuple(module for module in frozen if module is not self)
+        """Exclude weights from training. Modules all of whose weights are among them stay in eval mode."""
+        frozen = {self.get_parameter(name).requires_grad_(False) for name in names}
+        weights = {module: set(module.parameters()) for module in self.modules() if module is not self}
+        self._frozen = tuple(module for module, own in weights.items() if own and own <= frozen)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Network:

@@ -119,8 +119,10 @@ def leave_out_choosing_seeds(
         raise ConfigError(Problem(place, "no model was trained at several learning rates", help=f"leave {place} out"))
     for curve in curves:
         best = curve.best
-        runs = [run for run in best.group.runs if run.settings.get(SEED) not in curve.seeds]
-        if not runs:
+        tried = [run for rate in curve.rates for run in rate.group.counted]
+        chose = {*curve.seeds, *(run.settings.get(SEED) for run in tried if run.state == "diverged")}
+        runs = [run for run in best.group.runs if run.settings.get(SEED) not in chose]
+        if not any(run.state == "done" for run in runs):
             rule = f"every seed of {curve.label} at its best {curve.key} was used to choose the {curve.key}"
             help = f"train further seeds at {curve.key}={show_setting(best.value)}"
             raise ConfigError(Problem(place, rule, help=help))

@@ -15,6 +15,7 @@ from pydantic import (
     Tag,
     TypeAdapter,
     create_model,
+    field_validator,
     model_validator,
 )
 from torch.optim import Optimizer
@@ -43,7 +44,7 @@ def _is_a_rate(rate: object) -> object:
     else:
         try:
             unknown = [name for name in names_in(rate) if name not in ("i", "n")]
-            evaluate(rate, lambda name: 1)
+            evaluate(rate, lambda name: 7 if name == "n" else 0)  # as in the first layer of a stack
         except ValueError as error:
             raise RuleError(str(error), 'write a number such as 10, or arithmetic such as "0.9**(n-1-i)"') from None
         if unknown:
@@ -94,6 +95,16 @@ class OptimizerSettings(Settings):
 
     name: str
     groups: Mapping[str, Any] = {}
+
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _have_free_names(cls, groups: Any) -> Any:
+        if not isinstance(groups, dict):
+            return groups
+        for name in (DEFAULT, OTHERS, BASE):
+            if name in groups:
+                raise RuleError(f"has a group {name}, which is the name of the remaining weights", "call it otherwise")
+        return {name: group for name, group in groups.items() if group is not None}
 
     @property
     def info(self) -> OptimizerInfo:
@@ -315,8 +326,9 @@ def _group_values(one: Learned, peak: float, factors: Factors) -> dict[str, Any]
 
 
 def freeze(settings: OptimizerSettings, network: Network) -> None:
-    """Exclude the weights of groups with `train: false` from training."""
-    if frozen := [one.weight.name for one in assign(settings, list_weights(network)) if not one.optimizer]:
+    """Exclude the weights of groups with `train: false` from training. The base of adapters keeps its dropout."""
+    learned = assign(settings, list_weights(network))
+    if frozen := [one.weight.name for one in learned if not one.optimizer and one.group != BASE]:
         network.freeze(frozen)
 
 
@@ -334,6 +346,17 @@ def expect_optimizers(settings: OptimizerSettings, weights: Sequence[Weight]) ->
                 problems[one.group] = Problem(f"optimizer{address}", rule, help="change one of its settings")
     if problems:
         raise ConfigError(list(problems.values()))
+
+
+def coupled_decays(settings: OptimizerSettings, weights: Sequence[Weight]) -> dict[str, float]:
+    """Return the decays above 0 that are added to gradients, by the address of their setting."""
+    coupled = [one for one in assign(settings, weights) if one.optimizer and not OPTIMIZERS[one.optimizer].decoupled]
+    decays = {}
+    for one in coupled:
+        group = "" if one.group == DEFAULT else f".{OTHERS}" if one.group == OTHERS else f".groups.{one.group}"
+        if decay := one.settings.get("weight_decay"):
+            decays[f"optimizer{group}.weight_decay"] = float(decay)
+    return decays
 
 
 def group_rows(learned: Sequence[Learned]) -> list[dict[str, Any]]:

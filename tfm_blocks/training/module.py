@@ -45,7 +45,8 @@ from tfm_blocks.translation.translator import Translator
 class TrainingModule(LightningModule):
     """Train a network: one item of the loader is one optimizer step.
 
-    A step synchronises with the device only when it logs metrics; mixtures of experts in float32 always synchronise.
+    With `adam` or `adamw`, a step synchronises with the device only when it logs metrics; with other optimizers and in
+    mixtures of experts in float32 it always does.
     `latest` holds the newest value of every metric. `stop_signal` returns the pending stop signal of this rank, or 0.
     If a signal is pending on any rank, the validation is `abandoned` and logs no scores.
     """

@@ -7,17 +7,25 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
-from tfm_blocks.config.settings import Count, Fraction
+from tfm_blocks.config.settings import Count, Fraction, RuleError
 from tfm_blocks.registry.optimizers import optimizer
 
 AtLeast0 = Annotated[float, Field(ge=0)]
 Betas = Annotated[list[Fraction], Field(min_length=2, max_length=2)]
-Epsilons = Annotated[list[float | None], Field(min_length=2, max_length=2)]
+
+
+def _ends_in_a_number(eps: list[float | None]) -> list[float | None]:
+    if eps[-1] is None:
+        raise RuleError("must end in a number, the least root mean square of the weights", "write [null, 1e-3]")
+    return eps
+
+
+Epsilons = Annotated[list[float | None], Field(min_length=2, max_length=2), AfterValidator(_ends_in_a_number)]
 Coefficients = Annotated[list[float], Field(min_length=3, max_length=3)]
 Scale = Literal["0.2*max(out, in)**0.5", "max(1, out/in)**0.5", "(out/in)**0.5", "1"]
 Groups = list[dict[str, Any]]
