@@ -116,7 +116,11 @@ def test_initial_values_rates_decay_and_eps_follow_the_table(parametrisation: st
 @pytest.mark.parametrize("parametrisation", ["mup", "completep"])
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[] if path.stem in ("gpt2", "moe") else [pytest.mark.grid]) for path in ALL],
+    [
+        pytest.param(path, marks=[] if path.stem in ("gpt2", "moe") else [pytest.mark.grid])
+        for path in ALL
+        if path.stem != "switch"  # needs four layers
+    ],
     ids=name,
 )
 def test_a_model_at_the_sizes_of_its_base_is_the_standard_model(path, parametrisation: str) -> None:
@@ -132,7 +136,8 @@ def test_a_model_at_the_sizes_of_its_base_is_the_standard_model(path, parametris
     assert [node.post for node in own.spec.nodes] == [node.post for node in standard.spec.nodes]
     constants = ("beta", "scale", "multiplier")
     for module, other in zip(own.modules(), standard.modules(), strict=True):
-        assert [getattr(module, key, 0) for key in constants] == [getattr(other, key, 0) for key in constants]
+        pairs = ((getattr(module, key, 0), getattr(other, key, 0)) for key in constants)
+        assert all(own == theirs for own, theirs in pairs if not isinstance(own, torch.nn.Module))
 
 
 NO_RULE = {
@@ -140,6 +145,7 @@ NO_RULE = {
     "scalenorm": "no rule is known for ScaleNorm",
     "talking_heads": "no rule is known for the weight block.mix_scores of talking_heads_attention",
     "deepnorm": "no rule is known for deepnorm under completep with 2 times the layers of the base",
+    "switch": "the model with these sizes is invalid",
     "redundant": "no rule is known for copies that are side by side",
 }
 
