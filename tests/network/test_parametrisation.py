@@ -18,7 +18,8 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import build_network, check_model, weight_rules
 from tfm_blocks.registry.blocks import block
-from tfm_blocks.training.groups import build_optimizer, read_optimizer
+from tfm_blocks.training.groups import build_optimizer
+from tfm_blocks.training.optimizer_settings import read_optimizer
 
 BASE = {"d_model": 32, "d_ff": 64, "heads": 2, "layers": 2, "kv_heads": 1}
 WIDE = {"d_model": 128, "d_ff": 256, "heads": 8, "layers": 4, "kv_heads": 4}

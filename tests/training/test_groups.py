@@ -20,13 +20,12 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import Learning, list_weights
 from tfm_blocks.training.groups import (
     Factors,
-    OptimizerSettings,
     assign,
     build_optimizer,
     freeze,
     group_rows,
-    settings_type,
 )
+from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 from tfm_blocks.training.optimizers import JointOptimizer, orthogonal_factors
 
 ISSUE = {

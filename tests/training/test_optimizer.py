@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 import tfm_blocks as tfm
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
-from tfm_blocks.training.groups import OptimizerSettings, build_optimizer, settings_type
+from tfm_blocks.training.groups import build_optimizer
+from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 
 
 def settings(name: str, decay: float = 0.1, **keys: Any) -> OptimizerSettings:

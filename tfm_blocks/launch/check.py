@@ -29,7 +29,8 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.groups import coupled_decays, expect_optimizers, names_used
+from tfm_blocks.training.groups import coupled_decays, expect_optimizers
+from tfm_blocks.training.optimizer_settings import names_used
 from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 

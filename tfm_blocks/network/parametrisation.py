@@ -140,7 +140,7 @@ def _rule(
     powers, places = RULES[name], [place for place, *_ in fills] or [0]
     own, small = (fills or [(0, "set", 0.0, 0.0)]), (base_fills or [(0, "set", 0.0, 0.0)])
     if len(own) != len(small):
-        raise _NoRuleError("it has another number of parts than in the base", KEEP)
+        raise _NoRuleError("its number of parts differs from the base", KEEP)
     sizes, base_sizes = _sizes(own, weight.shape), _sizes(small, base.shape)
     factors = []
     for place, part in enumerate(own):

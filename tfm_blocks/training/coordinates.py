@@ -16,7 +16,8 @@ from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, network_without_values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.groups import build_optimizer, read_optimizer
+from tfm_blocks.training.groups import build_optimizer
+from tfm_blocks.training.optimizer_settings import read_optimizer
 
 Sizes = dict[str, list[float]]
 OPTIMIZER: dict[str, Any] = {"name": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}

@@ -1,160 +1,32 @@
-"""The optimizer of each weight: the key `optimizer` of a config, with its groups of weights."""
+"""The optimizer of each weight: which group takes it, the parameter groups of torch, and their table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple, Union, cast
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    TypeAdapter,
-    create_model,
-    field_validator,
-    model_validator,
-)
 from torch.optim import Optimizer
 
-import tfm_blocks.training.optimizers  # noqa: F401  registers them
-from tfm_blocks.config.settings import RuleError, Settings, Where
-from tfm_blocks.errors import ConfigError, Problem, listed, shown
+from tfm_blocks.errors import ConfigError, Problem, listed
 from tfm_blocks.network.build import weight_rules
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import Learning, Weight, find_where_problems, list_weights, matches
-from tfm_blocks.registry.expression import Number, evaluate, names_in
+from tfm_blocks.registry.expression import evaluate
 from tfm_blocks.registry.optimizers import OPTIMIZERS, OptimizerInfo
+from tfm_blocks.training.optimizer_settings import (
+    BASE,
+    DEFAULT,
+    LISTED,
+    OTHERS,
+    OptimizerSettings,
+    expect_above_0,
+    fields_of,
+)
 from tfm_blocks.training.optimizers import JointOptimizer
 
 SHARED = ("weight_decay", "cautious", "independent_decay")  # a group with another optimizer inherits these
-DEFAULT, OTHERS, BASE = "default", "others", "base of the adapters"  # the names of further groups in tables
-LISTED = 8  # names in an error
-
-
-def _is_a_rate(rate: object) -> object:
-    """Check a factor of the learning rate: a number, or arithmetic of i and n, whose values are checked later."""
-    if isinstance(rate, int | float) and not isinstance(rate, bool):
-        _expect_above_0(rate)
-    elif not isinstance(rate, str):
-        raise RuleError(f"must be a number or arithmetic, but is {shown(rate)}", 'write 10, or "0.9**(n-1-i)"')
-    else:
-        try:
-            unknown = [name for name in names_in(rate) if name not in ("i", "n")]
-            evaluate(rate, lambda name: 7 if name == "n" else 0)  # as in the first layer of a stack
-        except ValueError as error:
-            raise RuleError(str(error), 'write a number such as 10, or arithmetic such as "0.9**(n-1-i)"') from None
-        if unknown:
-            rule = f"names {unknown[0]}, but only i and n have values: the index of a layer and the number of layers"
-            raise RuleError(rule, 'write arithmetic such as "0.9**(n-1-i)"')
-    return rate
-
-
-def _expect_above_0(rate: Number) -> None:
-    if not 0 < rate < float("inf"):
-        raise RuleError(
-            f"must be a finite number above 0, but is {shown(rate)}", "write train: false to freeze weights"
-        )
-
-
-RateFactor = Annotated[float | str, BeforeValidator(_is_a_rate)]
-
-
-class GroupSettings(Settings):
-    """The optimizer of some weights. A setting that it does not have is that of the whole optimizer.
-
-    where: the weights that no earlier group takes. train: false freezes them. rate: the factor of the learning rate, a
-    number or arithmetic of i and n, the index of the layer and the number of layers.
-    """
-
-    rate: RateFactor = 1.0
-    train: bool = True
-    name: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_optimizer_if_frozen(cls, group: Any) -> Any:
-        others = [str(key) for key in group if key not in ("where", "train")] if isinstance(group, dict) else []
-        if others and group.get("train") is False:
-            rule = f"freezes its weights with train: false, but sets {listed(others, LISTED)} of their optimizer"
-            raise RuleError(rule, f"leave train out, or {listed(others, LISTED)}")
-        return group
-
-
-class OptimizerSettings(Settings):
-    """The optimizer of all weights that no group takes. The schedule sets the learning rate.
-
-    groups: optimizers of some weights by name; of the groups that match a weight, the first takes it.
-    cautious: decay only the weights that the step itself makes smaller.
-    independent_decay: the decay of a step is weight_decay times the schedule's part of its peak, for any learning rate.
-    others: the optimizer of the weights that this optimizer does not take, with the keys of a group.
-    """
-
-    name: str
-    groups: Mapping[str, Any] = {}
-
-    @field_validator("groups", mode="before")
-    @classmethod
-    def _have_free_names(cls, groups: Any) -> Any:
-        if not isinstance(groups, dict):
-            return groups
-        for name in (DEFAULT, OTHERS, BASE):
-            if name in groups:
-                raise RuleError(f"has a group {name}, which is the name of the remaining weights", "call it otherwise")
-        return {name: group for name, group in groups.items() if group is not None}
-
-    @property
-    def info(self) -> OptimizerInfo:
-        return OPTIMIZERS[self.name]
-
-
-def _fields(info: OptimizerInfo) -> dict[str, Any]:
-    """Return the fields of an optimizer's settings with its groups for pydantic: types and defaults."""
-    fields: dict[str, Any] = dict(info.settings)
-    if info.decoupled:
-        fields |= {"cautious": (bool, False), "independent_decay": (bool, False)}
-    return fields
-
-
-def _model(info: OptimizerInfo, parent: type[Settings], name: object, fields: Mapping[str, Any]) -> Any:
-    """Return a model of the settings of an optimizer; `name` is the default of its key `name`."""
-    doc = f"{info.description} {parent.__doc__}"
-    fields = {**_fields(info), **fields, "name": (Literal[info.name], name)}
-    return create_model(f"{info.name.title()}{parent.__name__}", __base__=parent, __doc__=doc, **fields)
-
-
-def _group_type(base: str, fields: Mapping[str, Any]) -> Any:
-    """Return the type of a group; without the key `name` it is one of the optimizer `base`."""
-
-    def name(value: Any) -> Any:
-        return value.get("name", base) if isinstance(value, dict) else getattr(value, "name", base)
-
-    models = (Annotated[_model(info, GroupSettings, info.name, fields), Tag(info.name)] for info in OPTIMIZERS.values())
-    return Annotated[Union[tuple(models)], Discriminator(name)]  # noqa: UP007
-
-
-@lru_cache
-def _settings_type(known: tuple[OptimizerInfo, ...]) -> Any:
-    others = _group_type("adamw", {}), Field(default={"name": "adamw"}, validate_default=True)
-    models = []
-    for info in known:
-        groups: Any = dict[str, _group_type(info.name, {"where": (Where, ...)})]  # type: ignore[misc]
-        fields = {"groups": (groups, {}), **({OTHERS: others} if info.roles else {})}
-        models.append(_model(info, OptimizerSettings, ..., fields))
-    return Annotated[Union[tuple(models)], Field(discriminator="name")]  # noqa: UP007
-
-
-def read_optimizer(mapping: Mapping[str, Any]) -> OptimizerSettings:
-    """Return the settings of a valid mapping."""
-    return cast(OptimizerSettings, TypeAdapter(settings_type()).validate_python(mapping))
-
-
-def settings_type() -> Any:
-    """Return the union of the settings of all registered optimizers, those of plug-ins included."""
-    return _settings_type(tuple(OPTIMIZERS.values()))
 
 
 @dataclass(frozen=True)
@@ -183,17 +55,16 @@ def assign(settings: OptimizerSettings, weights: Sequence[Weight]) -> list[Learn
     base = [weight for weight in weights if adapted and "adapter" not in weight.roles]  # model.adapt freezes them
     learned = {weight.name: Learned(weight, BASE, "", 0.0, {}) for weight in base}
     for name, group in settings.groups.items():
-        address = f"optimizer.groups.{name}"
         matched = [weight for weight in weights if matches(weight, group.where)]
         usable = [weight for weight in matched if not group.train or _takes(OPTIMIZERS[group.name], weight)]
         free = [weight for weight in usable if weight.name not in learned]
         if not free:
             taken = dict.fromkeys(learned[weight.name].group for weight in usable)
-            problems += _no_weights(address, group, weights, matched, list(taken))
+            problems += _no_weights(_address(name), group, weights, matched, list(taken))
         learned |= {weight.name: _learn(settings, group, name, weight, problems) for weight in free}
     for weight in weights:
         if weight.name not in learned and _takes(settings.info, weight):
-            values = {key: getattr(settings, key) for key in _fields(settings.info)}
+            values = {key: getattr(settings, key) for key in fields_of(settings.info)}
             decay = {} if weight.decays or "weight_decay" not in values else {"weight_decay": 0.0}
             learned[weight.name] = Learned(weight, DEFAULT, settings.name, 1.0, values | decay)
         elif weight.name not in learned:
@@ -206,6 +77,11 @@ def assign(settings: OptimizerSettings, weights: Sequence[Weight]) -> list[Learn
     return [learned[weight.name] for weight in weights]
 
 
+def _address(group: str) -> str:
+    """Return the address of the settings of a group of `Learned`."""
+    return {DEFAULT: "optimizer", OTHERS: f"optimizer.{OTHERS}"}.get(group, f"optimizer.groups.{group}")
+
+
 def _takes(info: OptimizerInfo, weight: Weight) -> bool:
     return not info.roles or set(weight.roles) <= set(info.roles)
 
@@ -214,20 +90,20 @@ def _learn(settings: OptimizerSettings, group: Any, name: str, weight: Weight, p
     """Return how a weight of a group learns; add a problem if its optimizer or its rate is impossible."""
     if not group.train:
         return Learned(weight, name, "", 0.0, {})
-    info, address = OPTIMIZERS[group.name], f"optimizer.{OTHERS}" if name == OTHERS else f"optimizer.groups.{name}"
+    info, address = OPTIMIZERS[group.name], _address(name)
     if not _takes(info, weight):
         rule = f"must be an optimizer of all weights, but {info.name} takes only {', '.join(info.roles)}"
         problems.append(Problem(f"{address}.name", rule, help="write adamw"))
-    inherited = {key for key in _fields(settings.info) if info.name == settings.name or key in SHARED}
+    inherited = {key for key in fields_of(settings.info) if info.name == settings.name or key in SHARED}
     values = {
-        key: getattr(settings if key in inherited - group.model_fields_set else group, key) for key in _fields(info)
+        key: getattr(settings if key in inherited - group.model_fields_set else group, key) for key in fields_of(info)
     }
     if "weight_decay" in values and "weight_decay" not in group.model_fields_set and not weight.decays:
         values["weight_decay"] = 0.0
     index, layers = weight.depth
     try:
         rate = evaluate(group.rate, {"i": index, "n": layers}.__getitem__)
-        _expect_above_0(rate)
+        expect_above_0(rate)
     except ValueError as error:
         help = 'write a number such as 10, or arithmetic such as "0.9**(n-1-i)"'
         rule = f"in layer {index} of {layers} {error}"
@@ -341,9 +217,8 @@ def expect_optimizers(settings: OptimizerSettings, weights: Sequence[Weight]) ->
             try:
                 _make(OPTIMIZERS[one.optimizer], [values])
             except (ValueError, RuntimeError, TypeError) as error:
-                address = {DEFAULT: "", OTHERS: f".{OTHERS}"}.get(one.group, f".groups.{one.group}")
                 rule = f"{one.optimizer} refuses its settings: {error}"
-                problems[one.group] = Problem(f"optimizer{address}", rule, help="change one of its settings")
+                problems[one.group] = Problem(_address(one.group), rule, help="change one of its settings")
     if problems:
         raise ConfigError(list(problems.values()))
 
@@ -385,9 +260,3 @@ def describe_group(row: Mapping[str, Any]) -> str:
         return f"optimizer: {row['group']}: frozen, {size}"
     rates = " to ".join(f"{rate:g}" for rate in row["rates"])
     return f"optimizer: {row['group']}: {row['optimizer']}, rate × {rates}, decay {row['weight_decay']:g}, {size}"
-
-
-def names_used(settings: OptimizerSettings) -> set[str]:
-    """Return the names of the optimizers of all groups."""
-    others = [getattr(settings, OTHERS)] if settings.info.roles else []
-    return {settings.name, *(group.name for group in (*settings.groups.values(), *others) if group.train)}

@@ -19,8 +19,8 @@ class Linear(nn.Linear):
 
     W is initialised Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; b with 0. The parts
     `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down. A map whose weight is
-    read without `forward`, as by a convolution, has `takes_adapter` False. `heads` is
-    the number of attention heads in each part.
+    read without `forward`, as by a convolution, has `takes_adapter` False. `heads` is the number of attention heads in
+    each part.
     """
 
     takes_adapter = True
