@@ -15,10 +15,10 @@ from tfm_blocks.data.cache import expand_home
 from tfm_blocks.data.files import (
     LINES,
     PARQUET,
+    file_kind,
     file_problems,
     find_files,
     json_object,
-    kind_of,
     path_digest,
     read_fields,
     read_lines,
@@ -52,7 +52,7 @@ def find_document_splits(settings: LmSettings) -> dict[str, Split]:
 
 def _digest(files: Sequence[Path], kind: str, key: str) -> str:
     digest = "+".join(map(path_digest, files))
-    return digest if kind == LINES and PARQUET not in map(kind_of, files) else f"{digest} {kind} {key}"
+    return digest if kind == LINES and PARQUET not in map(file_kind, files) else f"{digest} {kind} {key}"
 
 
 def _rows(files: Sequence[Path], address: str, kind: str, key: str) -> Iterator[tuple[str, ...]]:
@@ -62,7 +62,7 @@ def _rows(files: Sequence[Path], address: str, kind: str, key: str) -> Iterator[
 def read_documents(path: Path, address: str, kind: str, key: str = "text") -> Iterator[str]:
     """Yield the documents of a file. Raises DataError with file and line."""
     texts: Iterator[str]
-    if kind_of(path) == PARQUET:
+    if file_kind(path) == PARQUET:
         texts = (text for (text,) in read_fields(path, [key], address))
     elif kind == LINES:
         texts = read_lines(path, address)

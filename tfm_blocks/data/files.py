@@ -37,7 +37,7 @@ LINES, JSONL, TSV, PARQUET = "lines", "jsonl", "tsv", "parquet"
 KINDS = {".jsonl": JSONL, ".ndjson": JSONL, ".tsv": TSV, ".parquet": PARQUET}  # by the end of a file's name
 
 
-def kind_of(path: Path) -> str:
+def file_kind(path: Path) -> str:
     """Return the kind of a file, by its name; a folder is a saved dataset, which is read as a Parquet file is."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     return PARQUET if path.is_dir() else KINDS.get(name.suffix, LINES)
@@ -143,7 +143,7 @@ def read_fields(path: Path, fields: Sequence[str], address: str) -> Iterator[tup
     A field of JSON lines, Parquet and datasets may be inside another one: translation.en. The fields of TSV are names
     of its first line, or, if all are numbers, columns from 1, and no line has names. Raises DataError with the row.
     """
-    kind = kind_of(path) if all(fields) else LINES
+    kind = file_kind(path) if all(fields) else LINES
     rows: Iterator[Any] = _table_rows(path, fields, address) if kind == PARQUET else read_lines(path, address)
     parse: Callable[[Any], Mapping[str, Any]] = partial(dict.fromkeys, fields)
     first = 1

@@ -10,7 +10,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from tfm_blocks.data.cache import expand_home
-from tfm_blocks.data.files import PARQUET, file_problems, find_files, kind_of, path_digest, read_fields
+from tfm_blocks.data.files import PARQUET, file_kind, file_problems, find_files, path_digest, read_fields
 from tfm_blocks.data.settings import TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Problem
 
@@ -71,7 +71,7 @@ def _shard_problems(address: str, files: Mapping[str, list[Path]], fields: Mappi
         rule = f"every column must have the same number of files, but {counts}"
         yield Problem(address, rule, help="file N of a column is read beside file N of the others, line by line")
     for path in dict.fromkeys(path for paths in files.values() for path in paths):
-        if not fields and kind_of(path) == PARQUET and path.exists():
+        if not fields and file_kind(path) == PARQUET and path.exists():
             help = "data.fields={src: COLUMN, tgt: COLUMN}"
             yield Problem(address, f"{path.name} has columns, but data.fields does not name them", help=help)
 
@@ -110,5 +110,5 @@ def _aligned(address: str, files: Mapping[str, Path], fields: Mapping[str, str])
 
 def _digest(files: Mapping[str, list[Path]], fields: Mapping[str, str]) -> str:
     digest = "-".join("+".join(map(path_digest, paths)) for paths in files.values())
-    kinds = {column: [(fields[column], kind_of(path)) for path in paths] for column, paths in files.items() if fields}
+    kinds = {column: [(fields[column], file_kind(path)) for path in paths] for column, paths in files.items() if fields}
     return f"{digest} {json.dumps(kinds)}" if fields else digest
