@@ -83,6 +83,11 @@ def _name_files(paths: Iterable[Path]) -> None:
 
 
 def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("scipy") is None:
+        help = "pip install -c constraints.txt 'tfm-blocks[scaling]'"
+        raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
     from tfm_blocks.report import comparison_tables as output
     from tfm_blocks.report import scaling
     from tfm_blocks.report.screen import print_json

@@ -140,7 +140,7 @@ def matrix_of(comparison: Comparison) -> Matrix | None:
 
 
 def _score(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matrix | None:
-    from tfm_blocks.report.matrix import score_matrix  # imports SciPy
+    from tfm_blocks.report.matrix import score_matrix  # imports mpmath
 
     matrix = score_matrix(grid, metric, baseline)
     return matrix if matrix.cells else None

@@ -208,7 +208,7 @@ def rungs_table(ladder: Ladder) -> Table:
         Column(OBJECTIVE, "{:.4f}"),
         Column("law", "{:.4f}"),
     ]
-    rows = [
+    rows: list[list[Value]] = [
         [fit.models[model], parameters, tokens, len(losses), _mean(losses), fit.law.loss(parameters, tokens, model)]
         for (model, parameters, tokens), losses in sorted(rungs.items())
     ]

@@ -71,8 +71,9 @@ class ScalingLaw:
     def loss(self, parameters: float, tokens: float, model: int = 0) -> float:
         """Return the loss of a model, by its index."""
         root = math.exp(self.log_factor(model, 6 * parameters * tokens) / 2)
-        of_size = self.parameter_coefficient * (parameters / root) ** -self.alpha
-        return self.irreducible + of_size + self.token_coefficient * (tokens / root) ** -self.beta
+        of_size: float = self.parameter_coefficient * (parameters / root) ** -self.alpha
+        of_tokens: float = self.token_coefficient * (tokens / root) ** -self.beta
+        return self.irreducible + of_size + of_tokens
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,7 @@ def fit_ladder(
     points do not determine the law.
     """
     _expect_determined(points, models)
-    size_N, token_N, loss_N = (
-        np.log([value(point) for point in points])
-        for value in (lambda point: point.parameters, lambda point: point.tokens, lambda point: point.loss)
-    )
+    size_N, token_N, loss_N = np.log([(point.parameters, point.tokens, point.loss) for point in points]).T
     centre = float(size_N.mean()), float(token_N.mean())
     size_N, token_N = size_N - centre[0], token_N - centre[1]
     is_model_NM = np.array([[point.model == model for model in models[1:]] for point in points], float)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
+from mpmath import betainc
 
 RANDOM = 50_000  # permutations: all if there are at most this many, which is up to nine seeds on a side, else random
 ROUNDING = 1e-9  # relative difference below which sums in another order are equal
@@ -24,12 +24,19 @@ Test = TypeVar("Test")  # names a p-value
 
 def two_sided(t: float, freedom: float) -> float:
     """Return the probability of a value at least as far from 0 as `t`."""
-    return float(2 * stdtr(freedom, -abs(t)))
+    return float(betainc(freedom / 2, 0.5, 0, freedom / (freedom + t**2), regularized=True))
 
 
+@lru_cache(maxsize=4096)
 def quantile(freedom: float, outside: float = 0.05) -> float:
-    """Return the t with a two-sided tail probability of `outside`."""
-    return float(stdtrit(freedom, 1 - outside / 2))
+    """Return the t with a two-sided tail probability of `outside`, by bisection."""
+    low, high = 0.0, 1.0
+    while two_sided(high, freedom) > outside:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, freedom) > outside else (low, middle)
+    return (low + high) / 2
 
 
 @dataclass(frozen=True)
