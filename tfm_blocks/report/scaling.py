@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,15 @@ from tfm_blocks.report.drawing import WIDTH, drawing_style, line_style, save_dra
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.scaling_law import Estimate, LadderFit, LadderPoint, fit_ladder, held_out_errors, seed_deviation
+from tfm_blocks.scoring.scaling_law import (
+    Estimate,
+    LadderFit,
+    LadderPoint,
+    fit_ladder,
+    held_out_errors,
+    rungs,
+    seed_deviation,
+)
 from tfm_blocks.scoring.significance import correct
 
 LOOKED_UP = frozenset({"embedding", "position"})  # roles of weights of which a token reads one row
@@ -146,6 +153,8 @@ def answers(ladder: Ladder) -> Iterator[str]:
         f"{law.token_coefficient:.4g} / D^{law.beta:.3f}, with standard errors of {irreducible.error:.3f}, "
         f"{alpha.error:.3f} and {beta.error:.3f} for the irreducible loss and the exponents"
     )
+    for name in law.at_bounds:
+        yield f"these runs do not determine the exponent of the {name}: add runs that differ more in it"
     for model, p in ladder.corrected().items():
         yield _answer(ladder, model, p)
     yield from _held_out(fit)
@@ -197,9 +206,6 @@ def _held_out(fit: LadderFit) -> Iterator[str]:
 def rungs_table(ladder: Ladder) -> Table:
     """Return a row for each model, size and number of tokens, with the mean loss and the loss of the law."""
     fit = ladder.fit
-    rungs = defaultdict(list)
-    for point in fit.points:
-        rungs[fit.models.index(point.model), point.parameters, point.tokens].append(point.loss)
     columns = [
         *texts("model"),
         Column("parameters", COUNT),
@@ -209,8 +215,15 @@ def rungs_table(ladder: Ladder) -> Table:
         Column("law", "{:.4f}"),
     ]
     rows: list[list[Value]] = [
-        [fit.models[model], parameters, tokens, len(losses), _mean(losses), fit.law.loss(parameters, tokens, model)]
-        for (model, parameters, tokens), losses in sorted(rungs.items())
+        [
+            rung[0].model,
+            rung[0].parameters,
+            tokens := fmean(point.tokens for point in rung),
+            len(rung),
+            _mean([point.loss for point in rung]),
+            fit.law.loss(rung[0].parameters, tokens, fit.models.index(rung[0].model)),
+        ]
+        for rung in rungs(fit.points)
     ]
     return Table("rungs: parameters without embeddings, mean ± standard deviation over seeds", columns, rows, keys=3)
 

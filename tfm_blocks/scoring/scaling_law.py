@@ -8,8 +8,7 @@ and D / sqrt(r). Reasons and simulations: docs/decisions/41-one-law-and-a-factor
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean, variance
@@ -23,7 +22,9 @@ from tfm_blocks.scoring.significance import quantile, two_sided
 
 HUBER = 0.01  # residual of log L above which it counts linearly
 EXPONENTS = np.arange(0.1, 1.01, 0.1)  # of the grid on which the fit begins
+BOUNDS = 0.01, 2.0  # of the exponents
 SIZES, RATIOS = 3, 2  # fewest numbers of parameters, and of tokens per parameter, that determine the law
+ALIKE = 1.02  # ratio of tokens below which results have the same length
 POWER = 0.8  # with which the smallest visible difference is found
 Floats = npt.NDArray[np.float64]
 
@@ -63,6 +64,12 @@ class ScalingLaw:
     log_factors: Sequence[float]
     trends: Sequence[float]
     centre: float
+
+    @property
+    def at_bounds(self) -> list[str]:
+        """Return what the losses hardly depend on, or depend on more than a law can say: sizes, tokens or both."""
+        exponents = {"size": self.alpha, "number of tokens": self.beta}
+        return [name for name, value in exponents.items() if not BOUNDS[0] * 1.01 < value < BOUNDS[1] / 1.01]
 
     def log_factor(self, model: int, compute: float) -> float:
         """Return the logarithm of the factor of a model at a compute."""
@@ -173,7 +180,10 @@ def _minimise(
         return np.column_stack([*constants, *exponents, columns_NF * of_half_N[:, None] / 2])
 
     start = _first_guess(size_N, token_N, loss_N, columns_NF.shape[1]) if theta is None else theta
-    found: Floats = least_squares(residuals, start, slopes, loss="huber", f_scale=huber, x_scale="jac", max_nfev=1000).x
+    low, high = np.full_like(start, -np.inf), np.full_like(start, np.inf)
+    low[3:5], high[3:5] = BOUNDS
+    options = {"loss": "huber", "f_scale": huber, "x_scale": "jac", "max_nfev": 1000}
+    found: Floats = least_squares(residuals, start, slopes, bounds=(low, high), **options).x
     return found
 
 
@@ -218,14 +228,24 @@ def _expect_determined(points: Sequence[LadderPoint], models: Sequence[str]) -> 
             raise ConfigError(Problem(model, rule, help=help))
 
 
-def seed_deviation(points: Sequence[LadderPoint]) -> float | None:
-    """Return the standard deviation of log L over runs of equal model, size and tokens; None without such runs."""
-    alike = defaultdict(list)
-    for point in points:
-        alike[point.model, point.parameters, point.tokens].append(math.log(point.loss))
-    repeated = [losses for losses in alike.values() if len(losses) > 1]
-    freedom = sum(len(losses) - 1 for losses in repeated)
-    return math.sqrt(sum(variance(losses) * (len(losses) - 1) for losses in repeated) / freedom) if freedom else None
+def rungs(points: Iterable[LadderPoint]) -> list[list[LadderPoint]]:
+    """Return the points of each model, size and length; lengths that differ by less than 2 % are the same."""
+    found: list[list[LadderPoint]] = []
+    for point in sorted(points, key=lambda point: (point.model, point.parameters, point.tokens)):
+        first = found[-1][0] if found else None
+        same = first and (first.model, first.parameters) == (point.model, point.parameters)
+        if first and same and point.tokens < ALIKE * first.tokens:
+            found[-1].append(point)
+        else:
+            found.append([point])
+    return found
+
+
+def seed_deviation(points: Iterable[LadderPoint]) -> float | None:
+    """Return the standard deviation of log L over the runs of a rung, pooled; None if no rung has several runs."""
+    losses = [[math.log(point.loss) for point in rung] for rung in rungs(points) if len(rung) > 1]
+    freedom = sum(len(rung) - 1 for rung in losses)
+    return math.sqrt(sum(variance(rung) * (len(rung) - 1) for rung in losses) / freedom) if freedom else None
 
 
 def held_out_errors(points: Sequence[LadderPoint], models: Sequence[str], *, huber: float = HUBER) -> dict[str, float]:
