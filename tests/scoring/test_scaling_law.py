@@ -90,6 +90,15 @@ def test_a_ladder_without_noise_gives_its_law_and_its_factor():
     assert max(map(abs, held_out_errors(fit.points, MODELS).values())) < 1e-4
 
 
+def test_the_lowest_loss_is_that_of_the_best_size():
+    law = fit_ladder(draw_ladder(np.random.default_rng(0), 0.8, noise=0), MODELS).law
+    sizes = np.geomspace(1e4, 1e9, 20_000)
+    for model in (0, 1):
+        least = min(law.loss(size, 1e14 / 6 / size, model) for size in sizes)
+        assert law.lowest_loss(1e14, model) == pytest.approx(least, rel=1e-6)
+    assert law.lowest_loss(0.8e14, 1) == pytest.approx(law.lowest_loss(1e14, 0), rel=1e-9)
+
+
 def test_a_trend_finds_the_compute_at_which_curves_cross():
     points = draw_ladder(np.random.default_rng(0), 1.0, trend=0.1, noise=0.0005)
     fit = fit_ladder(points, MODELS, trend=True)

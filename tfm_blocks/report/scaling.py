@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from tfm_blocks.errors import ConfigError, Problem, listed
 from tfm_blocks.metric_schema import OBJECTIVE
@@ -286,32 +286,29 @@ def save_scaling(ladder: Ladder, folder: Path) -> list[Path]:
 
 
 def draw_scaling(ladder: Ladder) -> Figure:
-    """Draw the loss over compute on logarithmic axes: all results, the law, and its 95 % band.
+    """Draw the loss over compute on logarithmic axes: all results, and the lowest loss of the law with its 95 % band.
 
-    The curve of a model has the median number of tokens per parameter. The results of the largest size are predicted by
-    the smaller sizes if they are not filled.
+    A result lies above the curve if its size is not the best one for its compute.
     """
     fit = ladder.fit
     drawn = Figure(figsize=(WIDTH, 2.4), layout="constrained")
     panel = drawn.subplots()
     computes = np.geomspace(min(point.compute for point in fit.points), FURTHER * ladder.largest, 60)
-    ratio = float(np.median([point.tokens / point.parameters for point in fit.points]))
     for model, name in enumerate(fit.models):
+        own = [(point.compute, point.loss) for point in fit.points if point.model == name]
+        curve = [_lowest(fit, model, compute) for compute in computes]
         style = line_style(model)
-        own = [point for point in fit.points if point.model == name]
-        panel.plot(
-            [point.compute for point in own], [point.loss for point in own], style["marker"], color=style["color"]
-        )
-        curve = [_at(fit, model, compute, ratio) for compute in computes]
-        band = np.array([estimate.interval for estimate in curve])
-        panel.plot(
-            computes, [estimate.value for estimate in curve], style["linestyle"], color=style["color"], label=name
-        )
-        panel.fill_between(computes, band[:, 0], band[:, 1], color=style["color"], alpha=0.15, linewidth=0)
+        marker, colour = style.pop("marker"), style["color"]
+        panel.plot(computes, [math.exp(one.value) for one in curve], label=name, **style)
+        low, high = np.exp([one.interval for one in curve]).T
+        panel.fill_between(computes, low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.scatter(*zip(*own, strict=True), s=6, color=colour, marker=marker)
     panel.axvline(ladder.largest, color="0.6", linewidth=0.6)
     panel.set_xscale("log")
     panel.set_yscale("log")
-    panel.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    panel.set_ylim(0.95 * fit.law.lowest_loss(computes[-1]), 1.05 * max(point.loss for point in fit.points))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e")))
+    panel.yaxis.set_major_locator(MaxNLocator(6))
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel("operations of the training, 6 N D; right of the line: extrapolated")
@@ -320,6 +317,5 @@ def draw_scaling(ladder: Ladder) -> Figure:
     return drawn
 
 
-def _at(fit: LadderFit, model: int, compute: float, ratio: float) -> Estimate:
-    parameters = math.sqrt(compute / 6 / ratio)
-    return fit.estimate(lambda law: law.loss(parameters, ratio * parameters, model))
+def _lowest(fit: LadderFit, model: int, compute: float) -> Estimate:
+    return fit.estimate(lambda law: math.log(law.lowest_loss(compute, model)))

@@ -82,6 +82,14 @@ class ScalingLaw:
         of_tokens: float = self.token_coefficient * (tokens / root) ** -self.beta
         return self.irreducible + of_size + of_tokens
 
+    def lowest_loss(self, compute: float, model: int = 0) -> float:
+        """Return the lowest loss at a compute: that of the best number of parameters (Hoffmann et al. 2022, eq. 4)."""
+        compute /= math.exp(self.log_factor(model, compute))  # that of the baseline for the same loss
+        both = self.alpha + self.beta
+        of_both = self.alpha * self.parameter_coefficient / (self.beta * self.token_coefficient)
+        parameters = of_both ** (1 / both) * (compute / 6) ** (self.beta / both)
+        return self.loss(parameters, compute / 6 / parameters)
+
 
 @dataclass(frozen=True)
 class Estimate:
