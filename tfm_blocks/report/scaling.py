@@ -297,14 +297,15 @@ def draw_scaling(ladder: Ladder) -> Figure:
     panel = drawn.subplots()
     computes = np.geomspace(min(point.compute for point in fit.points), FURTHER * ladder.largest, 60)
     for model, name in enumerate(fit.models):
-        own = [(point.compute, point.loss) for point in fit.points if point.model == name]
+        own = [point for point in fit.points if point.model == name]
         curve = [_lowest(fit, model, compute) for compute in computes]
         style = line_style(model)
         marker, colour = style.pop("marker"), style["color"]
         panel.plot(computes, [math.exp(one.value) for one in curve], label=name, **style)
         low, high = np.exp([one.interval for one in curve]).T
         panel.fill_between(computes, low, high, color=colour, alpha=0.15, linewidth=0)
-        panel.scatter(*zip(*own, strict=True), s=6, color=colour, marker=marker)
+        results = [point.compute for point in own], [point.loss for point in own]
+        panel.scatter(*results, s=6, color=colour, marker=marker)
     panel.axvline(ladder.largest, color="0.6", linewidth=0.6)
     panel.set_xscale("log")
     panel.set_yscale("log")
