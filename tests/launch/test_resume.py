@@ -437,7 +437,7 @@ def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small
         small("plugins=[math,faulty]", "++model.graph.fine={block: faulty, harm: end, sound: 1000, after: src_pos}"),
         tmp_path,
     )
-    with pytest.raises(ConfigError, match=r"plugins: the model of the run uses the plug-ins \['faulty'\]"):
+    with pytest.raises(ConfigError, match=r"plugins: the run uses the plug-ins \['faulty'\]"):
         go_on(tmp_path / "run", "trainer.steps=8")
     go_on(tmp_path / "run", "trainer.steps=8", "plugins=[faulty,math]")
     assert json.loads((tmp_path / "run" / "model.json").read_text())["plugins"] == ["faulty"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
     from tfm_blocks.network.weights import Learning
+    from tfm_blocks.training.settings import RunSettings
 
 
 CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
@@ -144,7 +145,9 @@ def _show(arguments: argparse.Namespace) -> None:
             show_weights(groups, arguments.model)
         return
     if arguments.plan:
-        show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
+        settings = _run_settings(arguments, composed)
+        optimizer = settings.optimizer if settings else None
+        show_plan(arguments, spec, requested_lengths(arguments, spec.inputs), optimizer)
         return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
@@ -172,15 +175,27 @@ def _learned_weights(arguments: argparse.Namespace, spec: Spec, composed: Compos
     """Return the optimizer, rate and decay of each weight of a run folder, or of a model with overrides of a run."""
     from tfm_blocks.network.build import network_without_values
     from tfm_blocks.network.weights import list_weights
-    from tfm_blocks.runs.saved_run import SavedRun
     from tfm_blocks.training.groups import assign
+
+    run = _run_settings(arguments, composed)
+    learned = assign(run.optimizer, list_weights(network_without_values(spec))) if run else []
+    return {one.weight.name: one.learning for one in learned}
+
+
+def _run_settings(arguments: argparse.Namespace, composed: Composed | None) -> RunSettings | None:
+    """Return the settings of a run folder, or of a model with overrides of a run; None for a model alone."""
+    from tfm_blocks.registry.plugins import is_loaded
+    from tfm_blocks.runs.saved_run import SavedRun
     from tfm_blocks.training.settings import read_run
 
     config = composed.mapping if composed else SavedRun(Path(arguments.model)).config
     if "optimizer" not in config:
-        return {}
-    learned = assign(read_run(config).optimizer, list_weights(network_without_values(spec)))
-    return {one.weight.name: one.learning for one in learned}
+        return None
+    if missing := [module for module in config["plugins"] if not is_loaded(module)]:
+        rule = f"the optimizer of the run needs the plug-in {shown(missing[0])}"
+        help = f"name it: --plugins {missing[0]}"
+        raise ConfigError(Problem(arguments.model, rule, help=help))
+    return read_run(config)
 
 
 def read_model_or_run(

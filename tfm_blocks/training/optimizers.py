@@ -213,6 +213,6 @@ class JointOptimizer(Optimizer):
         for member in self.members:
             member.step()
         for group, weight, old in before:
-            shrinks = (old - weight) * old >= 0
-            weight.sub_(old * shrinks, alpha=group["lr"] * group["cautious_decay"])
+            shrinks = (old - weight).mul_(old) >= 0
+            weight.sub_(old.mul_(shrinks), alpha=group["lr"] * group["cautious_decay"])
         return loss
