@@ -29,8 +29,9 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.groups import Learned, assign, coupled_decays, expect_optimizers
+from tfm_blocks.training.groups import Learned, assign, coupled_decays, expect_optimizers, wrong_scales
 from tfm_blocks.training.optimizer_settings import names_used
+from tfm_blocks.training.optimizers import SPECTRAL
 from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
@@ -293,10 +294,13 @@ def _optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Learned]
     if spec.base is None:
         return
     name, base = spec.parametrisation, spec.mapping["base"]
-    unknown = sorted(names_used(run.optimizer) - {"adam", "adamw"})
+    unknown = sorted(names_used(run.optimizer) - {"adam", "adamw", "muon"})
     if unknown:
-        rule = f"{name} has rules for adam and adamw, but not for {', '.join(unknown)}"
+        rule = f"{name} has rules for adam, adamw and muon, but not for {', '.join(unknown)}"
         yield Problem("optimizer", rule, help="write optimizer=adamw, or model.parametrisation=standard")
+    for address, scale in wrong_scales(learned).items():
+        rule = f"is {scale}, with which the best rate depends on the width, but {name} keeps it constant"
+        yield Problem(address, rule, help=f"write \"{address}='{SPECTRAL}'\"")
     for address, decay in coupled_decays(learned).items():
         rule = f"is added to the gradient, for which {name} has no rule, but is {decay:g}"
         help = f"use adamw, whose decay is apart from the gradient, or write {address}=0"

@@ -25,7 +25,7 @@ from tfm_blocks.training.optimizer_settings import (
     expect_above_0,
     fields_of,
 )
-from tfm_blocks.training.optimizers import JointOptimizer
+from tfm_blocks.training.optimizers import SPECTRAL, JointOptimizer
 
 PROBE = (5, 7, 11, 13, 17)  # the axes of a weight on which an optimizer shows its state
 SHARED = ("weight_decay", "cautious", "independent_decay")  # a group with another optimizer inherits these
@@ -158,12 +158,13 @@ def build_optimizer(
     name, by default of the parametrisation. One optimizer with torch's fused kernels is torch's own; all others are one
     JointOptimizer.
     """
-    if factors is None:
-        rules = weight_rules(network.spec).items()
-        factors = {name: Factors(rule.rate, rule.decay, rule.eps) for name, rule in rules}
     order = {name: place for place, name in enumerate((*settings.groups, DEFAULT, OTHERS))}
     parameters = dict(network.named_parameters())
     learned = assign(settings, list_weights(network))
+    if factors is None:
+        rules, optimizers_by_name = weight_rules(network.spec), {one.weight.name: one.optimizer for one in learned}
+        own = {name: rule.with_optimizer(optimizers_by_name[name]) for name, rule in rules.items()}
+        factors = {name: Factors(rule.rate, rule.decay, rule.eps) for name, rule in own.items()}
     trained = [one for one in learned if one.optimizer and parameters[one.weight.name].requires_grad]
     trained.sort(key=lambda one: (order[one.group], not one.weight.decays))
     members: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
@@ -273,6 +274,12 @@ def coupled_decays(learned: Sequence[Learned]) -> dict[str, float]:
     coupled = [one for one in learned if one.optimizer and not OPTIMIZERS[one.optimizer].decoupled]
     decays = {f"{_address(one.group)}.weight_decay": one.settings.get("weight_decay") for one in coupled}
     return {address: float(decay) for address, decay in decays.items() if decay}
+
+
+def wrong_scales(learned: Sequence[Learned]) -> dict[str, str]:
+    """Return the scales of Muon that are not the spectral one, by the address of their setting."""
+    scales = {f"{_address(one.group)}.scale": one.settings["scale"] for one in learned if one.optimizer == "muon"}
+    return {address: scale for address, scale in scales.items() if scale != SPECTRAL}
 
 
 def group_rows(learned: Sequence[Learned]) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ def _ends_in_a_number(eps: list[float | None]) -> list[float | None]:
 Epsilons = Annotated[list[float | None], Field(min_length=2, max_length=2), AfterValidator(_ends_in_a_number)]
 Coefficients = Annotated[list[float], Field(min_length=3, max_length=3)]
 Scale = Literal["0.2*max(out, in)**0.5", "max(1, out/in)**0.5", "(out/in)**0.5", "1"]
+SPECTRAL = "(out/in)**0.5"
 Groups = list[dict[str, Any]]
 
 
