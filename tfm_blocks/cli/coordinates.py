@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
 
 VOCAB = 256  # ids that the batch draws from, unless the command line sets vocab
-SUFFIXES = (".svg", ".pdf", ".png")
 EXAMPLE = "write two or more, such as d_model=64,128,256"
 SEVERAL = re.compile(r"[^=]+=\d+(,\d+)+")
 
@@ -48,9 +47,7 @@ def _coordinates(arguments: argparse.Namespace) -> int:
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.training.coordinates import Training, logit_nodes
 
-    if arguments.path and arguments.path.suffix not in SUFFIXES:
-        rule = f"must be a file {', '.join(SUFFIXES)}, but is {shown(arguments.path.name)}"
-        raise ConfigError(Problem("-o", rule, help=f"write -o {arguments.path.stem or 'figure'}.svg"))
+    options.expect_figure(arguments.path)
     if arguments.steps < FIRST_STEP:
         rule = f"must be at least {FIRST_STEP}, from which the slopes count, but is {arguments.steps}"
         raise ConfigError(Problem("--steps", rule, help="write --steps 5"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tfm_blocks.cli import options
 from tfm_blocks.cli.block_test import test_blocks
 from tfm_blocks.cli.plan import add_plan, check_plan_options, show_plan
-from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, print_warnings, printable, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
@@ -34,6 +34,9 @@ def add_commands(commands: options.Commands) -> None:
     what = "show the weights in place of the nodes: role, shape and initial values"
     views = show.add_mutually_exclusive_group()
     views.add_argument("--weights", action="store_true", help=what)
+    what = "show the learning rates of all groups of weights of a run"
+    views.add_argument("--schedule", action="store_true", help=what)
+    options.add_file(show, "with --schedule: also draw a figure: .svg, .pdf or .png")
     add_lengths(show)
     add_plan(show, views)
     options.add_json(show)
@@ -144,6 +147,9 @@ def _show(arguments: argparse.Namespace) -> None:
         else:
             show_weights(groups, arguments.model)
         return
+    if arguments.schedule:
+        _show_schedule(arguments, spec, composed)
+        return
     if arguments.plan:
         settings = _run_settings(arguments, composed)
         optimizer = settings.optimizer if settings else None
@@ -159,13 +165,35 @@ def _show(arguments: argparse.Namespace) -> None:
     show_model(size, arguments.model)
 
 
+def _show_schedule(arguments: argparse.Namespace, spec: Spec, composed: Composed | None) -> None:
+    from tfm_blocks.report.schedule import draw_rates, rate_records, run_rates, show_rates
+    from tfm_blocks.report.screen import print_json
+
+    settings = _run_settings(arguments, composed)
+    if settings is None:
+        rule = f"{arguments.model} is a model without the settings of a run, so it has no schedule"
+        help = "name a run folder, or add settings of a run, such as schedule=cosine"
+        raise ConfigError(Problem("--schedule", rule, help=help))
+    rates = run_rates(spec, settings)
+    if arguments.json:
+        print_json({"model": arguments.model, **rate_records(rates)})
+    else:
+        show_rates(rates, arguments.model)
+    if arguments.path:
+        draw_rates(rates, printable(arguments.model), arguments.path)
+
+
 def _expect_effects(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for options of `tfm show` without effect on what the other options show."""
     check_plan_options(arguments)
     lengths = [f"--{name}" for name in ("src", "tgt", "length") if vars(arguments)[name]]
-    if arguments.weights and lengths:
-        rule = f"{', '.join(lengths)}: no effect with --weights"
-        raise ConfigError(Problem("", rule, help="leave --weights out to see the costs at these lengths"))
+    view = "--weights" if arguments.weights else "--schedule" if arguments.schedule else ""
+    if view and lengths:
+        rule = f"{', '.join(lengths)}: no effect with {view}"
+        raise ConfigError(Problem("", rule, help=f"leave {view} out to see the costs at these lengths"))
+    if arguments.path and not arguments.schedule:
+        raise ConfigError(Problem("-o", "has no effect without --schedule", help="tfm figure draws a model"))
+    options.expect_figure(arguments.path)
     if arguments.config_dir and Path(arguments.model).is_dir():
         rule = f"has no effect on {arguments.model}, a run folder, which has its own config"
         raise ConfigError(Problem("--config-dir", rule, help="leave it out"))
