@@ -92,9 +92,9 @@ def draw_rates(run: RunRates, title: str, path: Path) -> None:
         trained = [group for group in run.groups if any(group.factors)]
         for number, group in enumerate(trained):
             least, most = (factor * run.rates for factor in group.factors)
-            style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
-            axes.plot(run.steps, most, label=f"{group.group}: {group.optimizer}", **style)
-            axes.fill_between(run.steps, least, most, color=style["color"], alpha=0.2)
+            colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+            axes.plot(run.steps, most, label=f"{group.group}: {group.optimizer}", color=colour, linestyle=dash)
+            axes.fill_between(run.steps, least, most, color=colour, alpha=0.2)
         axes.set_xlabel("step")
         axes.set_ylabel("learning rate")
         axes.set_title(f"{title}, {run.name}")
