@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
     from tfm_blocks.network.weights import Learning
+    from tfm_blocks.report.schedule import RunRates
     from tfm_blocks.training.settings import RunSettings
 
 
+POINTS = 200  # steps of a curve of learning rates
 CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
 
 
@@ -166,7 +168,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _show_schedule(arguments: argparse.Namespace, spec: Spec, composed: Composed | None) -> None:
-    from tfm_blocks.report.schedule import draw_rates, rate_records, run_rates, show_rates
+    from tfm_blocks.report.schedule import draw_rates, rate_records, show_rates
     from tfm_blocks.report.screen import print_json
 
     settings = _run_settings(arguments, composed)
@@ -174,13 +176,34 @@ def _show_schedule(arguments: argparse.Namespace, spec: Spec, composed: Composed
         rule = f"{arguments.model} is a model without the settings of a run, so it has no schedule"
         help = "name a run folder, or add settings of a run, such as schedule=cosine"
         raise ConfigError(Problem("--schedule", rule, help=help))
-    rates = run_rates(spec, settings)
+    rates = _run_rates(spec, settings)
     if arguments.json:
         print_json({"model": arguments.model, **rate_records(rates)})
     else:
         show_rates(rates, arguments.model)
     if arguments.path:
         draw_rates(rates, printable(arguments.model), arguments.path)
+
+
+def _run_rates(spec: Spec, settings: RunSettings) -> RunRates:
+    """Return the rates of a run at its first and its last step and between them. Nothing is allocated."""
+    import numpy as np
+
+    from tfm_blocks.network.build import network_without_values, weight_rules
+    from tfm_blocks.network.weights import list_weights
+    from tfm_blocks.report.schedule import GroupRates, RunRates
+    from tfm_blocks.training.groups import assign
+
+    rules = weight_rules(spec)
+    factors: dict[tuple[str, str], list[float]] = {}
+    for one in assign(settings.optimizer, list_weights(network_without_values(spec))):
+        rule = rules.get(one.weight.name)
+        factor = one.rate * (rule.with_optimizer(one.optimizer).rate if rule else 1.0)
+        factors.setdefault((one.group, one.optimizer or "frozen"), []).append(factor)
+    steps = np.unique(np.linspace(1, settings.trainer.steps, POINTS).round().astype(np.int64))
+    rates = np.array([settings.schedule.rate(step) for step in steps.tolist()])
+    groups = [GroupRates(*names, (min(own), max(own))) for names, own in factors.items()]
+    return RunRates(settings.schedule.name, steps, rates, groups)
 
 
 def _expect_effects(arguments: argparse.Namespace) -> None:

@@ -10,17 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from tfm_blocks.language.spec import Spec
-from tfm_blocks.network.build import network_without_values, weight_rules
-from tfm_blocks.network.weights import list_weights
 from tfm_blocks.report.drawing import COLOURS, DASHES, PAGE, UNDATED, drawing_style
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import Column, Table, Value, texts
 from tfm_blocks.runs.files import write_bytes
-from tfm_blocks.training.groups import assign
-from tfm_blocks.training.settings import RunSettings
 
-POINTS = 200  # steps of a figure
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60  # characters of the curve in the terminal
 
@@ -42,20 +36,6 @@ class RunRates:
     steps: npt.NDArray[np.int64]
     rates: npt.NDArray[np.float64]
     groups: list[GroupRates]
-
-
-def run_rates(spec: Spec, settings: RunSettings) -> RunRates:
-    """Return the rates of a run at its first and its last step and between them. Nothing is allocated."""
-    rules = weight_rules(spec)
-    factors: dict[tuple[str, str], list[float]] = {}
-    for one in assign(settings.optimizer, list_weights(network_without_values(spec))):
-        rule = rules.get(one.weight.name)
-        factor = one.rate * (rule.with_optimizer(one.optimizer).rate if rule else 1.0)
-        factors.setdefault((one.group, one.optimizer or "frozen"), []).append(factor)
-    steps = np.unique(np.linspace(1, settings.trainer.steps, POINTS).round().astype(np.int64))
-    rates = np.array([settings.schedule.rate(step) for step in steps.tolist()])
-    groups = [GroupRates(*names, (min(own), max(own))) for names, own in factors.items()]
-    return RunRates(settings.schedule.name, steps, rates, groups)
 
 
 def show_rates(run: RunRates, title: str) -> None:
