@@ -272,8 +272,8 @@ def expect_optimizers(learned: Sequence[Learned]) -> None:
 def coupled_decays(learned: Sequence[Learned]) -> dict[str, float]:
     """Return the decays above 0 that are added to gradients, by the address of their setting."""
     coupled = [one for one in learned if one.optimizer and not OPTIMIZERS[one.optimizer].decoupled]
-    decays = {f"{_address(one.group)}.weight_decay": one.settings.get("weight_decay") for one in coupled}
-    return {address: float(decay) for address, decay in decays.items() if decay}
+    decaying = [one for one in coupled if one.settings.get("weight_decay")]  # biases and gains of a group do not decay
+    return {f"{_address(one.group)}.weight_decay": float(one.settings["weight_decay"]) for one in decaying}
 
 
 def wrong_scales(learned: Sequence[Learned]) -> dict[str, str]:
