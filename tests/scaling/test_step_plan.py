@@ -51,7 +51,8 @@ def test_the_optimizer_keeps_its_own_state_and_frozen_weights_have_no_gradient()
     (plain,) = plan_steps(
         spec, batching_of(spec, 5), settings, H100, [1], read_optimizer({"name": "sgd", "momentum": 0.0})
     )
-    assert plain.optimizer == 0 and adam.traffic - plain.traffic == 2 * adam.optimizer
+    assert plain.optimizer == 0
+    assert adam.traffic - plain.traffic == pytest.approx(2 * adam.optimizer, rel=1e-4)
 
 
 def test_fsdp2_shards_the_weights_and_gathers_each_layer_twice():
