@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.strategies import DDPStrategy
 
 from tfm_blocks.devices import accelerator, device_count, rank_device, release_memory, select_device
 
@@ -39,3 +40,10 @@ class TorchAccelerator(Accelerator):
     @staticmethod
     def name() -> str:
         return accelerator()
+
+
+class TorchDDPStrategy(DDPStrategy):
+    """DDP whose processes have a device each. Lightning's own class opens a CUDA stream on all devices but the CPU."""
+
+    def determine_ddp_device_ids(self) -> None:
+        """Return None: the network is on one device, and the batches are moved to it before."""
