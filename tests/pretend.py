@@ -97,6 +97,9 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
     _record(name, func, tensors, device)
     _expect_kernel(name, leaves, device)
     plain = [_on_cpu(leaf) for leaf in leaves]
+    if torch.Tag.inplace_view in func.tags:  # the tensor of the device changes its shape too
+        with torch._C._DisableTorchDispatch():
+            func(*args, **kwargs)
     args, kwargs = pytree.tree_unflatten(plain, spec)
     with _device_generator() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
         out = FUSED.get(name, func)(*args, **kwargs)
