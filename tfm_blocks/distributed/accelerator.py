@@ -43,7 +43,7 @@ class TorchAccelerator(Accelerator):
 
 
 class TorchDDPStrategy(DDPStrategy):
-    """DDP whose processes have a device each. Lightning's own class opens a CUDA stream on all devices but the CPU."""
+    """DDP whose processes have a device each. Lightning's own opens a stream of one kind of accelerator on all of them."""
 
     def determine_ddp_device_ids(self) -> None:
         """Return None: the network is on one device, and the batches are moved to it before."""
