@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.strategies import DDPStrategy
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 
 from tfm_blocks.devices import accelerator, device_count, rank_device, release_memory, select_device
 
@@ -43,7 +45,8 @@ class TorchAccelerator(Accelerator):
 
 
 class TorchDDPStrategy(DDPStrategy):
-    """DDP whose processes have a device each. Lightning's own opens a stream of one kind of accelerator on all of them."""
+    """DDP whose processes have any device each. On other devices than the CPU, Lightning's own needs one kind."""
 
-    def determine_ddp_device_ids(self) -> None:
-        """Return None: the network is on one device, and the batches are moved to it before."""
+    def _setup_model(self, model: Module) -> DistributedDataParallel:
+        """Return the model for DDP: it is on one device, and its batches are moved there before."""
+        return DistributedDataParallel(model, **self._ddp_kwargs)
