@@ -13,7 +13,8 @@ import numpy as np
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.corpus import FORMAT, LONGEST, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
-from tfm_blocks.data.documents import LINES, find_document_splits
+from tfm_blocks.data.documents import find_document_splits
+from tfm_blocks.data.files import LINES
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings, TextSettings
