@@ -164,7 +164,7 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
     """Return what a model needs of the compute of the baseline, or that the ladder cannot tell."""
     fit, name, baseline = ladder.fit, ladder.fit.models[model], ladder.fit.models[0]
     factor = fit.factor(model)
-    needed = f"{_factor(factor)} times the compute of {baseline} for the same loss, p = {p:.4f} (corrected)"
+    needed = f"{_factor(factor)} times the compute of {baseline} for the same loss, {_p(p)} (corrected)"
     if p < ALPHA:
         text = f"{name} needs {needed}"
     else:
@@ -173,9 +173,7 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
     trended, trend = ladder.with_trends, _trend(ladder, model)
     if trend.p < ALPHA:
         further = _factor(trended.factor(model, FURTHER * ladder.largest))
-        text += (
-            f"; the factor changes with compute, p = {trend.p:.4f}: at {FURTHER} times the largest run it is {further}"
-        )
+        text += f"; the factor changes with compute, {_p(trend.p)}: at {FURTHER} times the largest run it is {further}"
         crossing = trended.law.centre * math.exp(-trended.law.log_factors[model] / trended.law.trends[model])
         if min(point.compute for point in fit.points) <= crossing <= ladder.largest:
             text += f"; the curves cross at {crossing:.2g} operations"
@@ -185,6 +183,10 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
 def _trend(ladder: Ladder, model: int) -> Estimate:
     """Return the change of the logarithm of a factor with the logarithm of compute."""
     return ladder.with_trends.estimate(lambda law: law.trends[model])
+
+
+def _p(p: float) -> str:
+    return f"p = {p:.4f}" if p >= 0.0001 else "p < 0.0001"
 
 
 def _factor(logarithm: Estimate) -> str:
@@ -311,7 +313,7 @@ def draw_scaling(ladder: Ladder) -> Figure:
     panel.yaxis.set_major_locator(MaxNLocator(6))
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
-    panel.set_xlabel("operations of the training, 6 N D; right of the line: extrapolated")
+    panel.set_xlabel("operations of the training, 6 N D\n(right of the line: extrapolated)")
     panel.set_ylabel("validation loss")
     panel.legend()
     return drawn
