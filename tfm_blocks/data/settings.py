@@ -184,12 +184,29 @@ Files = Annotated[
 ]
 
 
+class CleanSettings(Settings):
+    """Rules for training pairs; a pair that breaks one is skipped and counted. null and false: no rule.
+
+    min_length: minimum tokens of a side. max_ratio: maximum tokens of the longest side for each token of the shortest.
+    min_letters: minimum fraction of letters and combining marks among the characters of a side, without spaces.
+    identical: skip pairs whose target is equal to a source. duplicates: skip pairs that are equal to an earlier one.
+    Spaces at the ends of a side are ignored.
+    """
+
+    min_length: Count | None = None
+    max_ratio: Annotated[float, Field(ge=1)] | None = None
+    min_letters: Annotated[float, Field(gt=0, le=1)] | None = None
+    identical: bool = False
+    duplicates: bool = False
+
+
 class TextSettings(PairSettings):
     """Settings of row-aligned files in the folder `dir`, for columns such as src and tgt.
 
     fields: the field of each column in files that have fields, which end in .jsonl, .tsv or .parquet, or are folders of
     a saved dataset; null: every file has lines. train, val, test: files of each column, or of all columns, by name,
     pattern or folder; test may be null. All splits have the columns of train.
+    clean: rules for training pairs.
     add_prefix_space: learn a tokenizer that reads a space before each text, so that the first word has the same
     subwords as elsewhere; configs of earlier versions have none.
     """
@@ -200,7 +217,17 @@ class TextSettings(PairSettings):
     train: Files
     val: Files
     test: Files | None
+    clean: CleanSettings = CleanSettings()
     add_prefix_space: bool = False
+
+    @field_validator("clean")
+    @classmethod
+    def _keeps_some_lengths(cls, clean: CleanSettings, info: ValidationInfo) -> CleanSettings:
+        longest = info.data.get("max_length")
+        if longest is not None and clean.min_length is not None and clean.min_length > longest:
+            rule = f"min_length must be at most data.max_length, {longest}, but is {clean.min_length}"
+            raise RuleError(rule, f"write data.clean.min_length={longest} or less, or a larger data.max_length")
+        return clean
 
     @field_validator("train", "val", "test")
     @classmethod
