@@ -94,6 +94,8 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
     if name not in COPIES and any(not isinstance(tensor, Pretend) and tensor.dim() for tensor in tensors):
         raise RuntimeError(f"{name}: expected all tensors on one device, but found cpu and {NAME}")
     device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
+    if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+        raise RuntimeError(f"{name}: expected a generator of {NAME}, but found one of the CPU")
     _record(name, func, tensors, device)
     _expect_kernel(name, leaves, device)
     plain = [_on_cpu(leaf) for leaf in leaves]

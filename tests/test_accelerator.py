@@ -195,6 +195,29 @@ def test_tensors_of_two_devices_do_not_mix(other: Tensor) -> None:
         x_BN[other] if other.dtype == torch.bool else x_BN * other
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, generator: torch.rand(3, 4, device=x.device, generator=generator),
+        lambda x, generator: x.clone().bernoulli_(0.5, generator=generator),
+        lambda x, generator: torch.multinomial(x, 1, generator=generator),
+    ],
+    ids=["new", "in place", "of weights"],
+)
+def test_a_generator_of_the_cpu_does_not_draw_on_the_device(draw: Callable[[Tensor, torch.Generator], Tensor]) -> None:
+    with pytest.raises(RuntimeError, match="expected a generator of pretend"):
+        draw(pretend.there(torch.ones(3, 4)), torch.Generator())
+
+
+def test_a_checkpoint_is_on_its_device_and_one_on_the_cpu_does_not_mix(tmp_path: Path) -> None:
+    weight_OI = pretend.there(torch.ones(3, 4))
+    torch.save(weight_OI, tmp_path / "momentum")
+    assert torch.load(tmp_path / "momentum").device == weight_OI.device
+    momentum_OI = torch.load(tmp_path / "momentum", map_location="cpu")
+    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        weight_OI.lerp_(momentum_OI, 0.1)
+
+
 def test_operations_on_the_device_alone_cause_no_traffic() -> None:
     layer, x_BN = pretend.there(nn.Linear(4, 4)), pretend.there(torch.ones(3, 4))
     with pretend.traffic() as traffic:

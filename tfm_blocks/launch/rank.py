@@ -294,7 +294,7 @@ def build_memory_check(
     settings = module.settings
     device = rank_device(choose_device(settings.trainer.accelerator), rank_info.local_rank)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision.name == "bf16")
-    copies = copies_of(settings.trainer, rank_info.world)
+    copies = copies_of(settings, module.network, rank_info.world)
     return MemoryCheck(
         module.network, planned_corpus, settings.label_smoothing, rank_info.ranks, device, autocast, copies
     )

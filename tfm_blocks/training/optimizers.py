@@ -29,6 +29,7 @@ def _ends_in_a_number(eps: list[float | None]) -> list[float | None]:
 Epsilons = Annotated[list[float | None], Field(min_length=2, max_length=2), AfterValidator(_ends_in_a_number)]
 Coefficients = Annotated[list[float], Field(min_length=3, max_length=3)]
 Scale = Literal["0.2*max(out, in)**0.5", "max(1, out/in)**0.5", "(out/in)**0.5", "1"]
+SPECTRAL = "(out/in)**0.5"
 Groups = list[dict[str, Any]]
 
 
@@ -215,6 +216,6 @@ class JointOptimizer(Optimizer):
         for member in self.members:
             member.step()
         for group, weight, old in before:
-            shrinks = (old - weight) * old >= 0
-            weight.sub_(old * shrinks, alpha=group["lr"] * group["cautious_decay"])
+            shrinks = (old - weight).mul_(old) >= 0
+            weight.sub_(old.mul_(shrinks), alpha=group["lr"] * group["cautious_decay"])
         return loss
