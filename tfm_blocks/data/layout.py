@@ -222,12 +222,12 @@ class HiddenTokens(Layout):
 
     def drawn(self, seed: int, epoch: int) -> HiddenTokens:
         masking = replace(self.masking, draw=(seed, 0 if self.settings.static else epoch))
-        return HiddenTokens(*self.inputs, self.column, self.settings, masking)
+        return HiddenTokens(self.inputs[0], self.column, self.settings, masking)
 
     @property
     def evaluating(self) -> HiddenTokens:
         masking = replace(self.masking, rate=self.settings.eval_rate)
-        return HiddenTokens(*self.inputs, self.column, self.settings, masking)
+        return HiddenTokens(self.inputs[0], self.column, self.settings, masking)
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
         return self.tokens_N(corpus)[:, None]

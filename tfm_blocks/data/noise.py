@@ -22,7 +22,8 @@ def uniforms(*words: int | Integers) -> Floats:
         state = (state ^ (state >> np.uint64(30))) * FIRST
         state = (state ^ (state >> np.uint64(27))) * SECOND
         state = state ^ (state >> np.uint64(31))
-    return (state >> np.uint64(11)) * 2.0**-53
+    draws: Floats = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return draws
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Masking:
         rank_U = np.arange(len(row_U)) - (np.cumsum(units_R) - units_R)[row_U]  # row_U is sorted, as in order_U
         chosen_U = np.zeros(len(row_U), bool)
         chosen_U[order_U] = rank_U < self._counts(units_R, flat.rows_R)[row_U]
-        return self._can_be_hidden(flat) & chosen_U[unit_L]
+        hidden_L: Bools = self._can_be_hidden(flat) & chosen_U[unit_L]
+        return hidden_L
 
     def read_L(self, flat: Flat, hidden_L: Bools) -> Integers:
         """Return the ids that the model reads: of the hidden ones the mask, a random id or the id itself."""

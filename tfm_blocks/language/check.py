@@ -154,7 +154,8 @@ def sight_of(spec: Spec, input: str, registry: Registry) -> str:
     """Return which positions of an input an output position sees: "all" if it sees later ones, "past" or "nothing"."""
     seen = {input: "past"}
     visibility = Visibility(registry, Sources(), spec.inputs)
-    return [visibility.sight(node, seen) for node in spec.nodes][-1]
+    sights: list[str] = [visibility.sight(node, seen) for node in spec.nodes]
+    return sights[-1]
 
 
 def set_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, ...]:

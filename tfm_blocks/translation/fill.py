@@ -74,7 +74,7 @@ class Filler:
         ids_BT = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows])
         masked_BT = ids_BT == self.mask
         device = next(self.network.parameters()).device
-        x_BTD = self.network.trunk(**{self.input: ids_BT.to(device)})
+        x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
         logits_NV = self.network.head(x_BTD[masked_BT.to(device)]).float()
         logits_NV[:, sorted(self.tokenizer.special_ids)] = -torch.inf
         values = torch.softmax(logits_NV, 1).topk(min(top, logits_NV.shape[1]), 1)
