@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.distributed import ProcessGroup, ProcessGroupGloo, Work
 from torch.utils.backend_registration import _DummyBackendModule, _DummyDeviceGuard, _DummyPrivateUse1Hook
 
 NAME = "pretend"
@@ -38,6 +39,7 @@ class Traffic:
 
 
 watching: list[Traffic] = []
+DEVICES = int(os.environ.get("PRETEND_DEVICES", "1"))
 LACKS = frozenset(filter(None, os.environ.get("PRETEND_LACKS", "").split(",")))
 
 
@@ -92,9 +94,14 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
     if name not in COPIES and any(not isinstance(tensor, Pretend) and tensor.dim() for tensor in tensors):
         raise RuntimeError(f"{name}: expected all tensors on one device, but found cpu and {NAME}")
     device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
+    if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+        raise RuntimeError(f"{name}: expected a generator of {NAME}, but found one of the CPU")
     _record(name, func, tensors, device)
     _expect_kernel(name, leaves, device)
     plain = [_on_cpu(leaf) for leaf in leaves]
+    if torch.Tag.inplace_view in func.tags:  # the tensor of the device changes its shape too
+        with torch._C._DisableTorchDispatch():
+            func(*args, **kwargs)
     args, kwargs = pytree.tree_unflatten(plain, spec)
     with _device_generator() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
         out = FUSED.get(name, func)(*args, **kwargs)
@@ -298,11 +305,71 @@ if not torch.cuda.is_available():  # `pytest -m gpu` uses the CUDA device
 
 
 def everywhere() -> None:
-    """Make the device the accelerator of this process; torch calls this when it is imported."""
+    """Make the device the accelerator of this process; torch calls this when it is imported.
+
+    torch counts one device of a backend in Python, and has the threads of autograd for that one. PRETEND_DEVICES replaces
+    the count, and the tensors of each process say that they are on device 0.
+    """
     global available
     register()
     available = True
     torch.__future__.set_swap_module_params_on_conversion(True)
+    if torch.distributed.is_available():
+        torch.distributed.Backend.register_backend("host", _HostGroup, devices=[NAME])
+    if DEVICES > 1:
+        torch.accelerator.device_count = lambda: DEVICES
+        torch.accelerator.set_device_index = lambda device: None
+
+
+class _Done(Work):
+    """A collective that has ended."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.future: torch.futures.Future[Any] = torch.futures.Future()
+        self.future.set_result(output)
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self.future
+
+
+class _HostGroup(ProcessGroup):
+    """Collectives of tensors on the device, which gloo computes in the memory of the host."""
+
+    supports_splitting = False
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+        super().__init__(rank, size)
+        self.gloo = ProcessGroupGloo(store, rank, size, timeout)
+
+    def getBackendName(self) -> str:
+        return "host"
+
+    def _get_backend(self, device: torch.device) -> _HostGroup:
+        return self
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        self.gloo.allreduce(_memory(tensors), opts).wait()
+        return _Done(tensors)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        self.gloo.broadcast(_memory(tensors), opts).wait()
+        return _Done(tensors)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        self.gloo.allgather([_memory(tensors) for tensors in outputs], _memory(inputs), opts).wait()
+        return _Done(outputs)
+
+    def barrier(self, opts: Any = None) -> Work:
+        self.gloo.barrier(opts).wait()
+        return _Done([])
+
+
+def _memory(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.memory if isinstance(tensor, Pretend) else tensor for tensor in tensors]
 
 
 def backend_folder(folder: Path) -> Path:

@@ -6,36 +6,25 @@ The pretended device shows placement and traffic, not kernels. `pytest -m gpu -n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from tests import pretend
 from tests.network.examples import ALL, DEFAULT, build, has_target, inputs_of, sources_of
-from tests.training.test_module import feed_of, make
 from tests.translation.test_any_graph import sharper
 from tests.translation.test_search import bounds
-from tfm_blocks import devices
-from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.layout import Batch, batch_of
-from tfm_blocks.data.plan import Ranks
-from tfm_blocks.distributed.accelerator import TorchAccelerator
-from tfm_blocks.errors import RunError
 from tfm_blocks.language.spec import names
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.training.callbacks import MovingAverage
 from tfm_blocks.training.data import StepBatches
-from tfm_blocks.training.data_module import RunData
 from tfm_blocks.training.loss import Objective, backward_scale
-from tfm_blocks.training.memory_check import Copies, MemoryCheck
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.translation.beam import beam_search, gnmt
 from tfm_blocks.translation.search import Bounds, chooser, likeliest, one_by_one
@@ -206,6 +195,29 @@ def test_tensors_of_two_devices_do_not_mix(other: Tensor) -> None:
         x_BN[other] if other.dtype == torch.bool else x_BN * other
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, generator: torch.rand(3, 4, device=x.device, generator=generator),
+        lambda x, generator: x.clone().bernoulli_(0.5, generator=generator),
+        lambda x, generator: torch.multinomial(x, 1, generator=generator),
+    ],
+    ids=["new", "in place", "of weights"],
+)
+def test_a_generator_of_the_cpu_does_not_draw_on_the_device(draw: Callable[[Tensor, torch.Generator], Tensor]) -> None:
+    with pytest.raises(RuntimeError, match="expected a generator of pretend"):
+        draw(pretend.there(torch.ones(3, 4)), torch.Generator())
+
+
+def test_a_checkpoint_is_on_its_device_and_one_on_the_cpu_does_not_mix(tmp_path: Path) -> None:
+    weight_OI = pretend.there(torch.ones(3, 4))
+    torch.save(weight_OI, tmp_path / "momentum")
+    assert torch.load(tmp_path / "momentum").device == weight_OI.device
+    momentum_OI = torch.load(tmp_path / "momentum", map_location="cpu")
+    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        weight_OI.lerp_(momentum_OI, 0.1)
+
+
 def test_operations_on_the_device_alone_cause_no_traffic() -> None:
     layer, x_BN = pretend.there(nn.Linear(4, 4)), pretend.there(torch.ones(3, 4))
     with pretend.traffic() as traffic:
@@ -221,52 +233,6 @@ def test_fused_cells_of_the_device_have_the_values_and_gradients_of_the_cpu(kind
     other(pretend.there(x_NBD))[0].square().sum().backward()
     for one, same in zip(layer.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(same.grad.to("cpu"), one.grad)
-
-
-without_accelerator = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/test_gpu.py tests CUDA")
-READS_OF_A_ROW = 3  # the sums of the steps, the throughput, and the flags of skipped steps
-TENSORS_OF_A_BATCH = 4  # src, tgt, the labels, and the predicted positions
-
-
-def fit(module: LightningModule, data: RunData, callbacks: list[Callback], strategy: SingleDeviceStrategy) -> None:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(
-        accelerator=TorchAccelerator(), devices=1, strategy=strategy, max_steps=6, max_epochs=-1,
-        limit_val_batches=0, enable_model_summary=False, callbacks=callbacks, **quiet,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=data)
-
-
-class Steps(Callback):
-    """Record the traffic of each training step, from its batch to the next, with all that Lightning does between."""
-
-    def __init__(self) -> None:
-        self.traffic: list[pretend.Traffic] = []
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self.traffic.append(pretend.Traffic())
-        pretend.watching[:] = self.traffic[-1:]
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pretend.watching.clear()
-
-
-@without_accelerator
-@pytest.mark.parametrize("options", [["trainer.clip=0.5", "optimizer=adamw"], ["trainer.clip=null", "dropout=0.2"]])
-def test_a_training_step_reads_nothing_and_sends_its_batch(
-    options: list[str], small: Callable[..., Composed], here: torch.device
-) -> None:
-    """Only the step that logs a row of metrics, here the fourth, waits for the device; the first may wait too."""
-    module, data = make(small("trainer.log_every=4", "data.batch_tokens=130", *options))
-    steps = Steps()
-    fit(module, data, [steps, MovingAverage(0.9)], SingleDeviceStrategy(here))
-    batches = [step.sends.count("aten::copy_") for step in steps.traffic]
-    assert len(steps.traffic) == 6
-    assert [len(step.reads) for step in steps.traffic[1:]] == [0, 0, READS_OF_A_ROW, 0, READS_OF_A_ROW]
-    assert all(
-        count == len(step.sends) and count % TENSORS_OF_A_BATCH == 0
-        for count, step in zip(batches, steps.traffic, strict=True)
-    )
 
 
 @pytest.mark.parametrize("search", ["greedy", "sampled", "beam"])
@@ -287,49 +253,6 @@ def test_a_step_of_search_reads_once_and_sends_only_the_sentences_that_continue(
     at_the_start, ended = 3, 2  # two sentences end before the last step
     numbers = search == "sampled"  # the random numbers of all steps
     assert (len(traffic.reads), len(traffic.sends)) == (12 + at_the_start, ended + numbers)
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """Return the pretended device, as the accelerator of this process."""
-    monkeypatch.setattr(pretend, "available", True)
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    yield pretend.register()
-    torch.__future__.set_swap_module_params_on_conversion(before)
-
-
-@without_accelerator
-def test_an_operation_that_the_device_lacks_is_an_error_with_its_node_before_step_1(
-    small: Callable[..., Composed], here: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pretend, "LACKS", frozenset({"aten::relu"}))
-    module, data = make(small())
-    check = MemoryCheck(module.network, feed_of(data), 0.1, Ranks(), here, nullcontext(), Copies(2))
-    message = r"encoder\.0\.ffn: pretend lacks an operation of this node: The operator 'aten::relu' is not"
-    with pytest.raises(RunError, match=message):
-        check.run(1)
-
-
-@without_accelerator
-def test_a_device_without_float64_trains_and_samples(
-    small: Callable[..., Composed], here: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Imitate mps, which has no float64."""
-    losses = []
-    for lacks in ("", "float64"):
-        monkeypatch.setattr(pretend, "LACKS", frozenset({lacks}))
-        devices._has_float64.cache_clear()
-        module, data = make(small("trainer.log_every=6", "trainer.clip=0.5"))
-        fit(module, data, [], SingleDeviceStrategy(here))
-        losses.append(module.latest["train/loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-    network, inputs = exact(next(path for path in ALL if path.stem == "base"), sharper)
-    sources = {name: pretend.there(value) for name, value in sources_of(inputs).items()}
-    limits = Bounds(*(pretend.there(one) for one in bounds([9, 12, 7])[:3]))
-    choose = chooser(Sampling(seed=4), range(3), 12, here)
-    assert len(one_by_one(pretend.there(network.float()), sources, limits, choose)) == 3
-    devices._has_float64.cache_clear()
 
 
 @pytest.mark.parametrize(

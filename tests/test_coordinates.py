@@ -70,6 +70,15 @@ def test_a_model_is_flat_under_mup_and_not_under_standard(capsys) -> None:
 
 
 @pytest.mark.grid
+def test_a_model_is_flat_with_muon_by_the_spectral_rule_and_not_under_standard(capsys) -> None:
+    sizes = [f"{knob}={values}" for knob, values in {**SIZES, "layers": 1}.items()]
+    effort = ["--seeds", "2", "--steps", "4", "--length", "16", "max_length=32", "--optimizer", "muon"]
+    status, found = coordinates(capsys, "gpt2", *sizes, *effort, "model.parametrisation=mup")
+    assert status == 0, [node for node in found["nodes"] if node["verdict"] not in ("flat", "falls")]
+    assert coordinates(capsys, "gpt2", *sizes, *effort)[0] == 1
+
+
+@pytest.mark.grid
 def test_the_end_of_a_stack_is_flat_over_depths_under_completep(capsys) -> None:
     """Means over the layers are not flat: a deeper stack has more layers that lie close to its input."""
     sizes = ["d_model=64", "d_ff=128", "heads=4", "layers=2,4,8", "max_length=32"]

@@ -3,8 +3,8 @@
 The fences of a page run in order, in one copy of the checkout. A `text` fence follows the fence whose output it shows:
 `…` in a line stands for any text, and a line `…` for any lines. A comment right before a fence marks an exception:
 `fails: 2` its exit status; `smaller: KEY=SIZE …` that the defaults of the copied conf/ have these sizes while it runs,
-unless pytest runs with -m slow; `whole` that this output comes of whole trainings only; `ci` that .ci/run runs it, not
-this test. The commands themselves run as they are written, with the loggers that a reader gets.
+unless pytest runs with -m slow; `whole` that this output comes of whole trainings only; `about: 0.1` that its decimal
+numbers may differ by a tenth; `ci` that .ci/run runs it, not this test. The commands themselves run as they are written, with the loggers that a reader gets.
 """
 
 import contextlib
@@ -28,16 +28,19 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [path for path in PAGES if path.is_file() and path.parent.name != "cookbook"]  # its files run in tests/oracles
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {  # pages that train for more than a minute
-    "architecture", "comparing", "dates", "language-model", "own-blocks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
+    "architecture", "comparing", "dates", "ladder", "language-model", "own-blocks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
 }  # fmt: skip
 DEFAULT = {"contributing", "models"}  # the other pages run in CI: pytest -m grid
 LANGUAGES = ("bash", "python", "yaml", "text")
 HEADER = "# @package _global_\n"
-COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(smaller): (\S.*)|(ci)|(whole)) -->")
+COMMENT = re.compile(r"<!-- (?:(fails): (\d+)|(smaller): (\S.*)|(ci)|(whole)|(about): (0\.\d+)) -->")
 CONFIG_FILE = re.compile(r"my_conf/[\w/-]+\.yaml")
 SCRIPT_FILE = re.compile(r"# (\w+\.py)\n")
 INSTALL = re.compile(r"^pip install [^&\n]+&& ", re.MULTILINE)  # its packages are already installed
 RUN = re.compile(r"([ ━─])\1+")  # the width of a column depends on all its rows
+OF_OUTPUT = ("whole", "about")  # comments before a text fence
+DECIMAL = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+NEVER = re.compile(r"(?!)")
 ANY_LINES = r"(?:.*\n)*?"
 SIZES = {
     "d_model", "d_ff", "layers", "vocab", "data.train", "data.val", "data.test", "schedule.warmup", "sweep.trials",
@@ -72,7 +75,7 @@ def fences(page):
             match = COMMENT.fullmatch(line)
             assert match, f"{where}: unknown comment {line!r}"
             name, value = [*(part for part in match.groups() if part is not None), ""][:2]
-            marks, follows = {**marks, name: value}, follows and name == "whole"
+            marks, follows = {**marks, name: value}, follows and name in OF_OUTPUT
         elif line.strip():
             assert not marks, f"{where}: a comment stands right before its fence"
             before, follows = line, False
@@ -176,7 +179,8 @@ def run_page(page, tmp_path, *, short=True):
     for fence in fences(page):
         if fence.language == "text":
             compared = not (short and "whole" in fence.marks)
-            assert not compared or is_output(fence.code, output), f"{fence.where}: the output was:\n{output}"
+            tolerance = float(fence.marks.get("about", 0))
+            assert not compared or is_output(fence.code, output, tolerance), f"{fence.where}: the output was:\n{output}"
         elif "ci" in fence.marks:
             assert all(run_by_ci(line) for line in fence.code.splitlines()), f"{fence.where}: .ci/run does not run it"
         else:
@@ -185,11 +189,26 @@ def run_page(page, tmp_path, *, short=True):
             assert status == expected, f"{fence.where}: exit status {status}, not {expected}\n{output}"
 
 
-def is_output(text, output):
-    """Return True if `text` is the output, widths aside; `…` stands for a part of a line, or alone for any lines."""
+def is_output(text, output, tolerance=0.0):
+    """Return True if `text` is the output, widths aside; `…` stands for a part of a line, or alone for any lines.
+
+    With a tolerance, decimal numbers may differ by this fraction of the larger one.
+    """
     shown, real = ([RUN.sub(r"\1", line.strip()) for line in each.splitlines()] for each in (text, output))
-    pattern = "".join(ANY_LINES if line == "…" else re.escape(line).replace("…", ".*") + "\n" for line in shown if line)
-    return re.fullmatch(pattern, "".join(line + "\n" for line in real if line)) is not None
+    number = DECIMAL if tolerance else NEVER
+    pattern = "".join(ANY_LINES if line == "…" else _pattern(line, number) + "\n" for line in shown if line)
+    found = re.fullmatch(pattern, "".join(line + "\n" for line in real if line))
+    numbers = [text for line in shown if line != "…" for text in number.findall(line)]
+    return found is not None and all(
+        abs(float(one) - float(other)) <= tolerance * max(abs(float(one)), abs(float(other)))
+        for one, other in zip(numbers, found.groups(), strict=True)
+    )
+
+
+def _pattern(line, number):
+    """Return a pattern of a line in which each number is a group."""
+    parts = [re.escape(part).replace("…", ".*") for part in number.split(line)]
+    return f"({DECIMAL.pattern})".join(parts)
 
 
 def run_by_ci(command):  # as written in .ci/run, or as its grep extracts it from README.md
@@ -240,6 +259,14 @@ def test_an_ellipsis_stands_for_lines_or_for_a_part_of_a_line(tmp_path):
         "```bash\necho first; seq 3; echo run 7 in 4 s\n```\n```text\nfirst\n…\n3\nrun … s\n…\n```\n", "utf-8"
     )
     run_page(page, tmp_path)
+
+
+@pytest.mark.parametrize(("shown", "agrees"), [("1.05 of 3", True), ("1.2 of 3", False), ("1.05 of 4", False)])
+def test_decimal_numbers_agree_within_the_tolerance(shown, agrees, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"```bash\necho loss 1.0 of 3\n```\n<!-- about: 0.1 -->\n```text\nloss {shown}\n```\n")
+    with contextlib.nullcontext() if agrees else pytest.raises(AssertionError, match="the output was"):
+        run_page(page, tmp_path)
 
 
 def test_a_fence_has_smaller_defaults_unless_it_runs_whole_and_the_next_fence_has_those_of_conf(tmp_path):

@@ -1,4 +1,6 @@
-"""Compare fine-tuning of all weights with adapters: memory, and time of a step, in alternating rounds.
+"""Compare fine-tuning of all weights with adapters, with half of the layers frozen, and with Muon: memory and time.
+
+The variants take a step in turn.
 
 python tests/benchmarks/adapters.py --rounds 7
 """
@@ -12,54 +14,75 @@ import torch
 
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.training.groups import build_optimizer, freeze
+from tfm_blocks.training.optimizer_settings import read_optimizer
 
 KNOBS = ["d_model=256", "d_ff=1024", "heads=4", "layers=6", "max_length=256", "first_id=0", "vocab=8000", "dropout=0"]
 ADAPT = "model.adapt.a={where: {role: matrix, block: attention}, rank: 8, alpha: 16}"
+BELOW = ["emb", "pos", "decoder.0", "decoder.1", "decoder.2"]
+VARIANTS = {  # the optimizer, and the overrides of the model
+    "full": ({"name": "adamw"}, []),
+    "adapters": ({"name": "adamw"}, [ADAPT]),
+    "half frozen": ({"name": "adamw", "groups": {"below": {"where": {"node": BELOW}, "train": False}}}, []),
+    "muon": ({"name": "muon"}, []),
+}
 
 
-def make(*overrides):
+def make(optimizer, overrides):
     """Return a network like GPT-2, and its optimizer."""
-    composed = compose_model("gpt2", [*KNOBS, *overrides])
+    composed = compose_model("gpt2", list({text.partition("=")[0]: text for text in (*KNOBS, *overrides)}.values()))
     network = build_network(check_model(composed.model, composed.sources), seed=1).train()
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    return network, torch.optim.AdamW(trained, 1e-4, fused=True)
+    settings = read_optimizer(optimizer)
+    freeze(settings, network)
+    return network, build_optimizer(settings, network)
 
 
 def step(network, optimizer, ids_BT):
+    """Take a training step, and return the seconds of the optimizer alone."""
     logits_BTV = network(tgt=ids_BT)
     torch.nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten()).backward()
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4 * group["rate"]
+    start = time.perf_counter()
     optimizer.step()
+    seconds = time.perf_counter() - start
     optimizer.zero_grad()
+    return seconds
 
 
 def held(network, optimizer):
     """Return the bytes of the weights, their gradients, and the state of the optimizer."""
     trained = sum(parameter.nbytes for parameter in network.parameters() if parameter.requires_grad)
-    state = sum(one.nbytes for states in optimizer.state.values() for one in states.values())
+    state = sum(one.nbytes for states in optimizer.state.values() for one in states.values() if torch.is_tensor(one))
     return sum(parameter.nbytes for parameter in network.parameters()) + trained + state
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("overrides", nargs="*", default=[], help="such as d_model=32 vocab=100")
+    arguments = parser.parse_args()
     torch.manual_seed(1)
-    ids_BT = torch.randint(3, 8000, (8, 128))
-    both = {"full": make(), "adapters": make(ADAPT)}
-    times = {name: [] for name in both}
-    for number in range(rounds + 1):
-        for name, (network, optimizer) in both.items():
+    made = {name: make(own, [*more, *arguments.overrides]) for name, (own, more) in VARIANTS.items()}
+    vocab = made["full"][0].spec.sink.shape[-1]
+    ids_BT = torch.randint(3, vocab, (8, 128))
+    times, updates = ({name: [] for name in made} for _ in range(2))
+    for number in range(arguments.rounds + 1):
+        for name, (network, optimizer) in made.items():
             start = time.perf_counter()
-            step(network, optimizer, ids_BT)
+            update = step(network, optimizer, ids_BT)
             if number:
                 times[name].append(time.perf_counter() - start)
-    for name, pair in both.items():
+                updates[name].append(update)
+    for name, pair in made.items():
         count = sum(parameter.numel() for parameter in pair[0].parameters() if parameter.requires_grad)
+        ratio = statistics.median(a / b for a, b in zip(times[name], times["full"], strict=True))
+        share = statistics.median(a / b for a, b in zip(updates[name], times[name], strict=True))
         print(
-            f"{name}: {count:,} trained, {held(*pair) / 1e6:.1f} MB held, {statistics.median(times[name]):.3f} s per step"
+            f"{name}: {count:,} trained, {held(*pair) / 1e6:.1f} MB held, {statistics.median(times[name]):.3f} s per step,"
         )
-    ratios = [a / b for a, b in zip(times["adapters"], times["full"], strict=True)]
-    print(f"adapters / full: median {statistics.median(ratios):.2f}, load {os.getloadavg()[0]:.1f}")
+        print(f"  {ratio:.2f} of full, {share:.1%} of the step in the optimizer")
+    print(f"load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from tfm_blocks.data.text import read_lines
+from tfm_blocks.data.files import read_lines
 from tfm_blocks.launch.process_settings import keep_freed_memory
 from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.settings import LARGEST_BEAM, LengthPenalty, Search

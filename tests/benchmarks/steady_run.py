@@ -24,7 +24,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.data.text import read_lines
+from tfm_blocks.data.files import read_lines
 from tfm_blocks.launch.process_settings import set_library_defaults
 
 ROOT = Path(__file__).parents[2]

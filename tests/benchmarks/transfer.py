@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.report.drawing import PAGE, drawing_style, line_style
-from tfm_blocks.training.coordinates import adamw_of
+from tfm_blocks.training.coordinates import optimizer_of
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
 HEAD_WIDTH = 32
@@ -42,7 +42,7 @@ def model(width, base, vocab, length, parametrisation):
 def train(spec, ids, rate, seed, arguments):
     """Return the mean loss of the last fifth of the steps."""
     network = build_network(spec, seed=seed)
-    optimizer = adamw_of(network)
+    optimizer = optimizer_of(network)
     generator = torch.Generator().manual_seed(seed)
     losses = []
     for step in range(1, arguments.steps + 1):

@@ -157,3 +157,79 @@ def test_of_each_split_the_first_rows_are_read_and_nothing_after_them(text, sent
 def test_dates_keep_their_languages_where_only_the_first_are_read(dates):
     data, _ = prepared(dates().model_copy(update={"first": 7}))
     assert len(data.val) == len(data.val.groups) == 7
+
+
+NOISY = {
+    "src": ["a house", "a house ", "same", "b", "1 2 3 x", "", "a boat", "one two three four five six", "a house"],
+    "tgt": ["ein haus", "ein haus", " same", "ein b", "eins zwei", "leer", "e\u0301 \u0917\u093e", "x", "das haus"],
+}
+
+
+def slow_letters(text):
+    kept = [char for char in text if char != " "]
+    return sum(char.isalpha() or char in "\u0301\u093e" for char in kept) / len(kept)
+
+
+@pytest.mark.parametrize(
+    ("clean", "reason", "dropped", "report"),
+    [
+        ({}, "", [], ""),
+        ({"duplicates": True}, "duplicate", [1], "1 equal to an earlier one"),
+        ({"identical": True}, "identical", [2], "1 with identical sides"),
+        ({"min_letters": 0.5}, "letters", [4], "1 with fewer letters than 50 %"),
+        ({"min_length": 3}, "short", "tokens", "shorter than 3 tokens"),
+        ({"max_ratio": 4}, "ratio", "tokens", "with a side more than 4 times as long as another"),
+        ({"max_ratio": 1.0}, "ratio", "tokens", "with a side more than 1 times as long as another"),
+    ],
+)
+def test_cleaning_skips_and_counts_training_pairs_and_keeps_held_out_ones(text, clean, reason, dropped, report):
+    files = {f"{split}.{side}": lines for side, lines in NOISY.items() for split in ("train", "val")}
+    data, lines = prepared(text(files, clean=clean))
+    rows = [(src.strip(), tgt.strip()) for src, tgt in zip(NOISY["src"], NOISY["tgt"], strict=True)]
+    if dropped == "tokens":
+        lengths = [[len(data.tokenizer.encode(side)) for side in pair] for pair in zip(*NOISY.values(), strict=True)]
+        least, ratio = clean.get("min_length", 1), clean.get("max_ratio", 1e9)
+        dropped = [
+            row for row, pair in enumerate(lengths) if min(pair) < least or max(pair) / max(min(pair), 1) > ratio
+        ]
+        assert 0 < len(dropped) < len(rows)
+    dropped = [row for row in dropped if all(rows[row])]
+    kept = [pair for row, pair in enumerate(rows) if all(pair) and row not in dropped]
+    assert [(src.strip(), tgt.strip()) for src, tgt in zip(*data.train.text.values(), strict=True)] == kept
+    assert data.train.skipped == {"blank": 1, "long": 0} | ({reason: len(dropped)} if dropped else {})
+    assert len(data.val) == len(rows) and data.val.skipped == {"blank": 0, "long": 0}
+    assert report in lines[0]
+    if least_letters := clean.get("min_letters"):
+        assert [row for row, pair in enumerate(rows) if all(pair) and min(map(slow_letters, pair)) < least_letters] == [
+            4
+        ]
+
+
+def test_a_pair_is_counted_under_the_first_rule_that_it_breaks(text):
+    files = {"train.src": ["x", "x", "1", "ok a"], "train.tgt": ["x", "x", "1", "ok b"]}
+    rules = {"identical": True, "duplicates": True, "min_letters": 0.5}
+    assert prepared(text(files, clean=rules))[0].train.skipped == {"blank": 0, "long": 0, "identical": 3}
+
+
+def test_rules_that_skip_everything_are_an_error_that_names_them(text):
+    files = {"train.src": ["x"], "train.tgt": ["x"]}
+    with pytest.raises(DataError, match=r"data\.train: has no usable rows(.|\n)*or breaks a rule of data\.clean"):
+        prepared(text(files, clean={"identical": True}))
+
+
+@pytest.mark.parametrize(
+    ("clean", "rule"),
+    [
+        ({"min_length": 0}, r"data\.clean\.min_length: must be at least 1, but is 0"),
+        ({"min_length": 61}, r"data\.clean: min_length must be at most data\.max_length, 60, but is 61"),
+        ({"max_ratio": 0.5}, r"data\.clean\.max_ratio: must be at least 1, but is 0\.5"),
+        ({"min_letters": 50}, r"data\.clean\.min_letters: must be at most 1, but is 50"),
+        ({"identical": "yes"}, r"data\.clean\.identical: must be a bool, but is 'yes'"),
+        ({"duplicate": True}, r"data\.clean\.duplicate: no such setting(.|\n)*duplicates"),
+        ({"min_length": "3"}, r"data\.clean\.min_length: must be an int or null"),
+        (True, r"data\.clean: must be a mapping"),
+    ],
+)
+def test_wrong_rules_are_errors(text, clean, rule):
+    with pytest.raises(ConfigError, match=rule):
+        text(clean=clean)

@@ -88,12 +88,16 @@ def under_a_copy(folder: Path, theirs: nn.Module) -> None:
 
 def of_tools(folder: Path, theirs: nn.Module) -> None:
     """Keys of tools and of generation, in both files of settings."""
-    change_config(folder, lambda config: TOOLS | config)
+    tools = dict(TOOLS)
+    if not (folder / "tokenizer_config.json").exists():
+        del tools["tokenizer_class"]  # no class of transformers has this name
+    change_config(folder, lambda config: tools | config)
     generation = {
         "_from_model_config": True,
         "transformers_version": "4.1",
         "max_length": 30,
         "eos_token_id": theirs.config.eos_token_id,
+        "decoder_start_token_id": getattr(theirs.config, "decoder_start_token_id", None),  # `generate` needs it
     }
     (folder / "generation_config.json").write_text(json.dumps(generation))
 

@@ -1,5 +1,6 @@
 """Adapters of imported models: the numbers of peft, and their ways out of a run."""
 
+import json
 import shutil
 from copy import deepcopy
 
@@ -164,6 +165,17 @@ def test_only_runs_of_adapters_of_a_family_become_folders_of_peft(tmp_path):
         export_to_peft(tmp_path / "run", tmp_path / "peft")
     with pytest.raises(ConfigError, match="no adapters, so nothing is merged"):
         merge_run(tmp_path / "run", tmp_path / "merged")
+
+
+def test_the_one_dropout_of_peft_is_a_warning_if_the_adapters_have_several(tmp_path, capsys):
+    _, translator = imported("gpt2", tmp_path)
+    adapt = {
+        name: {**part, "dropout": dropout} for (name, part), dropout in zip(ADAPT.items(), (0.1, 0.2), strict=True)
+    }
+    _, run = adapted(translator.network, tmp_path, adapt)
+    export_to_peft(run, tmp_path / "peft")
+    assert "have the dropouts 0.1, 0.2, but peft's folder has one" in capsys.readouterr().err
+    assert json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["lora_dropout"] == 0.2
 
 
 @pytest.mark.grid

@@ -56,10 +56,10 @@ def test_a_run_resumes_and_is_exported_without_the_files_that_it_read(name, file
     published = torch.tensor([vocabulary.to_published(ids)])
     logits_BTV = translator.network(tgt=torch.tensor([ids]))[..., vocabulary.to_here(range(vocabulary.size))]
     torch.testing.assert_close(model(published).logits, logits_BTV, rtol=1e-5, atol=1e-5)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert theirs(LINES[0]).input_ids == published[0].tolist()
+    assert (theirs.bos_token_id, theirs.eos_token_id) == (vocabulary.start, vocabulary.eos)
     if written == "tokenizer.json":
-        theirs = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
-        assert theirs(LINES[0]).input_ids == published[0].tolist()
-        assert (theirs.bos_token_id, theirs.eos_token_id) == (vocabulary.start, vocabulary.eos)
         changed = [json.loads(file.read_bytes()) for file in (source, tmp_path / "out" / written)]
         assert changed[0]["model"] == changed[1]["model"]
     else:

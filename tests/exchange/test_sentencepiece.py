@@ -5,15 +5,20 @@ import json
 
 import pytest
 import sentencepiece
-from transformers import MarianTokenizer, T5Tokenizer
+from transformers import AutoTokenizer, MarianTokenizer, T5Tokenizer, pipeline
 
 import tfm_blocks as tfm
 from tests.exchange.published import publish
+from tests.exchange.test_custom_code import saved
 from tfm_blocks.data.published_libraries import SentencePieceTokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer, read_tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.fast_tokenizer import to_fast
 from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.translation.settings import Search
 
 SOURCE = ["a red house", "a blue boat", "the red boat is blue", "no house is here"]
 TARGET = ["ein rotes Haus", "ein blaues Boot", "das rote Boot ist blau", "kein Haus ist hier"]
@@ -125,3 +130,116 @@ def test_damaged_files_are_refused(files, damage):
         ours({**files, **damage}) if "vocab.json" not in damage else SentencePieceTokenizer(
             Vocabulary(60, 1, 0), {**files, **damage}
         )
+
+
+ODD = [*SOURCE, " two  spaces ", "\ttab\nline", "</s>a <unk>boat", "zebra 🙂 ﬁ naïve", "", " "]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300},
+        {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False},
+        {"model_type": "bpe", "normalization_rule_name": "nmt_nfkc_cf"},
+        {"byte_fallback": True, "vocab_size": 300},
+        {"model_type": "char", "add_dummy_prefix": False},
+        {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "control_symbols": ["<2de>"]},
+    ],
+)
+def test_a_single_model_becomes_a_tokenizer_with_its_ids_and_texts(options):
+    tokenizer = SentencePieceTokenizer(
+        Vocabulary(400, 1, 2), {"tokenizer.model": learned(SOURCE, options.get("vocab_size", 60), **options)}
+    )
+    fast = to_fast(tokenizer)
+    for text in ODD:
+        ids = fast.encode(text, add_special_tokens=False).ids
+        assert ids == tokenizer.published_ids([text])[0]
+        assert fast.decode(ids) == tokenizer.text_of(ids)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_type": "word"},
+        {"user_defined_symbols": ["boat", "re"]},
+        {"control_symbols": ["x" * 501]},
+    ],
+)
+def test_a_model_that_tokenizers_lacks_does_not_become_another_tokenizer(options):
+    assert (
+        to_fast(SentencePieceTokenizer(Vocabulary(400, 1, 2), {"tokenizer.model": learned(SOURCE, 60, **options)}))
+        is None
+    )
+
+
+T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+
+
+def of_a_file(folder, files):
+    (folder / "a.model").write_bytes(learned(SOURCE, 45, model_type="bpe"))
+    return read_tokenizer(str(folder / "a.model"))
+
+
+def of_an_import(name, **ids):
+    def of_this_import(folder, files):
+        publish(name, folder / "theirs", vocab_size=64, **ids)
+        (folder / "theirs" / "tokenizer.json").unlink()
+        for file, content in files.items():
+            (folder / "theirs" / file).write_bytes(content)
+        import_folder(folder / "theirs", folder / "imported")
+        return load_tokenizer(folder / "imported" / TOKENIZER)
+
+    return of_this_import
+
+
+def of_llama(folder, files):
+    config = {"add_bos_token": True, "add_eos_token": False, "tokenizer_class": "LlamaTokenizer"}
+    llama = {
+        "tokenizer.model": learned(SOURCE, 45, model_type="bpe"),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+    return of_an_import("llama", bos_token_id=1, eos_token_id=2)(folder, llama)
+
+
+def of_t5(folder, files):
+    t5 = {"spiece.model": learned(SOURCE, 30, **T5_IDS), "tokenizer_config.json": b'{"extra_ids": 3}'}
+    return of_an_import("t5", pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)(folder, t5)
+
+
+def of_marian(folder, files):
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return read_tokenizer(str(folder))
+
+
+def of_imported_marian(folder, files):
+    pad = ids_of_pad(files)
+    return of_an_import("marian", decoder_start_token_id=pad, eos_token_id=0, pad_token_id=pad)(folder, files)
+
+
+@pytest.mark.parametrize("model", ["rezero", "decoder_only"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        of_a_file,
+        *(pytest.param(make, marks=pytest.mark.grid) for make in (of_llama, of_t5, of_marian, of_imported_marian)),
+    ],
+)
+def test_an_export_with_its_own_code_has_a_tokenizer_that_autotokenizer_reads(make, model, files, tmp_path):
+    if "marian" in make.__name__ and model == "decoder_only":
+        pytest.skip("a pair of models splits sources and targets")
+    translator = saved(model, tmp_path / "run", make(tmp_path, files), layers=1)
+    _, certificate = export_run(tmp_path / "run", tmp_path / "new")
+    assert (certificate.translations.equal, certificate.translations.sentences, certificate.not_compared) == (4, 4, "")
+    theirs, vocabulary = AutoTokenizer.from_pretrained(tmp_path / "new"), translator.tokenizer.vocabulary
+    read = translator.conventions.source if translator.inputs else translator.conventions.prompt
+    for text in [*SOURCE, "no such zebra"]:
+        assert theirs(text).input_ids == vocabulary.to_published(read(translator.tokenizer.encode(text)))
+    assert theirs.eos_token_id == vocabulary.eos and theirs.pad_token_id is not None
+    if model == "decoder_only":
+        use = pipeline("text-generation", model=str(tmp_path / "new"), trust_remote_code=True)
+        (output,) = use(SOURCE[0], max_new_tokens=5)
+        ((best,),) = translator.generate([SOURCE[0]], 5, Search())
+        ids = [*translator.tokenizer.encode(SOURCE[0]), *best.ids]
+        assert output["generated_text"] == translator.tokenizer.decode(ids)

@@ -28,12 +28,14 @@ def test_a_resumed_run_of_adapters_is_bit_equal_and_saves_them_alone(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     base = train(check_run(small("trainer.steps=2")), tmp_path / "base")
-    settings = ADAPT, "trainer.ema=0.9", "trainer.keep_last=2"
+    settings = ADAPT, "trainer.ema=0.9", "trainer.keep_last=2", "trainer.validate_every=2"
     whole = train(check_run(from_base(small, base, *settings)), tmp_path / "whole")
     halved = from_base(small, base, *settings)
     with pytest.raises(PreemptedError):
         train(check_run(halved), tmp_path / "halved", until=3)
     left = read_saved_run(tmp_path / "halved" / "run")
+    started = train(check_run(from_base(small, left.folder, "trainer.steps=1")), tmp_path / "started")
+    assert load_file(started / "weights.safetensors").keys() == load_file(base / "weights.safetensors").keys()
     resume(check_run(halved).with_config(left.config), left)
     expected, actual = (load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("whole", "halved"))
     assert actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
@@ -67,7 +69,16 @@ def test_a_run_without_adapters_can_start_from_the_merged_weights(
         train(check_run(small(f"init_from={base}", ADAPT, "vocab=280")), tmp_path / "other")
     with pytest.raises(RunError, match="has the shape"):
         train(check_run(from_base(small, base, ADAPT, "d_ff=48")), tmp_path / "wider")
-    assert not [name for name in ("third", "other", "wider") if (tmp_path / name).exists()]
+    with pytest.raises(RunError, match="scales of parametrisation=standard, but this model has") as error:
+        sizes = "model.parametrisation=mup", "++model.base.d_model=8", "++model.base.d_ff=16"
+        train(check_run(small(f"init_from={base}", *sizes)), tmp_path / "scaled")
+    assert (
+        error.value.problems[0].address == "init_from" and "model.base as in that run" in error.value.problems[0].help
+    )
+    (base / "weights.safetensors").unlink()
+    with pytest.raises(RunError, match="which do not exist"):
+        train(check_run(small(f"init_from={adapters}", f"data.tokenizer={adapters}")), tmp_path / "lost")
+    assert not [path.name for path in tmp_path.iterdir() if path.name in ("third", "other", "wider", "scaled", "lost")]
 
 
 def test_adapters_need_a_base(small: Callable[..., Composed]) -> None:

@@ -178,6 +178,18 @@ def test_a_schedule_without_a_stable_part_and_changed_text_are_errors(folder: Pa
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_damaged_checkpoint_leaves_no_folder(folder: Path) -> None:
+    shutil.copytree(folder / "constant", folder / "damaged")
+    file = folder / "damaged" / "checkpoints" / list_checkpoints(folder / "damaged" / "checkpoints")[-1].file
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    before = sorted(folder.iterdir())
+    with pytest.raises(TfmError, match=r"is damaged: (.|\n)*choose another step: 6, 9, 12"):
+        branch(folder / "damaged", 4)
+    assert sorted(folder.iterdir()) == before
+
+
 @pytest.mark.parametrize("text", ["runs/a", "runs/a@", "@5", "runs/a@x", "5"])
 def test_cooldown_must_be_a_run_and_a_step(text: str) -> None:
     config = compose_arguments([f"cooldown='{text}'"])

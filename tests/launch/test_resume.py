@@ -437,7 +437,7 @@ def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small
         small("plugins=[math,faulty]", "++model.graph.fine={block: faulty, harm: end, sound: 1000, after: src_pos}"),
         tmp_path,
     )
-    with pytest.raises(ConfigError, match=r"plugins: the model of the run uses the plug-ins \['faulty'\]"):
+    with pytest.raises(ConfigError, match=r"plugins: the run uses the plug-ins \['faulty'\]"):
         go_on(tmp_path / "run", "trainer.steps=8")
     go_on(tmp_path / "run", "trainer.steps=8", "plugins=[faulty,math]")
     assert json.loads((tmp_path / "run" / "model.json").read_text())["plugins"] == ["faulty"]
@@ -556,17 +556,25 @@ def outside(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kills", "devices"),
+    ("kills", "devices", "options"),
     [
-        pytest.param(2, 1, marks=pytest.mark.grid),
-        pytest.param(20, 1, marks=pytest.mark.slow),
-        pytest.param(6, 2, marks=pytest.mark.slow),
+        pytest.param(2, 1, [], marks=pytest.mark.grid),
+        pytest.param(20, 1, [], marks=pytest.mark.slow),
+        pytest.param(6, 2, [], marks=pytest.mark.slow),
+        *(pytest.param(1, 1, options, marks=pytest.mark.grid, id=name) for name, options in LEARNING.items()),
     ],
 )
-def test_a_run_killed_at_random_moments_ends_bit_equal(tmp_path: Path, kills: int, devices: int) -> None:
+def test_a_run_killed_at_random_moments_ends_bit_equal(
+    tmp_path: Path, kills: int, devices: int, options: list[str]
+) -> None:
     """Kill all processes or only the parent, and resume with the command in status.json."""
     train_py = [sys.executable, str(ROOT / "train.py")]
-    overrides = [*SMALL[1:], f"trainer.steps={30 * kills}", f"trainer.devices={devices}"]  # a kill takes up to 20 steps
+    overrides = [
+        *SMALL[1:],
+        *options,
+        f"trainer.steps={30 * kills}",
+        f"trainer.devices={devices}",
+    ]  # a kill takes up to 20 steps
     run_python([*train_py[1:], *overrides, "name=run"], **outside(tmp_path)).check_returncode()
     whole, run = tmp_path / "runs" / "run", tmp_path / "runs" / "killed"
     command = [*train_py, *overrides, "name=killed"]

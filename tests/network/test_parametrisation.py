@@ -309,6 +309,9 @@ def test_a_format_without_the_factors_is_refused(tmp_path, capsys) -> None:
     )
 
 
+CONSTANT = ["schedule=constant", "schedule.warmup=10"]
+
+
 def test_the_schedule_and_the_decay_must_not_depend_on_the_width_again() -> None:
     from tfm_blocks.compose.command_line import compose_arguments
     from tfm_blocks.compose.run import compose_run
@@ -336,8 +339,36 @@ def test_the_schedule_and_the_decay_must_not_depend_on_the_width_again() -> None
             "optimizer.groups.a.weight_decay",
             "adamw",
         ),
+        ([*CONSTANT, "optimizer=muon"], "optimizer.scale", "optimizer.scale='(out/in)**0.5'"),
+        ([*CONSTANT, "optimizer=lion"], "optimizer", "optimizer=adamw"),
     ):
         with pytest.raises(ConfigError) as caught:
             check_run(*overrides)
         assert any(problem.address == address and help in problem.help for problem in caught.value.problems)
     check_run("schedule=noam", "schedule.d_model=32", "optimizer=adam", "optimizer.weight_decay=0")
+    check_run(*CONSTANT, "optimizer=muon", "optimizer.scale='(out/in)**0.5'")
+
+
+def test_an_update_of_muon_is_the_same_for_outputs_of_random_inputs_at_all_widths() -> None:
+    """The update of a map from `in` to `out` has the spectral norm (out/in)**0.5, and the factors of AdamW do not apply."""
+    muon = read_optimizer({"name": "muon", "scale": "(out/in)**0.5", "weight_decay": 0.1})
+    for width in (32, 128):
+        sizes = [f"{knob}={width * ratio}" for knob, ratio in (("d_model", 1), ("d_ff", 4))]
+        base = ["model.parametrisation=mup", "model.base.d_model=32", "model.base.d_ff=128"]
+        composed = compose_model("gpt2", [*sizes, "heads=2", "layers=1", "vocab=40", "max_length=8", *base])
+        network = build_network(check_model(composed.model), seed=1)
+        optimizer = build_optimizer(muon, network)
+        generator = torch.Generator().manual_seed(2)
+        for weight in network.parameters():
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+        for group in optimizer.param_groups:
+            group["lr"], group["weight_decay"] = group["rate"], 0.0
+        optimizer.step()
+        for layer in ("inner", "out"):
+            update = before[f"decoder.0.ffn.block.{layer}.weight"] - network.get_parameter(
+                f"decoder.0.ffn.block.{layer}.weight"
+            )
+            outputs, inputs = update.shape
+            expected = (outputs / inputs) ** 0.5
+            assert 0.6 * expected < torch.linalg.matrix_norm(update, 2) < 1.3 * expected

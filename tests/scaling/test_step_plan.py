@@ -7,9 +7,10 @@ import pytest
 from tests.scaling.real_step import batching_of, spec_of
 from tfm_blocks.cli import main
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.network.build import count_parameters
+from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.scaling.step_plan import StepSettings, card_names, plan_steps, plan_table, read_card
 from tfm_blocks.scaling.step_trace import trace_step
+from tfm_blocks.training.optimizer_settings import read_optimizer
 
 H100 = read_card("h100")
 SMALL = ("d_model=48", "d_ff=80", "heads=4", "layers=3", "vocab=300")
@@ -35,6 +36,23 @@ def test_one_device_needs_the_traced_peak_and_the_moments():
     trace = trace_step(spec, batching_of(spec, 5), device="cuda", bf16=True, recomputes=False)
     assert one.peak == trace.peak + one.optimizer
     assert one.multiply_adds == trace.multiply_adds
+
+
+def test_the_optimizer_keeps_its_own_state_and_frozen_weights_have_no_gradient():
+    spec, (adam, *_) = planned()
+    settings = StepSettings("bf16", "ddp", activation_checkpointing=False)
+    groups = {"frozen": {"where": {"node": "encoder"}, "train": False}}
+    sgd = read_optimizer({"name": "sgd", "groups": groups})
+    (half,) = plan_steps(spec, batching_of(spec, 5), settings, H100, [1], sgd)
+    weights = network_without_values(spec).named_parameters()
+    encoder = sum(weight.numel() for name, weight in weights if name.startswith("encoder."))
+    assert half.optimizer == half.gradients == adam.gradients - 4 * encoder and half.weights == adam.weights
+    assert half.multiply_adds < adam.multiply_adds and half.peak < adam.peak - 3 * 4 * encoder
+    (plain,) = plan_steps(
+        spec, batching_of(spec, 5), settings, H100, [1], read_optimizer({"name": "sgd", "momentum": 0.0})
+    )
+    assert plain.optimizer == 0
+    assert adam.traffic - plain.traffic == pytest.approx(2 * adam.optimizer, rel=1e-4)
 
 
 def test_fsdp2_shards_the_weights_and_gathers_each_layer_twice():

@@ -96,6 +96,44 @@ def test_an_override_that_only_another_model_uses_is_named_and_left_out(capsys):
         assert rule in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("method", ["random", "optuna"])
+@pytest.mark.parametrize("models", ["base,restricted", "restricted,base"])
+def test_a_search_leaves_out_overrides_by_the_rule_of_a_grid(method, models, capsys):
+    """The jobs that are drawn first need not contain the model that uses the override."""
+    jobs = ["check", "-m", f"sweep={method}", "sweep.trials=1", f"model={models}", "dropout=interval(0,0.1)", *SMALL]
+    main([*jobs, "r=8"])
+    output = capsys.readouterr().out
+    assert output.startswith("r=8: not used by model=base, whose jobs run without it") and output.count("fine") == 1
+    assert ("r=8 " in output.partition("\n")[2]) == ("model=restricted " in output)
+    for values in ("8,16", "range(8,16)", "int(interval(8,16))"):
+        with pytest.raises(SystemExit):
+            main([*jobs, f"r={values}"])
+        assert "r: is not used by model=base, whose jobs with other values would be equal" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*jobs, "q=8"])
+    assert "q: no such key: q=8" in capsys.readouterr().err
+
+
+def test_a_random_search_may_pair_a_knob_with_its_model(capsys):
+    jobs = ["model=base,restricted", "r=8,16", "sweep.together=[model,r]", "seed=1,2", *SMALL]
+    main(["check", "-m", "sweep=random", "sweep.trials=4", *jobs])
+    output = capsys.readouterr().out
+    assert output.count("r=16 ") == 2 and "model=base r" not in output.partition("\n")[2]
+
+
+@pytest.mark.grid
+def test_trials_of_a_search_leave_out_what_their_model_does_not_use(tmp_path):
+    pytest.importorskip("optuna")
+    jobs = ["sweep=optuna", "sweep.trials=3", "model=base,restricted", "r=8", "seed=1,2", *SMALL, *TEXT, *SHORT]
+    done = run_python([ROOT / "train.py", "-m", *jobs, "sweep.name=searched"], tmp_path, timeout=300)
+    assert done.returncode == 0 and "3 of 3 runs done" in done.stdout, done.stdout + done.stderr
+    configs = list(tmp_path.glob("runs/searched/*/config.yaml"))
+    assert {("restricted" in path.parent.name, "\nr: 8\n" in path.read_text()) for path in configs} == {
+        (True, True),
+        (False, False),
+    }
+
+
 def test_the_error_names_the_override_whose_values_would_give_equal_jobs(capsys):
     with pytest.raises(SystemExit):
         main(["check", "-m", "model=base,gemma2", "r=8", "kv_heads=1,2"])

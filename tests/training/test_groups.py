@@ -22,6 +22,8 @@ from tfm_blocks.training.groups import (
     Factors,
     assign,
     build_optimizer,
+    count_state,
+    count_trained,
     freeze,
     group_rows,
 )
@@ -140,6 +142,21 @@ def test_an_optimizer_of_all_weights_is_needed_for_the_others_of_muon() -> None:
         learned(settings("muon", others={"name": "muon"}))
 
 
+def test_another_optimizer_of_the_others_of_muon_has_its_own_defaults(small: Callable[..., Composed]) -> None:
+    def others(*overrides: str) -> Any:
+        return (
+            check_remote_run(small("optimizer=muon", *overrides))
+            .with_vocab(299)
+            .composed.mapping["optimizer"]["others"]
+        )
+
+    assert others("optimizer.others.name=sgd", "optimizer.others.rate=2") == {"name": "sgd", "rate": 2}
+    assert others("optimizer.others.name=lion") == {"name": "lion", "rate": 1.0}
+    assert others("optimizer.others.name=adamw") == others()
+    with pytest.raises(ConfigError, match=r"optimizer\.others\.(sgd\.)?eps"):
+        others("optimizer.others.name=sgd", "optimizer.others.eps=1e-8")
+
+
 def test_settings_that_the_library_refuses_are_an_error_of_their_group(small: Callable[..., Composed]) -> None:
     with pytest.raises(ConfigError, match=r"optimizer.groups.a: sgd refuses its settings: Nesterov momentum"):
         group = "+optimizer.groups.a={where: {role: matrix}, name: sgd, momentum: 0.0, nesterov: true}"
@@ -171,6 +188,26 @@ def test_frozen_parts_have_no_gradient_and_no_state_and_their_dropout_is_off() -
         modes = {name: module.training for name, module in model.named_modules()}
         assert not any(trains for name, trains in modes.items() if name.startswith("encoder"))
         assert all(trains == mode for name, trains in modes.items() if name.startswith("decoder"))
+
+
+STATES = {
+    **{name: {"name": name} for name in ("adam", "adamw", "sgd", "adafactor", "lion", "muon")},
+    "sgd without momentum": {"name": "sgd", "momentum": 0.0},
+    "groups": {"name": "adamw", "groups": ISSUE},
+}
+
+
+@pytest.mark.parametrize("keys", STATES.values(), ids=STATES)
+def test_the_state_that_each_optimizer_keeps_is_counted_without_a_step_of_the_model(keys: dict[str, Any]) -> None:
+    """The state of a real step is the reference; frozen weights have none."""
+    model, chosen = network(), settings(**keys)
+    freeze(chosen, model)
+    optimizer = build_optimizer(chosen, model)
+    step(optimizer, model)
+    kept = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    learned = assign(chosen, list_weights(model))
+    assert count_state(learned) == sum(value.numel() for value in kept if value.dim())
+    assert count_trained(learned) == sum(one.numel() for one in model.parameters() if one.requires_grad)
 
 
 def test_one_state_dict_of_several_optimizers_continues_bit_equal() -> None:

@@ -25,7 +25,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.training.callbacks import MovingAverage
-from tfm_blocks.training.memory_check import Copies, MemoryCheck, is_out_of_memory, worst
+from tfm_blocks.training.memory_check import Copies, MemoryCheck, copies_of, is_out_of_memory, worst
 
 ROOT = Path(__file__).parents[2]
 ROOM = 90_000_000  # bytes
@@ -68,18 +68,31 @@ class Peak(TorchDispatchMode):
 HEAVY = ["d_model=256", "d_ff=1024", "data.train=60", "data.batch_tokens=150", "dropout=0.1"]  # steps of many parts
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize("ema", [False, True])
-def test_a_trial_takes_what_training_takes_and_little_more(
-    small: Callable[..., Composed], ema: bool, recomputes: bool
-) -> None:
-    composed = small(*HEAVY, f"trainer.activation_checkpointing={recomputes}")
-    tried = replace(trial(composed), copies=Copies(2 + ema))
+FROZEN = "optimizer.groups={top: {where: {node: encoder}, train: false}}"
+UPDATES = {
+    "adam": [],
+    "recomputed layers": ["trainer.activation_checkpointing=true"],
+    "moving average": ["trainer.ema=0.999"],
+    "sgd": ["optimizer=sgd"],
+    "sgd without momentum": ["optimizer=sgd", "optimizer.momentum=0"],
+    "cautious": ["optimizer=adamw", "optimizer.cautious=true", "optimizer.weight_decay=0.1"],
+    "frozen": [FROZEN],
+    "frozen and average": [FROZEN, "trainer.ema=0.999"],
+}
+
+
+@pytest.mark.parametrize("options", UPDATES.values(), ids=UPDATES)
+def test_a_trial_takes_what_training_takes_and_little_more(small: Callable[..., Composed], options: list[str]) -> None:
+    composed = small(*HEAVY, *options)
+    module, data = make(composed)
+    copies = copies_of(module.settings, module.network, 1)
+    tried = replace(trial(composed), network=module.network, copies=copies)
     with Peak("cpu") as trial_peak:
         assert tried._fits(150, 1)
+    del tried, module
     module, data = make(composed)
     run = trainer(3)
-    run.callbacks += [MovingAverage(0.999)] if ema else []  # type: ignore[attr-defined]
+    run.callbacks += [MovingAverage(0.999)] if module.settings.trainer.ema else []  # type: ignore[attr-defined]
     with Peak("cpu") as run_peak:
         run.fit(module, datamodule=data)
     assert run_peak.most <= trial_peak.most <= 1.05 * run_peak.most

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -12,6 +15,8 @@ from torch.optim import Optimizer
 import tfm_blocks as tfm
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
+from tfm_blocks.registry.optimizers import OPTIMIZERS
+from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.training.groups import build_optimizer
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 
@@ -121,6 +126,26 @@ def test_twenty_steps_equal_those_of_the_library(name: str) -> None:
         for matrix in decays
     ]
     steps_of(make(groups, lr=1.0, **options), other)
+    expect_equal(network, other)
+
+
+def test_an_optimizer_of_a_package_takes_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = pytest.importorskip("pytorch_optimizer")
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    (example,) = re.findall(r"cat > packaged.py <<END\n(.*?)\nEND\n", page.read_text("utf-8"), re.DOTALL)
+    (tmp_path / "packaged.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    load_plugins(["packaged"])
+    try:
+        network, other = network_with_gradients(0.0), network_with_gradients(0.0)
+        steps_of(build_optimizer(settings("adabelief"), network), network)
+    finally:
+        del OPTIMIZERS["adabelief"], sys.modules["packaged"]
+    groups = [
+        {"params": [one for one in other.parameters() if (one.ndim > 1) == matrix], "weight_decay": 0.1 * matrix}
+        for matrix in (True, False)
+    ]
+    steps_of(package.AdaBelief(groups, 1.0, betas=(0.9, 0.999), eps=1e-16), other)
     expect_equal(network, other)
 
 

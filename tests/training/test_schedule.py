@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from transformers.optimization import _get_wsd_scheduler_lambda
 
 from tests.conftest import COMPOSER
 from tests.training.test_module import make, trainer
+from tfm_blocks.cli import main
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import read_settings
 from tfm_blocks.errors import ConfigError
@@ -152,3 +156,39 @@ def test_the_nth_step_of_the_optimizer_uses_the_rate_of_step_n(small: Callable[.
     fit.fit(module, datamodule=data)
     rates = {group["lr"] for group in fit.optimizers[0].param_groups}
     assert rates == {module.latest["train/lr"]} == {module.settings.schedule.rate(steps)}
+
+
+def test_the_rates_of_all_groups_are_shown_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = "+optimizer.groups.deep={where: {node: decoder}, rate: 'i+1'}"
+    frozen = "+optimizer.groups.off={where: {node: encoder}, train: false}"
+    sizes = ["layers=2", "d_model=32", "d_ff=64", "heads=2", "data=parity", "trainer.steps=60"]
+    command = ["show", "tiny", *sizes, "schedule=linear", "schedule.peak=0.01", "schedule.warmup=10", "optimizer=adamw"]
+    main([*command, group, frozen, "--schedule", "--json", "-o", str(tmp_path / "rates.svg")])
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == [*range(1, 61)]
+    expected = [0.01 * min(step / 10, (61 - step) / 51) for step in range(1, 61)]
+    assert found["rates"] == pytest.approx(expected)
+    factors = {group["group"]: (group["optimizer"], group["factors"]) for group in found["groups"]}
+    assert factors == {"default": ("adamw", [1, 1]), "off": ("frozen", [0, 0]), "deep": ("adamw", [1, 2])}
+    assert "deep: adamw" in (tmp_path / "rates.svg").read_text()
+    main([*command, group, "--schedule"])
+    assert re.search(r"deep +│ adamw +│ 1 to 2 +│ 0.001 to 0.002 │ 0.01 to 0.02", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (["--schedule"], "tiny is a model without the settings of a run"),
+        (["-o", "rates.svg"], "has no effect without --schedule"),
+        (["schedule=cosine", "--schedule", "-o", "rates.txt"], "must be a file .svg, .pdf, .png"),
+        (["schedule=cosine", "--schedule", "--src", "3"], "--src: no effect with --schedule"),
+    ],
+)
+def test_rates_without_a_run_and_options_without_effect_are_errors(
+    options: list[str], rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["show", "tiny", "data=parity", *options] if "schedule=cosine" in options else ["show", "tiny", *options])
+    assert rule in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,10 @@ def add_commands(commands: options.Commands) -> None:
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
     what = "write figures for a paper into this folder, as PDF and SVG"
     command.add_argument("--figures", type=Path, metavar="FOLDER", help=what)
-    command.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
+    only = command.add_mutually_exclusive_group()
+    only.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
+    what = "fit a scaling law to runs of several sizes, and print what each model needs of the compute of the baseline"
+    only.add_argument("--scaling", action="store_true", help=what)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
     command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
@@ -51,6 +55,9 @@ def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.matrix_table import matrix_table
 
     comparison = _comparison(arguments)
+    if arguments.scaling:
+        _compare_scaling(arguments, comparison)
+        return
     matrix = comparison.matrix if arguments.matrix else None
     if arguments.matrix and matrix is None:
         rule = "needs runs of several models on several tasks, with scores"
@@ -67,14 +74,43 @@ def _compare(arguments: argparse.Namespace) -> None:
     if arguments.figures:
         from tfm_blocks.report.drawing import save_figures
 
-        for path in save_figures(comparison, arguments.figures):
-            print(printable(str(path)), file=sys.stderr)
+        _name_files(save_figures(comparison, arguments.figures))
+
+
+def _name_files(paths: Iterable[Path]) -> None:
+    for path in paths:
+        print(printable(str(path)), file=sys.stderr)
+
+
+def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("scipy") is None:
+        help = "pip install -c constraints.txt 'tfm-blocks[scaling]'"
+        raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
+    from tfm_blocks.report import comparison_tables as output
+    from tfm_blocks.report import scaling
+    from tfm_blocks.report.screen import print_json
+    from tfm_blocks.report.table import csv_text
+
+    ladder = scaling.read_ladder(comparison, arguments.plugins)
+    if arguments.json:
+        print_json(scaling.scaling_record(ladder))
+    elif arguments.csv:
+        print(csv_text(scaling.rungs_table(ladder)), end="")
+    else:
+        show = output.print_markdown if arguments.markdown else output.show_tables
+        show = output.print_latex if arguments.latex else show
+        show([scaling.rungs_table(ladder), scaling.factors_table(ladder)], ladder.notes)
+    if arguments.figures:
+        _name_files(scaling.save_scaling(ladder, arguments.figures))
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
     from tfm_blocks.report.comparison import compare_runs, read_comparison
 
-    compare = read_comparison if getattr(arguments, "matrix", False) else compare_runs
+    plain = getattr(arguments, "matrix", False) or getattr(arguments, "scaling", False)
+    compare = read_comparison if plain else compare_runs
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
     return compare(*given, held_out_seeds=arguments.held_out_seeds)
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
 
 VOCAB = 256  # ids that the batch draws from, unless the command line sets vocab
-SUFFIXES = (".svg", ".pdf", ".png")
 EXAMPLE = "write two or more, such as d_model=64,128,256"
 SEVERAL = re.compile(r"[^=]+=\d+(,\d+)+")
 
@@ -29,7 +28,9 @@ def add_commands(commands: options.Commands) -> None:
     add("--seeds", type=options.count, default=3, metavar="N", help="seeds of each width (3)")
     add("--batch", type=options.count, default=8, metavar="N", help="sequences of the batch (8)")
     add("--length", type=options.count, default=32, metavar="N", help="tokens of a sequence (32)")
-    add("--rate", type=_rate, default=0.004, metavar="X", help="learning rate of AdamW at the base (0.004)")
+    add("--rate", type=_rate, default=0.004, metavar="X", help="learning rate at the base (0.004)")
+    what = "muon trains the matrices; AdamW the other weights (adamw)"
+    add("--optimizer", choices=["adamw", "muon"], default="adamw", help=what)
     options.add_file(command, "also draw a figure: .svg, .pdf or .png")
     options.add_json(command)
 
@@ -46,14 +47,12 @@ def _coordinates(arguments: argparse.Namespace) -> int:
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.training.coordinates import Training, logit_nodes
 
-    if arguments.path and arguments.path.suffix not in SUFFIXES:
-        rule = f"must be a file {', '.join(SUFFIXES)}, but is {shown(arguments.path.name)}"
-        raise ConfigError(Problem("-o", rule, help=f"write -o {arguments.path.stem or 'figure'}.svg"))
+    options.expect_figure(arguments.path)
     if arguments.steps < FIRST_STEP:
         rule = f"must be at least {FIRST_STEP}, from which the slopes count, but is {arguments.steps}"
         raise ConfigError(Problem("--steps", rule, help="write --steps 5"))
     knob, specs = _specs(arguments)
-    training = Training(arguments.steps, arguments.batch, arguments.length, arguments.rate)
+    training = Training(arguments.steps, arguments.batch, arguments.length, arguments.rate, arguments.optimizer)
     measured = {
         width: [training.measure(spec, seed) for seed in range(1, arguments.seeds + 1)] for width, spec in specs.items()
     }

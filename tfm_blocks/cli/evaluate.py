@@ -37,7 +37,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "a run folder, such as runs/NAME; with --test also the folder of a sweep"
     command.add_argument("folder", type=Path, metavar="RUN", help=what)
     options.add_checkpoint(command)
-    what = "text to translate, plain or .gz; one file for each source of the model"
+    what = "text to translate, plain, .gz or .zst; one file for each source of the model"
     command.add_argument("--src", type=Path, nargs="+", metavar="FILE", help=what)
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
     what = "score the run's own test set, or tab-separated sources and references, and keep the scores in the run"
@@ -119,7 +119,7 @@ def _context(arguments: argparse.Namespace, translator: Translator) -> int:
 
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.data.files import read_lines
     from tfm_blocks.report.lists import print_scores_json, show_scores
     from tfm_blocks.scoring.corpus import metrics, score
 
@@ -269,7 +269,7 @@ def _own_rows(folder: Path, translator: Translator) -> list[Row]:
 
 def _read_rows(path: Path, translator: Translator) -> list[Row]:
     """Return the tab-separated texts of each line. Raises DataError for another number of texts."""
-    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.data.files import read_lines
 
     rows = [tuple(line.split("\t")) for line in read_lines(path, "--test")]
     columns = [*translator.sources, "the reference"]

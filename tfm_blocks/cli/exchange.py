@@ -85,7 +85,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 def _export_ctranslate2(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.data.text import read_lines
+    from tfm_blocks.data.files import read_lines
     from tfm_blocks.exchange.ctranslate2.export import export_to_ctranslate2
 
     sources = list(read_lines(arguments.src, "--src")) if arguments.src else []

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 from tfm_blocks.cli import options
 from tfm_blocks.cli.block_test import test_blocks
 from tfm_blocks.cli.plan import add_plan, check_plan_options, show_plan
-from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, print_warnings, printable, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
     from tfm_blocks.network.weights import Learning
+    from tfm_blocks.report.schedule import RunRates
+    from tfm_blocks.training.settings import RunSettings
 
 
+POINTS = 200  # steps of a curve of learning rates
 CHECK = "check a model without allocating it; tfm blocks --test MODULE computes with the blocks of a plug-in"
 
 
@@ -33,6 +36,9 @@ def add_commands(commands: options.Commands) -> None:
     what = "show the weights in place of the nodes: role, shape and initial values"
     views = show.add_mutually_exclusive_group()
     views.add_argument("--weights", action="store_true", help=what)
+    what = "show the learning rates of all groups of weights of a run"
+    views.add_argument("--schedule", action="store_true", help=what)
+    options.add_file(show, "with --schedule: also draw a figure: .svg, .pdf or .png")
     add_lengths(show)
     add_plan(show, views)
     options.add_json(show)
@@ -143,8 +149,13 @@ def _show(arguments: argparse.Namespace) -> None:
         else:
             show_weights(groups, arguments.model)
         return
+    if arguments.schedule:
+        _show_schedule(arguments, spec, composed)
+        return
     if arguments.plan:
-        show_plan(arguments, spec, requested_lengths(arguments, spec.inputs))
+        settings = _run_settings(arguments, composed)
+        optimizer = settings.optimizer if settings else None
+        show_plan(arguments, spec, requested_lengths(arguments, spec.inputs), optimizer)
         return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:
@@ -156,13 +167,56 @@ def _show(arguments: argparse.Namespace) -> None:
     show_model(size, arguments.model)
 
 
+def _show_schedule(arguments: argparse.Namespace, spec: Spec, composed: Composed | None) -> None:
+    from tfm_blocks.report.schedule import draw_rates, rate_records, show_rates
+    from tfm_blocks.report.screen import print_json
+
+    settings = _run_settings(arguments, composed)
+    if settings is None:
+        rule = f"{arguments.model} is a model without the settings of a run, so it has no schedule"
+        help = "name a run folder, or add settings of a run, such as schedule=cosine"
+        raise ConfigError(Problem("--schedule", rule, help=help))
+    rates = _run_rates(spec, settings)
+    if arguments.json:
+        print_json({"model": arguments.model, **rate_records(rates)})
+    else:
+        show_rates(rates, arguments.model)
+    if arguments.path:
+        draw_rates(rates, printable(arguments.model), arguments.path)
+
+
+def _run_rates(spec: Spec, settings: RunSettings) -> RunRates:
+    """Return the rates of a run at its first and its last step and between them. Nothing is allocated."""
+    import numpy as np
+
+    from tfm_blocks.network.build import network_without_values, weight_rules
+    from tfm_blocks.network.weights import list_weights
+    from tfm_blocks.report.schedule import GroupRates, RunRates
+    from tfm_blocks.training.groups import assign
+
+    rules = weight_rules(spec)
+    factors: dict[tuple[str, str], list[float]] = {}
+    for one in assign(settings.optimizer, list_weights(network_without_values(spec))):
+        rule = rules.get(one.weight.name)
+        factor = one.rate * (rule.with_optimizer(one.optimizer).rate if rule else 1.0)
+        factors.setdefault((one.group, one.optimizer or "frozen"), []).append(factor)
+    steps = np.unique(np.linspace(1, settings.trainer.steps, POINTS).round().astype(np.int64))
+    rates = np.array([settings.schedule.rate(step) for step in steps.tolist()])
+    groups = [GroupRates(*names, (min(own), max(own))) for names, own in factors.items()]
+    return RunRates(settings.schedule.name, steps, rates, groups)
+
+
 def _expect_effects(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for options of `tfm show` without effect on what the other options show."""
     check_plan_options(arguments)
     lengths = [f"--{name}" for name in ("src", "tgt", "length") if vars(arguments)[name]]
-    if arguments.weights and lengths:
-        rule = f"{', '.join(lengths)}: no effect with --weights"
-        raise ConfigError(Problem("", rule, help="leave --weights out to see the costs at these lengths"))
+    view = "--weights" if arguments.weights else "--schedule" if arguments.schedule else ""
+    if view and lengths:
+        rule = f"{', '.join(lengths)}: no effect with {view}"
+        raise ConfigError(Problem("", rule, help=f"leave {view} out to see the costs at these lengths"))
+    if arguments.path and not arguments.schedule:
+        raise ConfigError(Problem("-o", "has no effect without --schedule", help="tfm figure draws a model"))
+    options.expect_figure(arguments.path)
     if arguments.config_dir and Path(arguments.model).is_dir():
         rule = f"has no effect on {arguments.model}, a run folder, which has its own config"
         raise ConfigError(Problem("--config-dir", rule, help="leave it out"))
@@ -172,15 +226,27 @@ def _learned_weights(arguments: argparse.Namespace, spec: Spec, composed: Compos
     """Return the optimizer, rate and decay of each weight of a run folder, or of a model with overrides of a run."""
     from tfm_blocks.network.build import network_without_values
     from tfm_blocks.network.weights import list_weights
-    from tfm_blocks.runs.saved_run import SavedRun
     from tfm_blocks.training.groups import assign
+
+    run = _run_settings(arguments, composed)
+    learned = assign(run.optimizer, list_weights(network_without_values(spec))) if run else []
+    return {one.weight.name: one.learning for one in learned}
+
+
+def _run_settings(arguments: argparse.Namespace, composed: Composed | None) -> RunSettings | None:
+    """Return the settings of a run folder, or of a model with overrides of a run; None for a model alone."""
+    from tfm_blocks.registry.plugins import is_loaded
+    from tfm_blocks.runs.saved_run import SavedRun
     from tfm_blocks.training.settings import read_run
 
     config = composed.mapping if composed else SavedRun(Path(arguments.model)).config
     if "optimizer" not in config:
-        return {}
-    learned = assign(read_run(config).optimizer, list_weights(network_without_values(spec)))
-    return {one.weight.name: one.learning for one in learned}
+        return None
+    if missing := [module for module in config["plugins"] if not is_loaded(module)]:
+        rule = f"the optimizer of the run needs the plug-in {shown(missing[0])}"
+        help = f"name it: --plugins {missing[0]}"
+        raise ConfigError(Problem(arguments.model, rule, help=help))
+    return read_run(config)
 
 
 def read_model_or_run(

@@ -50,6 +50,13 @@ def add_file(command: argparse.ArgumentParser, help: str = "write it to this fil
     command.add_argument("-o", type=Path, required=required, dest="path", metavar="FILE", help=help)
 
 
+def expect_figure(path: Path | None) -> None:
+    """Raise ConfigError unless the file of -o, if there is one, is a figure."""
+    if path and path.suffix not in (".svg", ".pdf", ".png"):
+        rule = f"must be a file .svg, .pdf, .png, but is {shown(path.name)}"
+        raise ConfigError(Problem("-o", rule, help=f"write -o {path.stem or 'figure'}.svg"))
+
+
 def expect_html(path: Path, example: str) -> None:
     """Raise ConfigError unless the file of -o is an .html file in an existing folder."""
     if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tfm_blocks.language.spec import Spec
+    from tfm_blocks.training.optimizer_settings import OptimizerSettings
 
 DEFAULTS: dict[str, Any] = {
     "card": "h100",
@@ -53,7 +54,9 @@ def check_plan_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(Problem("", f"{options}: no effect without --plan", help="add --plan"))
 
 
-def show_plan(arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, int]) -> None:
+def show_plan(
+    arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, int], optimizer: OptimizerSettings | None
+) -> None:
     """Print the plan of a training step; `lengths` are the requested tokens by input. Raises ConfigError."""
     from tfm_blocks.network.build import network_without_values
     from tfm_blocks.network.cost import axis_lengths
@@ -70,7 +73,7 @@ def show_plan(arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, i
         rule = f"is {tokens:,}, but a row has {width:,} tokens"
         raise ConfigError(Problem("--batch-tokens", rule, help=f"write --batch-tokens {width}, or shorten the row"))
     batching = Batching(tokens // width, dict(by_axis), width)
-    plans = plan_steps(spec, batching, settings, card, values["devices"])
+    plans = plan_steps(spec, batching, settings, card, values["devices"], optimizer)
     if arguments.json:
         facts = {"model": arguments.model, "card": card.model_dump(), **asdict(settings), **asdict(batching)}
         print_json({**facts, "plans": [asdict(plan) for plan in plans]})

@@ -26,7 +26,9 @@ from tfm_blocks.errors import ConfigError, Problem, cut, suggest
 from tfm_blocks.language.files import read_yaml_file
 
 # Mappings with keys chosen by the user: names of inputs, and options and resources of a cluster.
-OPEN = frozenset({"data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources", "optimizer.groups"})
+OPEN = frozenset(
+    {"data.fields", "data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources", "optimizer.groups"}
+)
 
 # ValueError: an integer with too many digits
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)

@@ -108,7 +108,7 @@ def compose_run(config: DictConfig, files: ConfigFiles | None = None) -> Compose
     known = files.root_keys  # experiments and `+key=…` can set others
     if unknown := sorted(str(key) for key in config if key not in known and key != "hydra"):
         raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
-    config = _without_sweep(config, overrides, sources)
+    config = _without_stale_settings(_without_sweep(config, overrides, sources), sources)
     if read_value(config, "label_smoothing") is None:
         is_smoothed = read_value(config, "data.kind") != "lm" and read_value(config, "objective.name") == "next_token"
         config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
@@ -130,6 +130,23 @@ def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Source
             del config[key]
         if name is not None:
             config["sweep_name"] = expect_name("sweep.name", name, sources)
+    return config
+
+
+def _without_stale_settings(config: DictConfig, sources: Sources) -> DictConfig:
+    """Remove the settings of `optimizer.others` of a file whose `name` a later file or the command line replaced."""
+    path, others = ("optimizer", "others"), OmegaConf.select(config, "optimizer.others")
+    name, last = (*path, "name"), sources.rank((*path, "name"))
+    if not isinstance(others, DictConfig) or last is None:
+        return config
+    if name in sources.overrides and sources.values.get(name) == others.get("name"):
+        return config
+    config = config.copy()
+    for key in map(str, others):
+        rank = sources.rank((*path, key))
+        if rank is not None and rank < last and key not in ("rate", "weight_decay"):
+            with open_dict(config):
+                del config.optimizer.others[key]
     return config
 
 
@@ -166,6 +183,12 @@ def read_value(config: DictConfig, key: str) -> Any:
         raise ConfigError(Problem(key, error_reason(error), help="write a value in place of ${…}")) from None
 
 
+def missing_plugins(missing: Sequence[str], recorded: Sequence[str]) -> Problem:
+    """Return the problem of a resume that does not name all plug-ins of the run, for a block or the optimizer."""
+    rule = f"the run uses the plug-ins {shown(missing)}, which the command line does not name"
+    return Problem("plugins", rule, help=f"write plugins=[{','.join(recorded)}]")
+
+
 def compose_resumed(
     config: DictConfig, recorded: Mapping[str, Any], where: str, text: str, keys: Sequence[str] = RESUMABLE_KEYS
 ) -> Composed:
@@ -197,8 +220,7 @@ def compose_resumed(
             problems.append(Problem(key, rule, help=f"leave it out; a {command} takes {', '.join(keys)}, logger"))
     plugins = read_value(config, "plugins")
     if missing := [module for module in recorded["plugins"] if module not in plugins]:
-        rule = f"the model of the run uses the plug-ins {shown(missing)}, which the command line does not name"
-        problems.append(Problem("plugins", rule, help=f"write plugins=[{','.join(recorded['plugins'])}]"))
+        problems.append(missing_plugins(missing, recorded["plugins"]))
     if problems:
         raise ConfigError(problems)
     return Composed(mapping, sources, OmegaConf.create(mapping), ())

@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from tfm_blocks.compose.command_line import Request, override_key
+from tfm_blocks.compose.command_line import Request, override_key, sets_value
 from tfm_blocks.compose.composition import add_plus, compose_config
 from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
 from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
@@ -189,6 +189,29 @@ def vary_one_key(parts: Sequence[OpenKey]) -> list[list[str]]:
     others = [part.texts[1:] if isinstance(part, Choices) else () for part in parts]
     changed = ((index, text) for index, texts in enumerate(others) for text in texts)
     return [first, *([*first[:index], text, *first[index + 1 :]] for index, text in changed)]
+
+
+def sample_space(parts: Sequence[Part], config_dir: Path | None) -> list[list[str]]:
+    """Return jobs of a search with each option of a group once, each with two values of each other key.
+
+    Values that move together count as options.
+    """
+    folders = config_folders(config_dir)
+    rows = [
+        _rows(part) if not isinstance(part, Interval) else [(f"{part.key}={end}",) for end in (part.low, part.high)]
+        for part in parts
+    ]
+    selects = [
+        isinstance(part, Together) or not sets_value(values[0][0], folders)
+        for part, values in zip(parts, rows, strict=True)
+    ]
+    jobs = [[values[0] for values in rows]]
+    for selected, kept in ((True, slice(1, None)), (False, slice(1, 2))):
+        others = [
+            (place, row) for place, values in enumerate(rows) if selects[place] == selected for row in values[kept]
+        ]
+        jobs += [[*job[:place], row, *job[place + 1 :]] for job in jobs for place, row in others]
+    return [list(chain(*job)) for job in jobs]
 
 
 def parse_parts(texts: Sequence[str], config_dir: Path | None) -> list[OpenKey]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm_blocks.data.cache import SUMS
+from tfm_blocks.data.settings import CleanSettings
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.probes.task import Example
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+NO_RULES = CleanSettings()
 FORMAT = 4  # version of the files
 CHUNK = 8192  # maximum rows that are encoded together
 CHUNK_SIZE = 1 << 22  # characters, or tokens, at which a chunk ends early
@@ -128,6 +132,41 @@ def _chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list
         yield chunk
 
 
+class RowFilter:
+    """The rules for training rows: no blank column, at most `max_length` tokens, and those of `clean`."""
+
+    def __init__(self, columns: Sequence[str], max_length: int, clean: CleanSettings) -> None:
+        self._target = columns.index(TARGET)
+        self._max_length, self._clean = max_length, clean
+        self._digests: set[bytes] = set()  # of the rows so far
+
+    def reason(self, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> str:
+        """Return the first rule that a row breaks, or ''."""
+        clean, stripped, lengths = self._clean, [text.strip() for text in texts], list(map(len, ids))
+        broken = {
+            "blank": not all(stripped),
+            "long": max(lengths) > self._max_length,
+            "short": min(lengths) < (clean.min_length or 0),
+            "ratio": max(lengths) > (clean.max_ratio or math.inf) * max(min(lengths), 1),
+            "identical": clean.identical and stripped.count(stripped[self._target]) > 1,
+            "letters": clean.min_letters is not None and min(map(_letters, stripped)) < clean.min_letters,
+        }
+        if reason := next((name for name, is_broken in broken.items() if is_broken), ""):
+            return reason
+        if clean.duplicates:
+            digest = hashlib.blake2b(json.dumps(stripped).encode(), digest_size=16).digest()
+            if digest in self._digests:
+                return "duplicate"
+            self._digests.add(digest)
+        return ""
+
+
+def _letters(text: str) -> float:
+    """Return the fraction of letters and combining marks among the characters that are not spaces."""
+    kinds = [unicodedata.category(char)[0] for char in text if not char.isspace()]
+    return (kinds.count("L") + kinds.count("M")) / max(len(kinds), 1)
+
+
 def write_corpus(
     folder: Path,
     columns: Sequence[str],
@@ -135,14 +174,16 @@ def write_corpus(
     tokenizer: Tokenizer,
     *,
     max_length: int | None,
+    clean: CleanSettings = NO_RULES,
 ) -> None:
     """Encode rows of text into `folder`, in chunks.
 
-    With `max_length`, rows with a blank column or a longer column are skipped and counted. Without it, as for held-out
+    With `max_length`, rows that `RowFilter` refuses are skipped and counted. Without it, as for held-out
     text, every row is kept; columns are truncated to LONGEST tokens, and the truncated rows counted. The text of these
     rows is stored too if the tokenizer is not lossless, because scores compare outputs with the original text.
     """
     counts = {"blank": 0, "long": 0, "cut": 0}
+    row_filter = None if max_length is None else RowFilter(columns, max_length, clean)
     lines: dict[str, list[str]] = {column: [] for column in columns}
 
     def encoded_rows() -> Iterator[list[int]]:
@@ -150,18 +191,15 @@ def write_corpus(
             by_column = zip(columns, zip(*chunk, strict=True), strict=True)
             encoded = [tokenizer.of(column).encode_batch(texts) for column, texts in by_column]
             for texts, ids in zip(chunk, zip(*encoded, strict=True), strict=True):
-                longest = max(map(len, ids))
-                if max_length is None:
-                    counts["cut"] += longest > LONGEST
+                if row_filter is None:
+                    counts["cut"] += max(map(len, ids)) > LONGEST
                     yield from (column_ids[:LONGEST] for column_ids in ids)
                     for column, text, column_ids in zip(columns, texts, ids, strict=True):
                         if not tokenizer.lossless:
                             is_cut = len(column_ids) > LONGEST
                             lines[column].append(tokenizer.decode(column_ids[:LONGEST]) if is_cut else text)
-                elif not all(text.strip() for text in texts):
-                    counts["blank"] += 1
-                elif longest > max_length:
-                    counts["long"] += 1
+                elif reason := row_filter.reason(texts, ids):
+                    counts[reason] = counts.get(reason, 0) + 1
                 else:
                     yield from ids
 

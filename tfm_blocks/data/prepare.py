@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
-from tfm_blocks.data.corpus import FORMAT, LONGEST, Corpus, write_corpus, write_packed
+from tfm_blocks.data.corpus import FORMAT, LONGEST, NO_RULES, Corpus, write_corpus, write_packed
 from tfm_blocks.data.dates import date_splits
-from tfm_blocks.data.documents import LINES, find_document_splits
+from tfm_blocks.data.documents import find_document_splits
+from tfm_blocks.data.files import LINES
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings, TextSettings
@@ -143,17 +144,21 @@ def _samples(split: Split) -> int:
 def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSettings, *, training: bool) -> Corpus:
     context = settings.context if isinstance(settings, LmSettings) else None
     max_length = None if isinstance(settings, LmSettings) or not training else settings.max_length
+    clean = settings.clean if isinstance(settings, TextSettings) and training else NO_RULES
 
     def build(folder: Path) -> None:
         if context is not None:
             write_packed(folder, split.columns[0], (text for (text,) in split.rows()), tokenizer, context=context)
         else:
-            write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length)
+            write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length, clean=clean)
         if not (folder / "ids.bin").stat().st_size:
             help = "the text is empty, or every row is longer than data.max_length"
+            if clean != NO_RULES:
+                help += ", or breaks a rule of data.clean"
             raise DataError(Problem(split.address, "has no usable rows", help=help))
 
-    key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context)
+    rules = [] if clean == NO_RULES else [clean.model_dump()]
+    key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context, *rules)
     return Corpus(find_or_build(cache / key, build), tokenizer, split.groups)
 
 
@@ -166,7 +171,15 @@ def _report(name: str, corpus: Corpus, settings: LinesSettings) -> str:
     else:
         label = f"{name} {'pairs' if len(corpus.columns) == 2 else 'rows'}"
         reasons = {"blank": "with a blank side", "long": f"longer than {settings.max_length} tokens"}
-    skipped = [f"{count:,} {reasons[reason]}" for reason, count in corpus.skipped.items() if count]
+        if isinstance(settings, TextSettings):
+            reasons |= {
+                "short": f"shorter than {settings.clean.min_length} tokens",
+                "ratio": f"with a side more than {settings.clean.max_ratio or 1:g} times as long as another",
+                "identical": "with identical sides",
+                "letters": f"with fewer letters than {100 * (settings.clean.min_letters or 0):g} %",
+                "duplicate": "equal to an earlier one",
+            }
+    skipped = [f"{count:,} {label}" for reason, label in reasons.items() if (count := corpus.skipped.get(reason))]
     cut = f"cut: {corpus.cut:,} to {LONGEST:,} tokens a side" if corpus.cut else ""
     note = f"skipped: {', '.join(skipped)}" if skipped else cut  # held-out rows are never skipped, others never cut
     return f"data: {len(corpus):,} {label}" + (f" ({note})" if note else "")

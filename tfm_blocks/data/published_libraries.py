@@ -89,11 +89,11 @@ class SentencePieceTokenizer(PublishedTokenizer):
             (model,) = self._models
             self._names = {model.id_to_piece(id): id for id in range(len(model))}
             self._unknown = model.unk_id()
-        self._special = self._special_names()
-        self._names |= self._special
-        self._pattern = re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
+        self.matched = self._matched()
+        self._names |= self.matched
+        self._pattern = re.compile("|".join(map(re.escape, sorted(self.matched, key=len, reverse=True))))
 
-    def _special_names(self) -> dict[str, int]:
+    def _matched(self) -> dict[str, int]:
         """Return the ids of the names that are matched in a text: control symbols, and the tokens that a config adds.
 
         Added tokens above the vocabulary of the model are left out.
@@ -120,7 +120,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
 
     @property
     def published_special(self) -> frozenset[int]:
-        return frozenset(self._special.values())
+        return frozenset(self.matched.values())
 
     @property
     def published_unknown(self) -> int:
@@ -152,7 +152,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
         return {id: name for name, id in self._names.items()}
 
     def text_of(self, published: Sequence[int]) -> str:
-        special = {*self.vocabulary.front, *self._special.values(), self._unknown}
+        special = {*self.vocabulary.front, *self.matched.values(), self._unknown}
         text: str = self._models[-1].decode([self._texts.get(id, "") for id in published if id not in special])
         return text.replace("▁", " ").strip()
 

@@ -148,61 +148,106 @@ def days_of(first_year: int, last_year: int) -> range:
     return range(date(first_year, 1, 1).toordinal(), date(last_year, 12, 31).toordinal() + 1)
 
 
-def _has_a_target(files: dict[str, str]) -> dict[str, str]:
+_as_list = BeforeValidator(
+    lambda files: [files] if isinstance(files, str) else files, json_schema_input_type=str | list[str]
+)
+Shards = Annotated[list[str], Field(min_length=1), _as_list]
+FieldName = Annotated[
+    str,
+    Field(min_length=1),
+    BeforeValidator(lambda name: str(name) if type(name) is int else name, json_schema_input_type=str | int),
+]
+
+
+def _has_a_target(files: dict[str, Any]) -> dict[str, Any]:
     if TARGET not in files or len(files) < 2:
         rule = f"must name a file for {TARGET} and for at least one source, but has {', '.join(files) or 'none'}"
         raise RuleError(rule, "write {src: FILE, tgt: FILE}; for plain text, use data=lm")
     return files
 
 
-def _one_file(file: object) -> object:
-    if isinstance(file, list):
-        help = "join the files, line-aligned with the other columns: cat FILE FILE > JOINED; data=lm reads several"
-        raise RuleError(f"must be one file, but is a list of {len(file)}", f"{help} files")
-    return file
+def _of_every_field(files: object, info: ValidationInfo) -> object:
+    if not isinstance(files, str | list):
+        return files
+    if not (fields := info.data.get("fields")):
+        rule = f"names no columns: {files!r}"
+        help = "write {src: FILE, tgt: FILE}, or name the fields of both: data.fields={src: FIELD, tgt: FIELD}"
+        raise RuleError(rule, help)
+    return dict.fromkeys(fields, files)
 
 
-File = Annotated[str, BeforeValidator(_one_file, json_schema_input_type=str)]
-Files = Annotated[dict[str, File], AfterValidator(_has_a_target)]
+Fields = Annotated[dict[str, FieldName], AfterValidator(_has_a_target)]
+Files = Annotated[
+    dict[str, Shards],
+    AfterValidator(_has_a_target),
+    BeforeValidator(_of_every_field, json_schema_input_type=str | list[str] | dict[str, str | list[str]]),
+]
+
+
+class CleanSettings(Settings):
+    """Rules for training pairs; a pair that breaks one is skipped and counted. null and false: no rule.
+
+    min_length: minimum tokens of a side. max_ratio: maximum tokens of the longest side for each token of the shortest.
+    min_letters: minimum fraction of letters and combining marks among the characters of a side, without spaces.
+    identical: skip pairs whose target is equal to a source. duplicates: skip pairs that are equal to an earlier one.
+    Spaces at the ends of a side are ignored.
+    """
+
+    min_length: Count | None = None
+    max_ratio: Annotated[float, Field(ge=1)] | None = None
+    min_letters: Annotated[float, Field(gt=0, le=1)] | None = None
+    identical: bool = False
+    duplicates: bool = False
 
 
 class TextSettings(PairSettings):
-    """Settings of line-aligned text files, plain or .gz, in the folder `dir`: one per column, such as src and tgt.
+    """Settings of row-aligned files in the folder `dir`, for columns such as src and tgt.
 
-    test may be null. All splits have the columns of train.
+    fields: the field of each column in files that have fields, which end in .jsonl, .tsv or .parquet, or are folders of
+    a saved dataset; null: every file has lines. train, val, test: files of each column, or of all columns, by name,
+    pattern or folder; test may be null. All splits have the columns of train.
+    clean: rules for training pairs.
     add_prefix_space: learn a tokenizer that reads a space before each text, so that the first word has the same
     subwords as elsewhere; configs of earlier versions have none.
     """
 
     kind: Literal["text"]
     dir: str
+    fields: Fields | None = None
     train: Files
     val: Files
     test: Files | None
+    clean: CleanSettings = CleanSettings()
     add_prefix_space: bool = False
 
-    @field_validator("val", "test")
+    @field_validator("clean")
     @classmethod
-    def _has_the_columns_of_train(cls, files: dict[str, str] | None, info: ValidationInfo) -> dict[str, str] | None:
-        train = info.data.get("train")
-        if files is not None and train is not None and list(files) != list(train):
-            rule = f"has the columns {', '.join(files)}, but train has {', '.join(train)}"
+    def _keeps_some_lengths(cls, clean: CleanSettings, info: ValidationInfo) -> CleanSettings:
+        longest = info.data.get("max_length")
+        if longest is not None and clean.min_length is not None and clean.min_length > longest:
+            rule = f"min_length must be at most data.max_length, {longest}, but is {clean.min_length}"
+            raise RuleError(rule, f"write data.clean.min_length={longest} or less, or a larger data.max_length")
+        return clean
+
+    @field_validator("train", "val", "test")
+    @classmethod
+    def _has_the_columns_of_train(
+        cls, files: dict[str, list[str]] | None, info: ValidationInfo
+    ) -> dict[str, list[str]] | None:
+        first = "fields" if info.field_name == "train" else "train"
+        columns = info.data.get(first)
+        if files is not None and columns is not None and list(files) != list(columns):
+            rule = f"has the columns {', '.join(files)}, but {first} has {', '.join(columns)}"
             raise RuleError(rule, "every split needs a file for each column, in the same order")
         return files
 
 
-_as_list = BeforeValidator(
-    lambda files: [files] if isinstance(files, str) else files, json_schema_input_type=str | list[str]
-)
-Shards = Annotated[list[str], Field(min_length=1), _as_list]
-
-
 class LmSettings(Settings):
-    """Settings of plain text files, also .gz, in the folder `dir`, packed into rows of `context` tokens.
+    """Settings of plain text files, also compressed, in the folder `dir`, packed into rows of `context` tokens.
 
     train, val, test: files, or patterns such as train-*.txt, whose files are sorted by name; test may be null.
     documents: the texts that end with eos; blank_lines separates them by blank lines, and jsonl reads a JSON object
-    from each line, with the text in the key `text_key`. The other settings are as in PairSettings.
+    from each line, with the text in the key `text_key`, as in Parquet files. The other settings are as in PairSettings.
     """
 
     kind: Literal["lm"]

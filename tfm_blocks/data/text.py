@@ -1,34 +1,18 @@
-"""Line-aligned text files, plain or gzipped: line N of a column corresponds to line N of the others.
-
-Only \\n and \\r\\n end a line; a byte order mark at the start is ignored; the last line may lack a line end.
-Missing files raise ConfigError. Text that is not UTF-8, a damaged .gz and unequal line counts raise DataError.
-"""
+"""Splits of texts in columns, and the pairs of files: row N of a column corresponds to row N of the others."""
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
-from tfm_blocks.data.cache import expand_home, file_digest
+from tfm_blocks.data.cache import expand_home
+from tfm_blocks.data.files import PARQUET, file_kind, file_problems, find_files, path_digest, read_fields
 from tfm_blocks.data.settings import TextSettings
-from tfm_blocks.errors import ConfigError, DataError, Place, Problem
-
-UTF8_MARK = b"\xef\xbb\xbf"
-OTHER_KINDS = {  # first bytes of files of other kinds: the kind, and a command that converts one
-    b"\x1f\x8b": ("compressed with gzip, but its name does not end in .gz", "mv {name} {name}.gz"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstd -d {name}"),
-    b"\xfd7zXZ": ("compressed with xz", "xz -d {name}"),
-    b"BZh": ("compressed with bzip2", "bzip2 -d {name}"),
-    b"PK\x03\x04": ("a zip archive", "unzip {name}"),
-    b"PAR1": ("a Parquet file", "write its text to a plain file"),
-    b"\xff\xfe": ("UTF-16 text", "iconv -f utf-16 -t utf-8 {name}"),
-    b"\xfe\xff": ("UTF-16 text", "iconv -f utf-16 -t utf-8 {name}"),
-}
+from tfm_blocks.errors import ConfigError, DataError, Problem
 
 
 @dataclass(frozen=True)
@@ -61,68 +45,70 @@ class Split:
 
 def find_splits(settings: TextSettings) -> dict[str, Split]:
     """Return the splits train, val and, unless null, test. Raises ConfigError that lists all missing files."""
-    folder = expand_home("data.dir", settings.dir)
-    splits, problems = {}, []
-    for split, files in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
-        if files is not None:
-            paths = {column: folder / file for column, file in files.items()}
+    folder, fields = expand_home("data.dir", settings.dir), settings.fields or {}
+    splits: dict[str, Split] = {}
+    problems: list[Problem] = []
+    for split, patterns in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
+        if patterns is not None:
+            address = f"data.{split}"
+            files = {column: find_files(folder, names) for column, names in patterns.items()}
             splits[split] = Split(
-                f"data.{split}", tuple(paths), partial(_rows, f"data.{split}", paths), partial(_digest, paths.values())
+                address, tuple(files), partial(_rows, address, files, fields), partial(_digest, files, fields)
             )
-            for column, path in paths.items():
-                if not path.is_file():
-                    address = f"data.{split}.{column}"
-                    problems.append(Problem(address, f"there is no file {path}", help=list_files(folder)))
+            for column, names in patterns.items():
+                problems += file_problems(f"{address}.{column}", folder, names)
+            problems += _shard_problems(address, files, fields)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(
+            list({(problem.rule, problem.help): problem for problem in reversed(problems)}.values())[::-1]
+        )
     return splits
 
 
-def _rows(address: str, files: Mapping[str, Path]) -> Iterator[tuple[str, ...]]:
-    """Yield line N of every file, without reading ahead. Raises DataError."""
-    for row in zip_longest(*(read_lines(path, f"{address}.{column}") for column, path in files.items())):
-        if None in row:
-            counts = {path: sum(1 for _ in read_lines(path, address)) for path in files.values()}
+def _shard_problems(address: str, files: Mapping[str, list[Path]], fields: Mapping[str, str]) -> Iterator[Problem]:
+    if len({len(paths) for paths in files.values()}) > 1:
+        counts = " and ".join(f"{column} has {len(paths)}" for column, paths in files.items())
+        rule = f"every column must have the same number of files, but {counts}"
+        yield Problem(address, rule, help="file N of a column is read beside file N of the others, line by line")
+    for path in dict.fromkeys(path for paths in files.values() for path in paths):
+        if not fields and file_kind(path) == PARQUET and path.exists():
+            help = "data.fields={src: COLUMN, tgt: COLUMN}"
+            yield Problem(address, f"{path.name} has columns, but data.fields does not name them", help=help)
+
+
+def _rows(address: str, files: Mapping[str, list[Path]], fields: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of file after file. Raises DataError."""
+    for shard in zip(*files.values(), strict=True):
+        yield from _aligned(address, dict(zip(files, shard, strict=True)), fields)
+
+
+def _aligned(address: str, files: Mapping[str, Path], fields: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield row N of every file, without reading ahead; columns of the same file are read together."""
+    columns_of_file: dict[Path, list[str]] = {}
+    for column, path in files.items():
+        columns_of_file.setdefault(path, []).append(column)
+
+    def readers() -> dict[Path, Iterator[tuple[str, ...]]]:
+        return {
+            path: read_fields(
+                path, [fields.get(name, "") for name in names], address if len(names) > 1 else f"{address}.{names[0]}"
+            )
+            for path, names in columns_of_file.items()
+        }
+
+    names = list(chain.from_iterable(columns_of_file.values()))
+    order = [names.index(column) for column in files]
+    for parts in zip_longest(*readers().values()):
+        if None in parts:
+            counts = {path: sum(1 for _ in rows) for path, rows in readers().items()}
             listed = " and ".join(f"{path} has {count:,}" for path, count in counts.items())
             rule = f"all files must have the same number of lines, but {listed} lines"
             raise DataError(Problem(address, rule, help="check for mixed versions or a truncated file"))
-        yield row
+        texts = tuple(chain.from_iterable(parts))
+        yield tuple(texts[place] for place in order)
 
 
-def _digest(files: Iterable[Path]) -> str:
-    return "-".join(map(file_digest, files))
-
-
-def list_files(folder: Path) -> str:
-    """Return the first files of a folder, as the help of an error about a missing file."""
-    if not folder.is_dir():
-        return f"the folder {folder} does not exist either: write data.dir=PATH"
-    names = sorted(path.name for path in folder.iterdir())
-    return f"{folder} has {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else f"{folder} is empty"
-
-
-def read_lines(path: Path, address: str) -> Iterator[str]:
-    """Yield the lines without their line ends. Raises DataError with file and line, or with the kind of the file."""
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if number == 1:
-                    line = line.removeprefix(UTF8_MARK)
-                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-    except UnicodeDecodeError as error:
-        with path.open("rb") as file:
-            begin = file.read(6)
-        for first, (kind, command) in OTHER_KINDS.items():
-            if begin.startswith(first):
-                rule = f"must be UTF-8 text, plain or .gz, but the file is {kind}"
-                help = command.format(name=path.name)
-                raise DataError(Problem(address, rule, Place(str(path)), help=help)) from None
-        rule = f"must be UTF-8, but has the byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
-        help = f"iconv -f latin1 -t utf-8 {path.name}, if it is Latin-1"
-        raise DataError(Problem(address, rule, Place(str(path), number, error.start + 1), help=help)) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        rule = f"the gzipped file is damaged: {error}"
-        raise DataError(Problem(address, rule, Place(str(path), number + 1), help="download it again")) from None
-    except OSError as error:
-        raise DataError(Problem(address, f"cannot be read: {error.strerror}", Place(str(path)))) from None
+def _digest(files: Mapping[str, list[Path]], fields: Mapping[str, str]) -> str:
+    digest = "-".join("+".join(map(path_digest, paths)) for paths in files.values())
+    kinds = {column: [(fields[column], file_kind(path)) for path in paths] for column, paths in files.items() if fields}
+    return f"{digest} {json.dumps(kinds)}" if fields else digest

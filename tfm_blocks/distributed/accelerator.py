@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.strategies import DDPStrategy
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 
 from tfm_blocks.devices import accelerator, device_count, rank_device, release_memory, select_device
 
@@ -39,3 +42,11 @@ class TorchAccelerator(Accelerator):
     @staticmethod
     def name() -> str:
         return accelerator()
+
+
+class TorchDDPStrategy(DDPStrategy):
+    """DDP whose processes have any device each. On other devices than the CPU, Lightning's own needs one kind."""
+
+    def _setup_model(self, model: Module) -> DistributedDataParallel:
+        """Return the model for DDP: it is on one device, and its batches are moved there before."""
+        return DistributedDataParallel(model, **self._ddp_kwargs)

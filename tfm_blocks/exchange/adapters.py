@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,10 @@ def export_to_peft(run: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
             rows, columns = rows.T, columns.T
         matrices[name.removesuffix(".weight")] = _their_matrices(parts, rows[:, 0].long(), columns.amax(0).long() - 1)
     dropouts = {adapter.dropout for node in spec.nodes for adapter in node.adapters.values()}
+    if len(dropouts) > 1:
+        rule = f"the adapters have the dropouts {', '.join(map(str, sorted(dropouts)))}, but peft's folder has one"
+        help = f"it has {max(dropouts)}, which changes no output; change lora_dropout there before you train further"
+        print(f"warning: {run}: {rule}\n  help: {help}", file=sys.stderr)
     task = "SEQ_2_SEQ_LM" if spec.sources else "CAUSAL_LM"
     with new_folder(folder) as part:
         content = _peft_config(matrices, task, max(dropouts), transposed)

@@ -13,8 +13,9 @@ import torch
 from tokenizers import Tokenizer as Pieces
 from tokenizers.processors import TemplateProcessing
 
+from tfm_blocks.data.published_libraries import SentencePieceTokenizer
 from tfm_blocks.data.published_tokenizer import CONFIG as TOKENIZER_CONFIG
-from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer
+from tfm_blocks.data.published_tokenizer import FAST, PAIR, PublishedTokenizer
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.data.vocabulary import Conventions, Vocabulary
@@ -32,6 +33,7 @@ from tfm_blocks.exchange.config import (
 )
 from tfm_blocks.exchange.eject.file import eject
 from tfm_blocks.exchange.family import families
+from tfm_blocks.exchange.fast_tokenizer import to_fast
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, GENERATION, LEFTOVERS, SINGLE, PublishedFile
 from tfm_blocks.exchange.importing import conversion_of
 from tfm_blocks.language.difference import find_changes
@@ -75,7 +77,8 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     if not record.texts:
         files[GENERATION] = _generation(translator, translates, use_cache=published is not None)
     with new_folder(folder) as part:
-        for name, content in (_usable_tokenizer(translator, translates) | files).items():
+        usable = tokenizer_files(tokenizer) if record.texts else _usable_tokenizer(translator, translates)
+        for name, content in (usable | files).items():
             (part / name).write_bytes(content)
         _write_weights(part, tensors, record)
         certificate = certify(translator, translates, run, part, own_code=published is None)
@@ -98,13 +101,18 @@ def _generation(translator: Translator, translates: bool, *, use_cache: bool) ->
 def _usable_tokenizer(translator: Translator, translates: bool) -> dict[str, bytes]:
     """Return the files with which AutoTokenizer adds the special tokens that the model reads.
 
-    The tokenizer of an import keeps its files. A model that was trained here reads BOS before a prompt and EOS after a
-    source, whatever tokenizer it has: the post-processor adds them, which transformers reads from tokenizer.json only.
+    A tokenizer.json of an import keeps its post-processor. In other files, the post-processor adds the special tokens:
+    a model that was trained here reads BOS before a prompt and EOS after a source, whatever tokenizer it has.
+    SentencePiece models get a tokenizer.json, except for the pair of Marian, which only its own class reads.
     """
     tokenizer, files = translator.tokenizer, tokenizer_files(translator.tokenizer)
-    if FAST not in files or tokenizer.conventions != Conventions():
-        return files
-    vocabulary, pieces = vocabulary_of(tokenizer), Pieces.from_str(files[FAST].decode())
+    pieces = Pieces.from_str(files[FAST].decode()) if FAST in files else None
+    if isinstance(tokenizer, SentencePieceTokenizer) and not (pieces := to_fast(tokenizer)):
+        return files | ({TOKENIZER_CONFIG: _pair_settings(tokenizer)} if PAIR[0] in files else {})
+    assert pieces
+    if FAST in files and tokenizer.conventions != Conventions():
+        return files if TOKENIZER_CONFIG in files else files | {TOKENIZER_CONFIG: _settings(translator, pieces)}
+    vocabulary = vocabulary_of(tokenizer)
     pieces.no_padding()
     pieces.no_truncation()
     for name, id in sorted(
@@ -112,27 +120,55 @@ def _usable_tokenizer(translator: Translator, translates: bool) -> dict[str, byt
     ):
         if pieces.id_to_token(id) is None:  # a token that the tokenizer lacked
             pieces.add_special_tokens([name if pieces.token_to_id(name) is None else f"<id {id}>"])
-    bos, eos, pad = (pieces.id_to_token(id) for id in (vocabulary.start, vocabulary.eos, vocabulary.pad))
-    before = [] if translates else [bos]
-    after = [] if not translates else [eos] if translator.inputs else [eos, bos]
+    added = _added_ids(translator, translates)
+    names = {id: str(pieces.id_to_token(id)) for ids in added for id in ids}
+    before, after = ([names[id] for id in ids] for ids in added)
     pieces.post_processor = TemplateProcessing(
         single=[*before, "$A", *after],
         pair=[*before, "$A", "$B", *after],
-        special_tokens=[(bos, vocabulary.start), (eos, vocabulary.eos)],
+        special_tokens=[(name, id) for id, name in names.items()],
     )
+    return files | {FAST: pieces.to_str().encode(), TOKENIZER_CONFIG: _settings(translator, pieces)}
+
+
+def _added_ids(translator: Translator, translates: bool) -> tuple[list[int], list[int]]:
+    """Return the published ids that precede and follow a text: in front of an encoder, or of the output to continue."""
+    vocabulary, conventions = vocabulary_of(translator.tokenizer), translator.conventions
+    before, after = (vocabulary.to_published(ids) for ids in (conventions.before, conventions.after))
+    if translates:
+        after += [vocabulary.eos] * conventions.adds_eos + [vocabulary.start] * (not translator.inputs)
+    elif conventions.adds_bos:
+        before = [vocabulary.start, *before]
+    elif conventions.adds_eos:
+        after += [vocabulary.eos]
+    return before, after
+
+
+def _settings(translator: Translator, pieces: Pieces) -> bytes:
+    """Return tokenizer_config.json for a tokenizer.json."""
+    tokenizer, vocabulary = translator.tokenizer, vocabulary_of(translator.tokenizer)
     settings: dict[str, Any] = {
-        "bos_token": bos,
+        "bos_token": pieces.id_to_token(vocabulary.start),
         "clean_up_tokenization_spaces": False,
-        "eos_token": eos,
-        "pad_token": pad,
+        "eos_token": pieces.id_to_token(vocabulary.eos),
+        "pad_token": pieces.id_to_token(vocabulary.pad),
         "padding_side": "right" if translator.inputs else "left",
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     if isinstance(tokenizer, PublishedTokenizer):
-        settings = tokenizer.config | settings
-    else:
-        settings |= {"unk_token": SPECIAL[tokenizer.UNK], "split_special_tokens": True}
-    return files | {FAST: pieces.to_str().encode(), TOKENIZER_CONFIG: to_json(settings).encode()}
+        kept = {key: value for key, value in tokenizer.config.items() if key not in ("add_bos_token", "add_eos_token")}
+        return to_json(kept | settings).encode()  # the post-processor adds the tokens
+    return to_json(settings | {"unk_token": SPECIAL[tokenizer.UNK], "split_special_tokens": True}).encode()
+
+
+def _pair_settings(tokenizer: SentencePieceTokenizer) -> bytes:
+    """Return tokenizer_config.json for the pair of Marian, whose class adds EOS. BOS may have a new id."""
+    settings, start = {"tokenizer_class": "MarianTokenizer", **tokenizer.config}, tokenizer.vocabulary.start
+    if start not in tokenizer.names.values():
+        token = {"content": SPECIAL[tokenizer.BOS], "special": True}
+        settings["added_tokens_decoder"] = {**settings.get("added_tokens_decoder", {}), str(start): token}
+        settings["bos_token"] = token["content"]
+    return to_json(settings).encode()
 
 
 def _record(run: Path, published: Published) -> PublishedFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,9 @@ from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.groups import coupled_decays, expect_optimizers
+from tfm_blocks.training.groups import Learned, assign, coupled_decays, expect_optimizers, wrong_scales
 from tfm_blocks.training.optimizer_settings import names_used
+from tfm_blocks.training.optimizers import SPECTRAL
 from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
@@ -78,7 +79,7 @@ class CheckedModel:
 
 @dataclass(frozen=True)
 class CheckedRun(CheckedModel):
-    """A run whose config was checked. `settings` lists only the plug-ins that the model uses."""
+    """A run whose config was checked. `settings` lists only the plug-ins that the run uses."""
 
     settings: RunSettings
 
@@ -167,13 +168,22 @@ def _check(
     if spec.adapted and run.init_from is None:
         rule = "has adapters, but init_from names no run whose weights they change"
         raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
-    if problems := [*_optimizer_problems(spec, run)]:
-        raise ConfigError(problems)
     with with_locations(composed):
-        expect_optimizers(run.optimizer, list_weights(network_without_values(spec)))
-    tasks = [run.data.task] if isinstance(run.data, ProbeSettings) else []
-    plugins = plugins_in_use(run.plugins, spec.blocks, tasks, names_used(run.optimizer))
+        learned = assign(run.optimizer, list_weights(network_without_values(spec)))
+        if problems := [*_optimizer_problems(spec, run, learned)]:
+            raise ConfigError(problems)
+        expect_optimizers(learned)
+    plugins = plugins_in_use(run.plugins, spec.blocks, _tasks(run), names_used(run.optimizer))
     return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
+
+
+def plugins_of_model(run: CheckedRun) -> list[str]:
+    """Return the plug-ins without which the trained model cannot be read; the optimizer's is not among them."""
+    return plugins_in_use(run.settings.plugins, run.spec.blocks, _tasks(run.settings))
+
+
+def _tasks(run: RunSettings) -> list[str]:
+    return [run.data.task] if isinstance(run.data, ProbeSettings) else []
 
 
 def load_listed(modules: object) -> None:
@@ -307,7 +317,7 @@ def _masked_problems(spec: Spec, data: DataSettings | None, objective: MaskedSet
         yield Problem("model.graph", rule, help="write mask: null at the attention, in place of causal")
 
 
-def _optimizer_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
+def _optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Learned]) -> Iterator[Problem]:
     """Yield problems of the optimizer with shards, and if the parametrisation has no rule for it or the schedule."""
     if run.trainer.strategy == "fsdp2" and "adafactor" in names_used(run.optimizer):
         rule = "is fsdp2, but adafactor cannot divide its state among processes"
@@ -315,11 +325,14 @@ def _optimizer_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
     if spec.base is None:
         return
     name, base = spec.parametrisation, spec.mapping["base"]
-    unknown = sorted(names_used(run.optimizer) - {"adam", "adamw"})
+    unknown = sorted(names_used(run.optimizer) - {"adam", "adamw", "muon"})
     if unknown:
-        rule = f"{name} has rules for adam and adamw, but not for {', '.join(unknown)}"
+        rule = f"{name} has rules for adam, adamw and muon, but not for {', '.join(unknown)}"
         yield Problem("optimizer", rule, help="write optimizer=adamw, or model.parametrisation=standard")
-    for address, decay in coupled_decays(run.optimizer, list_weights(network_without_values(spec))).items():
+    for address, scale in wrong_scales(learned).items():
+        rule = f"is {scale}, with which the best rate depends on the width, but {name} keeps it constant"
+        yield Problem(address, rule, help=f"write \"{address}='{SPECTRAL}'\"")
+    for address, decay in coupled_decays(learned).items():
         rule = f"is added to the gradient, for which {name} has no rule, but is {decay:g}"
         help = f"use adamw, whose decay is apart from the gradient, or write {address}=0"
         yield Problem(address, rule, help=help)

@@ -24,7 +24,7 @@ from tfm_blocks.launch.check import CheckedRun, check_resumed_run, load_listed
 from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.run_spec import expect_same_text, read_saved_run
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.runs.checkpoints import Checkpoint, copy_checkpoint, list_checkpoints
+from tfm_blocks.runs.checkpoints import Checkpoint, copy_checkpoint, damage_of, list_checkpoints
 from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, TOKENIZER, claim_folder
 from tfm_blocks.runs.records import Status
@@ -53,12 +53,16 @@ def check_cooldown(config: Any, folder: Path, step: int) -> tuple[CheckedRun, Br
 
 
 def _find_checkpoint(parent: SavedRun, step: int) -> Checkpoint:
-    """Return the checkpoint after `step`. Raises RunError with the steps of the others."""
-    listed = list_checkpoints(parent.folder / CHECKPOINTS)
+    """Return the checkpoint after `step`. Raises RunError with the steps of the others, also if it is damaged."""
+    folder = parent.folder / CHECKPOINTS
+    listed = list_checkpoints(folder)
+    steps = ", ".join(f"{checkpoint.step}" for checkpoint in reversed(listed) if checkpoint.step != step)
     for checkpoint in listed:
         if checkpoint.step == step:
+            if reason := damage_of(folder / checkpoint.file, checkpoint):
+                help = f"restore it, or choose another step{f': {steps}' if steps else ''}"
+                raise RunError(Problem(str(folder / checkpoint.file), f"is damaged: {reason}", help=help))
             return checkpoint
-    steps = ", ".join(f"{checkpoint.step}" for checkpoint in reversed(listed))
     rule = f"{parent.folder} has no checkpoint after step {step}" + (f", but after {steps}" if steps else "")
     help = f"choose one of these steps; trainer.checkpoint_at=[{step}] keeps this one during training"
     raise RunError(Problem("cooldown", rule, help=help))

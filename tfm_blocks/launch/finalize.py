@@ -18,7 +18,7 @@ from tfm_blocks.runs.checkpoints import NEVER, mean_weights, read_checkpoint
 from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_file
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
-from tfm_blocks.runs.records import Score, ScoredSet, Status
+from tfm_blocks.runs.records import SavedModel, Score, ScoredSet, Status
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
@@ -117,7 +117,7 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
         yield f"accuracy by length: {', '.join(by_length)}"
     for metric in status.translation:
         yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
-    plugins = "".join(f" --plugins {module}" for module in job.config["plugins"])
+    plugins = "".join(f" --plugins {module}" for module in SavedModel.read(job.folder).plugins)
     probe = job.config["data"]["kind"] == "probe"
     files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation or probe else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"

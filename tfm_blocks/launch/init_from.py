@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.language.parametrisation import WHERE
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
-from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, expect_folder, kept_weights
+from tfm_blocks.runs.folder import MODEL, TOKENIZER, WEIGHTS, expect_folder, kept_weights
 from tfm_blocks.runs.model import find_base, has_base, read_network, read_tensors
-from tfm_blocks.runs.records import Base
+from tfm_blocks.runs.records import Base, SavedModel
 
 
 def find_weights(run: Path) -> Path:
     """Return the file of a run's final weights, or of its last validation if training did not end. Raises RunError."""
     expect_folder(run)
     return run / WEIGHTS if (run / WEIGHTS).is_file() else kept_weights(run, "last")
+
+
+def expect_source(spec: Spec, run: Path) -> None:
+    """Raise RunError unless the weights of the run can initialise a model, before anything starts."""
+    final = find_weights(run) == run / WEIGHTS
+    if not (run / MODEL).is_file():
+        return
+    own, other = map(_parametrisation, (spec.mapping, SavedModel.read(run).model))
+    if own != other:
+        rule = f"is {run}, whose weights have the scales of {other}, but this model has {own}"
+        help = "set model.parametrisation and model.base as in that run, or leave init_from out"
+        raise RunError(Problem("init_from", rule, help=help))
+    if has_base(run):
+        read_network(run, checkpoint=None if final else "last")  # its base may be missing
+
+
+def _parametrisation(model: Mapping[str, Any]) -> str:
+    """Describe what the scales of the weights of a model depend on, besides the model itself."""
+    name, base = model.get("parametrisation") or "standard", model.get("base") or {}
+    sizes = [f"{knob}={value}" for knob, value in sorted(base.items()) if knob != WHERE and value is not None]
+    return f"parametrisation={name}" + (f" with the base {' '.join(sizes)}" if sizes and name != "standard" else "")
 
 
 def expect_base(spec: Spec, tokenizer: Tokenizer, init_from: str | None) -> Base:
@@ -46,7 +70,9 @@ def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> 
     Weights with a row for each subword take the rows of the subwords that both vocabularies have, even if the ids
     differ. The adapters of the run are added to its weights. Raises RunError if the run is damaged.
     """
-    saved = weights_of(read_network(run)) if has_base(run) else read_tensors(find_weights(run))
+    path = find_weights(run)
+    merged = has_base(run) and read_network(run, checkpoint=None if path == run / WEIGHTS else "last")
+    saved = weights_of(merged) if merged else read_tensors(path)
     ids, saved_ids = tokenizer.ids, load_tokenizer(run / TOKENIZER).ids
     common = [subword for subword in ids if subword in saved_ids]
     pairs_N2 = torch.tensor([[ids[subword], saved_ids[subword]] for subword in common])

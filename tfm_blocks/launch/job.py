@@ -26,12 +26,13 @@ from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.check import (
     CheckedRun,
     check_lengths,
+    plugins_of_model,
     warn_about_warmup,
     with_locations,
 )
 from tfm_blocks.launch.cooldown import BranchPoint, open_branch
 from tfm_blocks.launch.finalize import expect_kept_weights
-from tfm_blocks.launch.init_from import expect_base, find_weights
+from tfm_blocks.launch.init_from import expect_base, expect_source
 from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
@@ -149,7 +150,7 @@ def _begin(
     with with_locations(requested.composed):
         prepared = rendezvous.prepare(settings.data, mapping["vocab"], settings.objective.special)
         if settings.init_from:
-            find_weights(Path(settings.init_from))  # raises before anything starts
+            expect_source(requested.spec, Path(settings.init_from))
     run = requested.with_vocab(prepared.tokenizer.size)
     base = expect_base(run.spec, prepared.tokenizer, settings.init_from)
     config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
@@ -170,7 +171,8 @@ def _begin(
             text = fingerprint(settings.seed, prepared, planned_corpus)
             origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices)
             match = mapping.get("match", {})
-            start_folder(job, prepared, RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match), base)
+            record = RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match)
+            start_folder(job, prepared, record, base, plugins_of_model(run))
         _train(rendezvous, job, run, prepared, callbacks)
     return job.folder
 
@@ -297,11 +299,11 @@ def _write_end(job: RunSpec, error: BaseException) -> None:
         print(printable(f"resume: {job.command}"), file=sys.stderr)
 
 
-def start_folder(job: RunSpec, prepared: Prepared, start: RunFile, base: Base) -> None:
-    """Write the files of a run folder that are known before the first step."""
+def start_folder(job: RunSpec, prepared: Prepared, start: RunFile, base: Base, plugins: Sequence[str]) -> None:
+    """Write the files of a run folder that are known before the first step. The model needs `plugins`."""
     write_config(job)
     columns = (TARGET,) if prepared.train.positional else prepared.train.columns
-    write_model(job.folder, job.config["model"], job.config["plugins"], columns, base)
+    write_model(job.folder, job.config["model"], plugins, columns, base)
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     start.write(job.folder)

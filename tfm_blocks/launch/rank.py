@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from rich.console import Console
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare, with_saved_tokenizer
 from tfm_blocks.devices import CPU, choose_device, pins_memory, rank_device
-from tfm_blocks.distributed.accelerator import TorchAccelerator
+from tfm_blocks.distributed.accelerator import TorchAccelerator, TorchDDPStrategy
 from tfm_blocks.distributed.cluster import RankInfo, torchrun_rank_info
 from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
 from tfm_blocks.distributed.rendezvous import cluster_environment
@@ -88,7 +88,7 @@ def _strategy(settings: TrainerSettings, world: int, device: torch.device) -> St
     """
     if world == 1:
         return SingleDeviceStrategy(device)
-    return FSDP2Strategy(world) if settings.strategy == "fsdp2" else DDPStrategy(broadcast_buffers=False)
+    return FSDP2Strategy(world) if settings.strategy == "fsdp2" else TorchDDPStrategy(broadcast_buffers=False)
 
 
 def quiet_lightning() -> None:
@@ -294,7 +294,7 @@ def build_memory_check(
     settings = module.settings
     device = rank_device(choose_device(settings.trainer.accelerator), rank_info.local_rank)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision.name == "bf16")
-    copies = copies_of(settings.trainer, rank_info.world)
+    copies = copies_of(settings, module.network, rank_info.world)
     return MemoryCheck(
         module.network, planned_corpus, settings.label_smoothing, rank_info.ranks, device, autocast, copies
     )

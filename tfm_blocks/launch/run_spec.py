@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfm_blocks.compose.run import missing_plugins
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.consistency import Fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.precision import PRECISIONS
+from tfm_blocks.registry.plugins import is_loaded
 from tfm_blocks.runs.files import JsonFile, damaged
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, RUN, WEIGHTS, expect_folder, expect_utf8
 from tfm_blocks.runs.metrics import read_metric_names, read_rows
@@ -101,7 +103,10 @@ def expect_untrained(saved: SavedRun) -> None:
 
 
 def read_saved_run(run: Path) -> SavedRun:
-    """Read the folder of a run. Raises RunError if it is damaged or not the folder of a training run."""
+    """Read the folder of a run. Raises RunError unless it is the intact folder of a training run.
+
+    Raises ConfigError if a plug-in of the run is not loaded.
+    """
     expect_folder(run)
     expect_utf8(run)
     start, status, saved_model = RunFile.read(run), Status.read(run), SavedModel.read(run)
@@ -114,6 +119,8 @@ def read_saved_run(run: Path) -> SavedRun:
     for key, kind in CONFIG_KINDS.items():
         if not isinstance(config.get(key), kind):
             raise damaged(run / CONFIG, f"{key} must be a {kind.__name__}, but is {shown(config.get(key))}")
+    if missing := [module for module in config["plugins"] if not is_loaded(str(module))]:
+        raise ConfigError(missing_plugins(missing, config["plugins"]))
     read_run(config)
     if _with_text_keys(config["model"]) != saved_model.model:
         rule = f"has a different model from {MODEL}, to which the weights belong"

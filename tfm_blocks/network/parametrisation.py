@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -70,6 +70,10 @@ class WeightRule:
     @property
     def reason(self) -> str:
         return RULES[self.name].reason
+
+    def with_optimizer(self, name: str) -> WeightRule:
+        """Return the rule for this optimizer. Updates of Muon have the norm (out/in)**0.5 by themselves."""
+        return replace(self, rate=1.0, eps=1.0) if name == "muon" else self
 
 
 def match_base(module: nn.Module, base: nn.Module) -> None:

@@ -293,26 +293,29 @@ def draw_means(matrix: Matrix) -> Figure:
 
 
 def save_figures(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write the figures into a folder, which is made if it does not exist. Return the paths."""
+    """Write the figures of a comparison into a folder. Return the paths."""
+    with drawing_style():
+        drawings: list[tuple[str, Figure]] = []
+        if matrix := matrix_of(comparison):
+            drawings.append(("means", draw_means(matrix)))
+            if comparison.grid.crossed:
+                drawings.append(("matrix", draw_heat_map(matrix)))
+        by_title: dict[str, list[LineChart]] = {}
+        for chart in line_charts(comparison, comparison.grid.by_task(), matrix):
+            by_title.setdefault(chart.title, []).append(chart)
+        drawings += [(re.sub(r"\W+", "-", title), draw_lines(charts)) for title, charts in by_title.items()]
+        return save_drawings(drawings, folder)
+
+
+def save_drawings(drawings: Sequence[tuple[str, Figure]], folder: Path) -> list[Path]:
+    """Write figures by name, as PDF and SVG, into a folder, which is made if it does not exist. Return the paths."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(Problem("--figures", f"must be a folder, but is a file: {folder}"))
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-
-    def save(drawn: Figure, name: str) -> None:
+    for name, drawn in drawings:
         for suffix, metadata in UNDATED.items():
             paths.append(folder / f"{name}{suffix}")
             drawn.savefig(content := BytesIO(), format=suffix[1:], metadata=metadata)
             write_bytes(paths[-1], content.getvalue())
-
-    with drawing_style():
-        if matrix := matrix_of(comparison):
-            save(draw_means(matrix), "means")
-            if comparison.grid.crossed:
-                save(draw_heat_map(matrix), "matrix")
-        by_title: dict[str, list[LineChart]] = {}
-        for chart in line_charts(comparison, comparison.grid.by_task(), matrix):
-            by_title.setdefault(chart.title, []).append(chart)
-        for title, charts in by_title.items():
-            save(draw_lines(charts), re.sub(r"\W+", "-", title))
     return paths

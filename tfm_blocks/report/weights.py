@@ -48,6 +48,7 @@ def group_weights(
         values = initial.get(weight.name, "set")
         learning = [learned[weight.name]] if learned else []
         rule = rules.get(weight.name)
+        rule = rule.with_optimizer(learning[0].optimizer) if rule and learning else rule
         key = (
             place,
             weight.roles,

@@ -115,7 +115,7 @@ def newest_intact(folder: Path) -> Checkpoint | None:
     """
     listed = list_checkpoints(folder)
     for checkpoint in listed:
-        if reason := _damage(folder / checkpoint.file, checkpoint):
+        if reason := damage_of(folder / checkpoint.file, checkpoint):
             print(printable(f"warning: {folder / checkpoint.file} is damaged: {reason}"), file=sys.stderr)
             continue
         return checkpoint
@@ -137,7 +137,7 @@ def read_checkpoint(path: Path, *, mmap: bool = False) -> dict[str, Any]:
         raise RunError(Problem(str(path), f"is damaged: {''.join(reason)}", help="restore it")) from None
 
 
-def _damage(path: Path, expected: Checkpoint) -> str:
+def damage_of(path: Path, expected: Checkpoint) -> str:
     """Return the damage of the file, or "" if it is intact."""
     if not path.is_file():
         return "it is missing"

@@ -224,7 +224,7 @@ def read_saved_model(folder: Path) -> SavedModel:
         raise RunError(Problem(where, rule, help="use the version of tfm-blocks that wrote it"))
     for module in file.plugins:
         if not is_loaded(module):  # the caller names them, because a run folder never imports code
-            rule = f"the model uses blocks of the plug-in {shown(module)}"
+            rule = f"the model needs the plug-in {shown(module)}"
             raise RunError(Problem(where, rule, help=f"name it: --plugins {module}, or plugins=[{module!r}] in Python"))
     return file
 

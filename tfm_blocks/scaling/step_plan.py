@@ -13,16 +13,17 @@ from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.weights import list_weights
 from tfm_blocks.report.table import Cell, Column, Table, Value
 from tfm_blocks.scaling.kernels import KERNELS
 from tfm_blocks.scaling.step_trace import Batching, StepTrace, trace_step
 from tfm_blocks.training.fsdp2 import units_of
+from tfm_blocks.training.groups import assign, count_state, count_trained, frozen_by_groups
+from tfm_blocks.training.optimizer_settings import OptimizerSettings, read_optimizer
 
 FOLDER = files("tfm_blocks.scaling") / "cards"
 SUFFIX = ".yaml"
-FLOAT32 = 4  # bytes of a weight, of its gradient and of each moment; autocast changes none of them
-MOMENTS = 2  # of Adam and AdamW
-TRANSFERS = 7  # floats of Adam per weight: reads weight, gradient and moments; writes weight and moments
+FLOAT32 = 4  # bytes of a weight, of its gradient and of each number of the optimizer; autocast changes none of them
 EXCHANGED = ("exchange", "sent", "communication_seconds")  # empty for a single device, which exchanges nothing
 
 
@@ -104,39 +105,61 @@ class StepPlan:
 
 
 def plan_steps(
-    spec: Spec, batching: Batching, settings: StepSettings, card: Card, devices: list[int]
+    spec: Spec,
+    batching: Batching,
+    settings: StepSettings,
+    card: Card,
+    devices: list[int],
+    optimizer: OptimizerSettings | None = None,
 ) -> list[StepPlan]:
-    """Plan a step of a model for each number of devices. Raises ConfigError. Nothing is allocated."""
+    """Plan a step of a model for each number of devices. Raises ConfigError. Nothing is allocated.
+
+    Without `optimizer`, it is Adam.
+    """
     for count in devices:
         if count > card.cards_per_node and count % card.cards_per_node and card.network:
             rule = f"must be at most {card.cards_per_node}, the cards of a node, or a multiple of it, but is {count}"
             full = count - count % card.cards_per_node
             raise ConfigError(Problem("--devices", rule, help=f"write --devices {full}"))
     bf16, recomputes = settings.precision == "bf16", settings.activation_checkpointing
-    trace = trace_step(spec, batching, device=card.device, bf16=bf16, recomputes=recomputes)
     network = network_without_values(spec)
+    learned = assign(optimizer or read_optimizer({"name": "adam"}), list_weights(network))
+    frozen = frozen_by_groups(learned)
+    trace = trace_step(spec, batching, device=card.device, bf16=bf16, recomputes=recomputes, frozen=frozen)
+    update = FLOAT32 * count_trained(learned), FLOAT32 * count_state(learned)
     weights = sum(parameter.numel() for parameter in network.parameters()) * FLOAT32
     layers = [sum(parameter.numel() for parameter in layer.parameters()) * FLOAT32 for layer in units_of(network)]
-    return [_plan(trace, weights, layers, batching.rows, settings, card, count) for count in devices]
+    return [_plan(trace, weights, layers, update, batching.rows, settings, card, count) for count in devices]
 
 
 def _plan(
-    trace: StepTrace, weights: int, layers: list[int], rows: int, settings: StepSettings, card: Card, devices: int
+    trace: StepTrace,
+    weights: int,
+    layers: list[int],
+    update: tuple[int, int],
+    rows: int,
+    settings: StepSettings,
+    card: Card,
+    devices: int,
 ) -> StepPlan:
     """Plan a step on this number of devices; `weights` and `layers` are the bytes of all weights and of each layer.
+
+    `update` are the bytes of the gradients of all trained weights, and of the optimizer's state.
 
     DDP copies all gradients into buckets. FSDP2 gathers the weights outside of stacks and two layers, one of them in
     advance, and has the gradients of a layer twice: as they are computed, and in the buffer that is exchanged. With the
     ring algorithms of NCCL, DDP reduces all gradients to all devices. FSDP2 gathers the layers for each of the two
     passes and the other weights once, and scatters the sums of the gradients.
     """
-    held, exchange, sent, peak = weights, weights, 2 * weights, trace.peak
+    gradients, state = update
+    held, exchange, sent, peak = weights, gradients, 2 * gradients, trace.peak
     if settings.strategy == "fsdp2" and devices > 1:
         outside = weights - sum(layers)
-        held, exchange = weights // devices, outside + 4 * max(layers, default=0)
-        sent, peak = 2 * sum(layers) + outside + weights, 2 * held + trace.peak_besides
+        held, gradients, state = (size // devices for size in (weights, gradients, state))
+        exchange = outside + 4 * max(layers, default=0)
+        sent, peak = 2 * sum(layers) + outside + update[0], held + gradients + trace.peak_besides
     exchange, sent = exchange if devices > 1 else 0, sent * (devices - 1) // devices
-    traffic = trace.traffic + TRANSFERS * held
+    traffic = trace.traffic + 3 * gradients + 2 * state  # reads weight, gradient, state; writes weight and state
     rate = card.bf16 if settings.precision == "bf16" else card.fp32
     times = (
         2 * trace.multiply_adds / (rate * 1e12 * card.utilisation) if rate else None,
@@ -145,7 +168,7 @@ def _plan(
     )
     known = [time for time in times if time is not None]
     return StepPlan(
-        devices, rows, held, held, MOMENTS * held, exchange, trace.kept, peak + MOMENTS * held + exchange,
+        devices, rows, held, gradients, state, exchange, trace.kept, peak + state + exchange,
         trace.multiply_adds, traffic, sent, *times, max(known) if len(known) == len(times) else None,
     )  # fmt: skip
 
@@ -167,7 +190,7 @@ def plan_table(model: str, plans: Sequence[StepPlan], batching: Batching, settin
     labels = {
         "weights": "weights",
         "gradients": "gradients",
-        "optimizer": "moments of Adam",
+        "optimizer": "optimizer state",
         "exchange": "exchange of weights and gradients",
         "activations": "activations",
         "peak": f"peak memory{f', of {card.memory:,.0f} GB' if card.memory else ''}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,10 @@ class StepTrace:
     peak_besides: int
 
 
-def trace_step(spec: Spec, batching: Batching, *, device: str, bf16: bool, recomputes: bool) -> StepTrace:
-    """Trace the pass that training runs, in float32 or under autocast to bfloat16.
+def trace_step(
+    spec: Spec, batching: Batching, *, device: str, bf16: bool, recomputes: bool, frozen: Sequence[str] = ()
+) -> StepTrace:
+    """Trace the pass that training runs, in float32 or under autocast to bfloat16, without the weights `frozen`.
 
     It counts the tensors of the kernels of a type of device, a key of KERNELS. No device but the CPU is needed.
     """
@@ -67,6 +69,8 @@ def trace_step(spec: Spec, batching: Batching, *, device: str, bf16: bool, recom
     place = device if device == CPU else "meta"
     with KERNELS[device](), counter:
         network = network_without_values(spec, place).train()
+        if frozen:
+            network.freeze(frozen)
         network.recomputes = recomputes
         counter.follow_gradients(network)
         before, kept = counter.live, list[int]()
@@ -116,7 +120,8 @@ class _Counter(TorchDispatchMode):
             self.weights_and_gradients += parameter.nbytes
 
         for parameter in network.parameters():
-            parameter.register_post_accumulate_grad_hook(add_gradient)  # type: ignore[no-untyped-call]
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(add_gradient)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 from tfm_blocks.compose.command_line import override_key
@@ -26,19 +25,22 @@ def check_jobs(
     composer: JobComposer,
     check: Callable[[Composed], CheckedModel],
     matcher: Matcher | None = None,
-    ignored: Sequence[Sequence[str]] = (),
+    used: Collection[str] = (),
 ) -> list[SweepJob]:
     """Match each job to its budget, compose and check it. A ConfigError becomes the problems of its job.
 
-    `ignored` are for each job the overrides that its model does not use.
+    A job whose model does not use an override runs without it if its key is in `used`, the keys that another model
+    of the sweep uses.
     """
     checked_jobs = []
-    for overrides, unused in zip_longest(jobs, ignored, fillvalue=()):
+    for overrides in jobs:
         job = SweepJob("", overrides)
         checked_jobs.append(job)
         try:
+            ignored = [text for text in composer.unused(overrides) if override_key(text) in used] if used else []
+            job.overrides = [text for text in overrides if text not in ignored]
             if matcher:
-                job.overrides, job.match = matcher.match(overrides, unused)
+                job.overrides, job.match = matcher.match(job.overrides, ignored)
             checked = check(composer.compose(job.overrides))
             job.composed, sized = checked.composed, checked
             if isinstance(checked, CheckedRun):
@@ -63,10 +65,10 @@ def refuse_wrong(jobs: Sequence[SweepJob]) -> None:
     raise ConfigError([Problem("sweep", rule, help=leave_out), *dict.fromkeys(job.problems[0] for job in wrong)])
 
 
-def find_ignored(jobs: Sequence[Sequence[str]], composer: JobComposer) -> list[list[str]]:
-    """Return and print the overrides of each job that its model does not use, but the model of another job.
+def find_used(jobs: Sequence[Sequence[str]], composer: JobComposer) -> set[str]:
+    """Return the keys that the model of any job uses, and print each override that only some of the models use.
 
-    Raises ConfigError if jobs would be equal without them.
+    The other models run without it. Raises ConfigError if jobs would be equal without their unused overrides.
     """
     unused = [composer.unused(job) for job in jobs]
     used = {override_key(text) for job, texts in zip(jobs, unused, strict=True) for text in job if text not in texts}
@@ -87,7 +89,7 @@ def find_ignored(jobs: Sequence[Sequence[str]], composer: JobComposer) -> list[l
                 raise ConfigError(Problem(override_key(text), rule + cut(text), help=help))
     for text, names in models.items():
         print(printable(f"{text}: not used by {', '.join(names)}, whose jobs run without it"))
-    return ignored
+    return used
 
 
 @dataclass

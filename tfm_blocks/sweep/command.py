@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from tfm_blocks.compose.command_line import Request, parse_request
@@ -19,6 +19,7 @@ from tfm_blocks.compose.sweep import (
     join_parts,
     list_values,
     read_sweep,
+    sample_space,
 )
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
 from tfm_blocks.errors import ConfigError, Problem
@@ -29,7 +30,7 @@ from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.folder import numbered_names
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.records import WAITING
-from tfm_blocks.sweep.checks import Matcher, check_jobs, find_ignored, refuse_wrong
+from tfm_blocks.sweep.checks import Matcher, check_jobs, find_used, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
 from tfm_blocks.sweep.job import DONE, SweepJob
@@ -54,14 +55,14 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
     plan = read_sweep(request)
     chosen = read_launcher(plan.launcher)
     settings = read_sweep_settings(plan.settings, on_cluster=chosen.on_cluster)
-    jobs = _jobs(plan, settings, chosen.check)
+    jobs, used = _jobs(plan, settings, chosen.check)
     command = shlex.join([*program, *request.arguments])
     launcher = chosen.open(settings.parallel, settings.timeout)
     name = settings.name or sweep_name(plan.swept)
     configs = [job.config for job in jobs if settings.method != "optuna"]  # a search is known by its overrides alone
     folder = claim_sweep(ROOT, name, plan.texts, command, [*program, *request.job_options], configs)
     with launcher, hold(folder.path):
-        source = _source(folder, jobs, plan, settings, chosen.check)
+        source = _source(folder, jobs, plan, settings, chosen.check, used)
         folder.expect_unchanged(source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         before = sum(job.state != WAITING for job in source.jobs)
@@ -78,10 +79,12 @@ def check_sweep(arguments: Sequence[str], check: Callable[[Composed], CheckedMod
     _jobs(request, read_sweep_settings(request.settings), check)
 
 
-def _jobs(request: SweepRequest, settings: SweepSettings, check: Callable[[Composed], CheckedModel]) -> list[SweepJob]:
+def _jobs(
+    request: SweepRequest, settings: SweepSettings, check: Callable[[Composed], CheckedModel]
+) -> tuple[list[SweepJob], set[str]]:
     """Print and return all jobs; for a search by optuna, one job with the first value of each key.
 
-    Raises ConfigError if any of them cannot start.
+    Also returns the keys that the model of any job uses. Raises ConfigError if any of them cannot start.
     """
     parts = join_parts(request.parts, settings.together)
     if settings.method == "random":
@@ -95,25 +98,30 @@ def _jobs(request: SweepRequest, settings: SweepSettings, check: Callable[[Compo
             expect_tunable(settings.tune, request.swept)
         overrides = combinations(parts)
     composer = JobComposer(request.config_dir)
-    ignored = find_ignored(overrides, composer)
-    kept = [[text for text in job if text not in unused] for job, unused in zip(overrides, ignored, strict=True)]
-    jobs = check_jobs(kept, composer, check, Matcher(read_match(request.match), composer), ignored)
+    used = find_used(overrides if settings.method == "grid" else sample_space(parts, request.config_dir), composer)
+    jobs = check_jobs(overrides, composer, check, Matcher(read_match(request.match), composer), used)
     show_jobs([(job.overrides, job.parameters, job.problems) for job in jobs])
     refuse_wrong(jobs)
     for job, name in zip(jobs, job_names(request.swept, [job.overrides for job in jobs]), strict=True):
         job.name = name
-    return jobs
+    return jobs, used
 
 
 def _source(
-    folder: SweepFolder, jobs: list[SweepJob], request: SweepRequest, settings: SweepSettings, check: Check
+    folder: SweepFolder,
+    jobs: list[SweepJob],
+    request: SweepRequest,
+    settings: SweepSettings,
+    check: Check,
+    used: Collection[str],
 ) -> JobSource:
     if settings.method == "optuna":
         from tfm_blocks.sweep.search import Study
 
-        return Study(
-            folder, request.parts, settings, lambda number, texts: _trial(number, texts, request, jobs[0], check)
-        )
+        def trial(number: int, texts: Sequence[str]) -> SweepJob:
+            return _trial(number, texts, request, jobs[0], check, used)
+
+        return Study(folder, request.parts, settings, trial)
     folder.adopt_names(jobs)
     for job in jobs:
         if folder.state_before(job) == "done":
@@ -123,7 +131,14 @@ def _source(
     return JobSource(jobs)
 
 
-def _trial(number: int, overrides: Sequence[str], request: SweepRequest, sample: SweepJob, check: Check) -> SweepJob:
+def _trial(
+    number: int,
+    overrides: Sequence[str],
+    request: SweepRequest,
+    sample: SweepJob,
+    check: Check,
+    used: Collection[str],
+) -> SweepJob:
     """Return the job of a trial. A job that cannot start takes the config of `sample`.
 
     Raises ConfigError if files of conf/ changed the config of the sample since the search started.
@@ -133,7 +148,7 @@ def _trial(number: int, overrides: Sequence[str], request: SweepRequest, sample:
         rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
         raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
     composer = JobComposer(request.config_dir)
-    (job,) = check_jobs([overrides], composer, check, Matcher(read_match(request.match), composer))
+    (job,) = check_jobs([overrides], composer, check, Matcher(read_match(request.match), composer), used)
     if job.problems:
         job.overrides, job.composed, job.settings = overrides, sample.composed, sample.settings
     job.name = f"{number:03}_{job_names(request.swept, [overrides])[0]}"

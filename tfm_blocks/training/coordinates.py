@@ -18,9 +18,14 @@ from tfm_blocks.network.build import build_network, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.groups import build_optimizer
 from tfm_blocks.training.optimizer_settings import read_optimizer
+from tfm_blocks.training.optimizers import SPECTRAL
 
 Sizes = dict[str, list[float]]
-OPTIMIZER: dict[str, Any] = {"name": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
+ADAMW: dict[str, Any] = {"name": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
+OPTIMIZERS_BY_NAME = {
+    "adamw": ADAMW,
+    "muon": {"name": "muon", "scale": SPECTRAL, "weight_decay": 0.0, "others": ADAMW},
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Training:
     batch: int
     length: int
     rate: float
+    optimizer: str = "adamw"
 
     def measure(self, spec: Spec, seed: int) -> Sizes:
         """Return mean |x| of each node's output before each step and after the last, by the node's folded address.
@@ -40,7 +46,7 @@ class Training:
         """
         network = build_network(spec, seed=seed)
         recorder = _Recorder(network)
-        optimizer = adamw_of(network)
+        optimizer = optimizer_of(network, self.optimizer)
         inputs = self._inputs(network, seed)
         sizes: defaultdict[str, list[float]] = defaultdict(list)
         for _ in range(self.steps + 1):
@@ -71,9 +77,9 @@ class Training:
         return drawn
 
 
-def adamw_of(network: Network) -> Optimizer:
-    """Return AdamW without decay, with the factors of the network's parametrisation."""
-    return build_optimizer(read_optimizer(OPTIMIZER), network)
+def optimizer_of(network: Network, name: str = "adamw") -> Optimizer:
+    """Return AdamW or Muon without decay, with the factors of the network's parametrisation."""
+    return build_optimizer(read_optimizer(OPTIMIZERS_BY_NAME[name]), network)
 
 
 class _Recorder:

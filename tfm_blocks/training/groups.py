@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,8 +25,9 @@ from tfm_blocks.training.optimizer_settings import (
     expect_above_0,
     fields_of,
 )
-from tfm_blocks.training.optimizers import JointOptimizer
+from tfm_blocks.training.optimizers import SPECTRAL, JointOptimizer
 
+PROBE = (5, 7, 11, 13, 17)  # the axes of a weight on which an optimizer shows its state
 SHARED = ("weight_decay", "cautious", "independent_decay")  # a group with another optimizer inherits these
 
 
@@ -156,12 +158,13 @@ def build_optimizer(
     name, by default of the parametrisation. One optimizer with torch's fused kernels is torch's own; all others are one
     JointOptimizer.
     """
-    if factors is None:
-        rules = weight_rules(network.spec).items()
-        factors = {name: Factors(rule.rate, rule.decay, rule.eps) for name, rule in rules}
     order = {name: place for place, name in enumerate((*settings.groups, DEFAULT, OTHERS))}
     parameters = dict(network.named_parameters())
     learned = assign(settings, list_weights(network))
+    if factors is None:
+        rules, optimizers_by_name = weight_rules(network.spec), {one.weight.name: one.optimizer for one in learned}
+        own = {name: rule.with_optimizer(optimizers_by_name[name]) for name, rule in rules.items()}
+        factors = {name: Factors(rule.rate, rule.decay, rule.eps) for name, rule in own.items()}
     trained = [one for one in learned if one.optimizer and parameters[one.weight.name].requires_grad]
     trained.sort(key=lambda one: (order[one.group], not one.weight.decays))
     members: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
@@ -202,16 +205,59 @@ def _group_values(one: Learned, peak: float, factors: Factors) -> dict[str, Any]
 
 
 def freeze(settings: OptimizerSettings, network: Network) -> None:
-    """Exclude the weights of groups with `train: false` from training. The base of adapters keeps its dropout."""
-    learned = assign(settings, list_weights(network))
-    if frozen := [one.weight.name for one in learned if not one.optimizer and one.group != BASE]:
+    """Exclude the weights of groups with `train: false` from training."""
+    if frozen := frozen_by_groups(assign(settings, list_weights(network))):
         network.freeze(frozen)
 
 
-def expect_optimizers(settings: OptimizerSettings, weights: Sequence[Weight]) -> None:
-    """Raise ConfigError with all problems of the groups for a model, and of settings that an optimizer refuses."""
+def frozen_by_groups(learned: Sequence[Learned]) -> list[str]:
+    """Return the names of the weights of groups with `train: false`. The base of adapters keeps its dropout."""
+    return [one.weight.name for one in learned if not one.optimizer and one.group != BASE]
+
+
+def count_trained(learned: Sequence[Learned]) -> int:
+    """Return the number of parameters that an optimizer changes."""
+    return sum(one.weight.size for one in learned if one.optimizer)
+
+
+def count_state(learned: Sequence[Learned]) -> int:
+    """Return how many numbers the optimizers keep between steps. A step of a small weight shows which they keep."""
+    kinds: dict[tuple[str, ...], list[torch.Size]] = {}
+    total = 0
+    for one in learned:
+        if one.optimizer:
+            shape = one.weight.shape
+            values = {**_group_values(one, 1.0, Factors()), "lr": 1.0}
+            if "parts" in values:
+                values["parts"] = None
+            kind = one.optimizer, *map(str, (len(shape), *values.values()))
+            if kind not in kinds:
+                kinds[kind] = _state_of_a_probe(one.optimizer, values, PROBE[: len(shape)])
+            sizes = dict(zip(PROBE, shape, strict=False)) | {math.prod(PROBE[: len(shape)]): one.weight.size}
+            total += sum(math.prod(sizes.get(size, size) for size in state) for state in kinds[kind])
+    return total
+
+
+def _state_of_a_probe(name: str, values: Mapping[str, Any], shape: Sequence[int]) -> list[torch.Size]:
+    """Return the shapes of the tensors that an optimizer keeps for a weight of this shape, without single numbers."""
+    weight = torch.zeros(shape, requires_grad=True)
+    weight.grad = torch.zeros(shape)
+    optimizer = _make(OPTIMIZERS[name], [{**values, "params": [weight]}])
+    optimizer.step()
+    state = optimizer.state.get(weight, {}).values()
+    return [kept.shape for kept in state if isinstance(kept, torch.Tensor) and kept.dim()]
+
+
+def count_cautious(learned: Sequence[Learned]) -> int:
+    """Return how many numbers a step holds for cautious decay: the weights before it, and two of the largest."""
+    sizes = [one.weight.size for one in learned if one.settings.get("cautious") and one.settings.get("weight_decay")]
+    return sum(sizes) + 2 * max(sizes, default=0)
+
+
+def expect_optimizers(learned: Sequence[Learned]) -> None:
+    """Raise ConfigError with all settings that an optimizer refuses."""
     problems = {}
-    for one in assign(settings, weights):
+    for one in learned:
         if one.optimizer:
             values = {**_group_values(one, 1.0, Factors()), "params": [torch.zeros(2, 2)], "lr": 1.0}
             try:
@@ -223,15 +269,17 @@ def expect_optimizers(settings: OptimizerSettings, weights: Sequence[Weight]) ->
         raise ConfigError(list(problems.values()))
 
 
-def coupled_decays(settings: OptimizerSettings, weights: Sequence[Weight]) -> dict[str, float]:
+def coupled_decays(learned: Sequence[Learned]) -> dict[str, float]:
     """Return the decays above 0 that are added to gradients, by the address of their setting."""
-    coupled = [one for one in assign(settings, weights) if one.optimizer and not OPTIMIZERS[one.optimizer].decoupled]
-    decays = {}
-    for one in coupled:
-        group = "" if one.group == DEFAULT else f".{OTHERS}" if one.group == OTHERS else f".groups.{one.group}"
-        if decay := one.settings.get("weight_decay"):
-            decays[f"optimizer{group}.weight_decay"] = float(decay)
-    return decays
+    coupled = [one for one in learned if one.optimizer and not OPTIMIZERS[one.optimizer].decoupled]
+    decaying = [one for one in coupled if one.settings.get("weight_decay")]  # biases and gains of a group do not decay
+    return {f"{_address(one.group)}.weight_decay": float(one.settings["weight_decay"]) for one in decaying}
+
+
+def wrong_scales(learned: Sequence[Learned]) -> dict[str, str]:
+    """Return the scales of Muon that are not the spectral one, by the address of their setting."""
+    scales = {f"{_address(one.group)}.scale": one.settings["scale"] for one in learned if one.optimizer == "muon"}
+    return {address: scale for address, scale in scales.items() if scale != SPECTRAL}
 
 
 def group_rows(learned: Sequence[Learned]) -> list[dict[str, Any]]:

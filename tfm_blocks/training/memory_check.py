@@ -20,10 +20,13 @@ from tfm_blocks.data.plan import EpochPlan, Ranks
 from tfm_blocks.devices import CPU, fork_generators, peak_memory
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.matching import saved_weights
+from tfm_blocks.network.weights import list_weights
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.fsdp2 import units_of
+from tfm_blocks.training.groups import assign, count_cautious, count_state, count_trained
 from tfm_blocks.training.loss import Objective
-from tfm_blocks.training.settings import TrainerSettings
+from tfm_blocks.training.settings import RunSettings
 
 STATUS = Path("/proc/self/status")
 ROUNDS = 6  # of bisection for the largest batch_tokens that fits
@@ -33,29 +36,36 @@ MARGIN = 0.9  # of the largest value that fits, because freed memory is fragment
 
 @dataclass(frozen=True)
 class Copies:
-    """The memory of a rank besides the weights and gradients of a step, in multiples of all weights.
+    """The memory of a rank besides the weights and gradients of a step, in multiples of the trained weights.
 
-    With `by_layer`, the gradients of a layer of a stack exist only until they are exchanged.
+    With `by_layer`, the gradients of a layer of a stack exist only until they are exchanged. `stepping` are the copies
+    that exist only during the update.
     """
 
     held: float
     by_layer: bool = False
+    stepping: float = 0.0
 
 
-def copies_of(settings: TrainerSettings, world: int) -> Copies:
+def copies_of(settings: RunSettings, network: Network, world: int) -> Copies:
     """Return the copies that `trainer.strategy` needs with `world` ranks.
 
-    Both strategies hold Adam's two moments. DDP also holds a buffer to exchange gradients. FSDP2 holds a shard of the
-    moments, the weights and the gradients. It needs all weights, which the check allocates, for a validation.
+    Both strategies hold the state of the optimizers. DDP also holds a buffer to exchange gradients. FSDP2 holds a shard
+    of the state, the weights and the gradients. It needs all weights, which the check allocates, for a validation.
     """
-    if world > 1 and settings.strategy == "fsdp2":
-        return Copies(4 / world, by_layer=True)
-    return Copies(2 + (world > 1) + bool(settings.ema))
+    learned = assign(settings.optimizer, list_weights(network))
+    trained, state = count_trained(learned), count_state(learned)
+    stepping = count_cautious(learned) / trained
+    if world > 1 and settings.trainer.strategy == "fsdp2":
+        weights = sum(parameter.numel() for parameter in network.parameters())
+        return Copies((state + trained + weights) / trained / world, by_layer=True, stepping=stepping / world)
+    averaged = sum(tensor.numel() for tensor in saved_weights(network).values()) if settings.trainer.ema else 0
+    return Copies((state + averaged) / trained + (world > 1), stepping=stepping)
 
 
 @dataclass(frozen=True)
 class MemoryCheck:
-    """Run micro-batches with a copy of the network, so that the run itself does not change.
+    """Run micro-batches with a copy of the network, which shares its weights, so that the run itself does not change.
 
     The check allocates everything that a run holds when its last micro-batch begins: the weights, the gradients of the
     earlier micro-batches, and `copies`.
@@ -101,10 +111,11 @@ class MemoryCheck:
         return True
 
     def _try(self, batches: Iterable[Batch]) -> None:
-        network = deepcopy(self.network).to(self.device)
-        has_weights = next(self.network.parameters()).device == self.device  # the run's weights count as one copy
+        own = self.network.parameters()
+        shared = {id(one): nn.Parameter(one.detach(), one.requires_grad) for one in own}  # without a second allocation
+        network = deepcopy(self.network, shared).to(self.device)
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        held = _copies(trained, max(0, self.copies.held - has_weights))
+        held = _copies(trained, self.copies.held)
         units = units_of(network) if self.copies.by_layer else []
         layers = [[one for one in unit.parameters() if one.requires_grad] for unit in units]
         held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
@@ -121,7 +132,7 @@ class MemoryCheck:
                     rule = f"{self.device.type} lacks an operation of this node: {str(error).splitlines()[0]}"
                     help = "train on the CPU, trainer.accelerator=cpu, or change the node"
                     raise RunError(Problem(begun[-1], rule, help=help)) from error
-        exchanged = _copies(kept, self.copies.by_layer)
+        exchanged = [*_copies(kept, self.copies.by_layer), *_copies(trained, self.copies.stepping)]
         del held, exchanged
 
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from tfm_blocks.config.settings import Count, Fraction, RuleError
+from tfm_blocks.devices import has_fast_bf16
 from tfm_blocks.registry.optimizers import optimizer
 
 AtLeast0 = Annotated[float, Field(ge=0)]
@@ -28,6 +29,7 @@ def _ends_in_a_number(eps: list[float | None]) -> list[float | None]:
 Epsilons = Annotated[list[float | None], Field(min_length=2, max_length=2), AfterValidator(_ends_in_a_number)]
 Coefficients = Annotated[list[float], Field(min_length=3, max_length=3)]
 Scale = Literal["0.2*max(out, in)**0.5", "max(1, out/in)**0.5", "(out/in)**0.5", "1"]
+SPECTRAL = "(out/in)**0.5"
 Groups = list[dict[str, Any]]
 
 
@@ -93,7 +95,8 @@ class Muon(Optimizer):
     Maps that are stacked in one weight, such as queries, keys and values, are orthogonalised separately, as are
     experts; with `per_head` also the maps of each attention head. `scale` multiplies the update of a map with `out`
     outputs and `in` inputs: with the default a rate and decay of AdamW apply (Liu et al. 2025); `max(1, out/in)**0.5`
-    is the original. The iteration runs in bfloat16 on an accelerator, and in the precision of the weights on a CPU.
+    is the original. The iteration runs in bfloat16 on an accelerator that computes it natively, else in the precision
+    of the weights.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ def orthogonal_factors(x_MOI: Tensor, iterations: int, coefficients: Sequence[fl
     The iteration is x ← a x + (b A + c A²) x with A = x x^T, as in `torch.optim.Muon`, for several matrices at once.
     """
     a, b, c = coefficients
-    x = x_MOI if x_MOI.device.type == "cpu" else x_MOI.bfloat16()
+    x = x_MOI.bfloat16() if has_fast_bf16(x_MOI.device.type) else x_MOI
     wide = x.shape[1] <= x.shape[2]
     x = x if wide else x.mT
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
@@ -213,6 +216,6 @@ class JointOptimizer(Optimizer):
         for member in self.members:
             member.step()
         for group, weight, old in before:
-            shrinks = (old - weight) * old >= 0
-            weight.sub_(old * shrinks, alpha=group["lr"] * group["cautious_decay"])
+            shrinks = (old - weight).mul_(old) >= 0
+            weight.sub_(old.mul_(shrinks), alpha=group["lr"] * group["cautious_decay"])
         return loss

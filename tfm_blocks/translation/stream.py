@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from tfm_blocks.data.text import UTF8_MARK, read_lines
+from tfm_blocks.data.files import UTF8_MARK, read_lines
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Place, Problem, printable
 from tfm_blocks.language.spec import TARGET

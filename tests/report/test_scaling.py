@@ -1,0 +1,142 @@
+"""`tfm compare --scaling`: run folders of a ladder with a known law, read back with its factor."""
+
+import contextlib
+import io
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from tfm_blocks.cli import main
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.runs.model import write_model
+
+FACTOR = 0.7
+EMBEDDINGS = {"decoder_only": 0, "llama": 1}  # llama does not tie the embedding to its logits
+
+
+def said(*arguments):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["compare", *map(str, arguments), "--scaling"])
+    return out.getvalue()
+
+
+def leave_rung(folder, model, width, per_parameter, seed, *, noise=0.0, rate=0.001, worse=1.0, parent=""):
+    """Write a finished run whose loss follows the law; the parameters are counted from the built network."""
+    knobs = {"d_model": width, "d_ff": 2 * width, "heads": 2, "layers": 1, "vocab": 50}
+    composed = compose_model(model, [f"{key}={value}" for key, value in knobs.items()])
+    network = build_network(check_model(composed.model), seed=0)
+    untied = 50 * width * EMBEDDINGS[model]
+    parameters = sum(parameter.numel() for parameter in network.parameters()) - untied
+    tokens = per_parameter * parameters
+    root = math.sqrt(FACTOR) if model == "llama" else 1
+    loss = 1.5 + 20 * (parameters / root) ** -0.4 + 60 * (tokens / root) ** -0.3
+    loss *= worse * math.exp(noise)
+    folder.mkdir(parents=True)
+    write_model(folder, composed.model, [])
+    steps = round(tokens / 64)
+    config = {**knobs, "name": folder.name, "seed": seed, "schedule": {"peak": rate}, "trainer": {"steps": steps}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    record = {"choices": {"model": model, "data": "lm"}, "commands": ["tfm train"], "parent": parent}
+    (folder / "run.json").write_text(json.dumps(record))
+    best = {"val/loss": {"value": loss, "step": steps}}
+    status = {"state": "done", "steps": steps, "parameters": parameters + untied, "tokens_seen": tokens, "best": best}
+    (folder / "status.json").write_text(json.dumps(status))
+    return parameters
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory):
+    """Write a ladder of two models, four sizes, two lengths and two seeds."""
+    folder, random = tmp_path_factory.mktemp("ladder"), np.random.default_rng(0)
+    for model in EMBEDDINGS:
+        for width in (8, 16, 32, 64):
+            for length in (10, 40):
+                for seed in (1, 2):
+                    name = f"{model}-{width}-{length}-{seed}"
+                    leave_rung(folder / name, model, width, length, seed, noise=random.normal(0, 0.002))
+    return folder
+
+
+def test_the_factor_of_a_ladder_is_found_without_embeddings(ladder):
+    record = json.loads(said(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
+    assert record["baseline"] == "decoder_only"
+    found = record["factors"]["llama"]
+    low, high = found["interval"]
+    assert low < FACTOR < high < 0.85
+    assert found["p"] < 0.001
+    widest = [point for point in record["points"] if point["model"] == "llama"]
+    composed = compose_model("llama", ["d_model=64", "d_ff=128", "heads=2", "layers=1", "vocab=50"])
+    network = build_network(check_model(composed.model), seed=0)
+    without = sum(parameter.numel() for parameter in network.parameters()) - 50 * 64
+    assert max(point["parameters"] for point in widest) == without
+    assert record["seed_deviation"] == pytest.approx(0.002, rel=0.5)
+
+
+def test_the_answer_is_a_sentence(ladder):
+    text = said(ladder, "--baseline", "decoder_only-8-10-1")
+    assert "noise: losses vary by 0." in text
+    assert "% over seeds; 32 runs with 32 results" in text
+    assert "llama needs 0.7" in text
+    assert "times the compute of decoder_only for the same loss, p < 0.0001 (corrected)" in text
+    assert "held-out check: the fit without the largest size predicts its losses with an error of decoder_only" in text
+    assert "note: all models have fewer than 4,000,000 parameters" in text
+
+
+def test_equal_models_cannot_be_told_apart(ladder, tmp_path):
+    random = np.random.default_rng(1)
+    for norm in ("layernorm", "other"):
+        for width in (8, 16, 32, 64):
+            for length in (10, 40):
+                for seed in (1, 2):
+                    folder = tmp_path / f"{norm}-{width}-{length}-{seed}"
+                    leave_rung(folder, "decoder_only", width, length, seed, noise=random.normal(0, 0.002))
+                    config = yaml.safe_load((folder / "config.yaml").read_text())
+                    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "norm": norm}))
+    text = said(tmp_path)
+    assert "this ladder cannot tell other from layernorm" in text
+    assert "it would see a factor of 0." in text
+
+
+def test_only_the_best_rate_of_a_size_counts_and_no_run_before_its_cooldown(ladder, tmp_path):
+    before = json.loads(said(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
+    for run in ladder.iterdir():
+        shutil.copytree(run, tmp_path / run.name)
+    leave_rung(tmp_path / "high", "llama", 16, 10, 1, rate=0.01, worse=1.2)
+    stable = tmp_path / "stable"
+    leave_rung(stable, "llama", 32, 80, 1, worse=1.1)
+    leave_rung(tmp_path / "cooled", "llama", 32, 80, 2, parent=f"{stable}@100")
+    after = json.loads(said(tmp_path, "--baseline", "decoder_only-8-10-1", "--json"))
+    assert len(after["points"]) == len(before["points"]) + 1
+    assert after["factors"]["llama"]["factor"] == pytest.approx(FACTOR, rel=0.1)
+    assert any("not in the fit: " in note and "stable" in note for note in after["notes"])
+
+
+def test_the_formats_have_the_rungs(ladder):
+    lines = said(ladder, "--csv").splitlines()
+    assert lines[0] == "model,parameters,tokens,runs,val/loss,law"
+    assert len(lines) == 1 + 16
+    assert said(ladder, "--latex").count("\\begin{tabular}") >= 2
+    assert said(ladder, "--markdown").count("| model |") == 2
+
+
+def test_the_figure_is_written_twice_with_the_same_bytes(ladder, tmp_path):
+    for folder in ("one", "two"):
+        said(ladder, "--figures", tmp_path / folder)
+    one, two = ((tmp_path / folder / "scaling.svg").read_bytes() for folder in ("one", "two"))
+    assert one == two
+    assert (tmp_path / "one" / "scaling.pdf").stat().st_size > 5000
+
+
+def test_a_ladder_of_too_few_sizes_is_refused(ladder, capsys):
+    folders = sorted(path for path in ladder.iterdir() if "-8-" in path.name or "-16-" in path.name)
+    with pytest.raises(SystemExit) as ending:
+        main(["compare", *map(str, folders), "--scaling"])
+    assert ending.value.code == 2
+    error = capsys.readouterr().err
+    assert "needs at least 3 sizes of each model, but this one has 2" in error
+    assert "help: train it at more sizes" in error

@@ -1,0 +1,153 @@
+"""The fit of scaling laws: against a published fit of published points, and against ladders with known factors."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.special import huber, logsumexp
+from scipy.stats import binom
+
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.scoring.scaling_law import LadderPoint, fit_ladder, held_out_errors, seed_deviation
+
+MODELS = ["base", "mine"]
+
+
+def read_chinchilla() -> list[LadderPoint]:
+    """Return the points that Epoch AI read off the figure of Hoffmann et al. (2022), without the 5 that it leaves out.
+
+    Source: https://github.com/epoch-research/analyzing-chinchilla, data/svg_extracted_data.csv; Besiroglu et al. 2024,
+    arXiv 2404.10102. The five have the fewest tokens per parameter.
+    """
+    with Path(__file__).with_name("chinchilla.csv").open() as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    points = [
+        LadderPoint("chinchilla", str(k), row["parameters"], row["operations"] / 6 / row["parameters"], row["loss"])
+        for k, row in enumerate(rows)
+    ]
+    return sorted(points, key=lambda point: point.tokens / point.parameters)[5:]
+
+
+def test_the_fit_of_the_chinchilla_points_is_the_published_one():
+    fit = fit_ladder(read_chinchilla(), ["chinchilla"], huber=1e-3)
+    published = {"irreducible": (1.817, 0.026), "alpha": (0.348, 0.015), "beta": (0.366, 0.021)}
+    for name, (value, error) in published.items():
+        estimate = fit.estimate(lambda law, name=name: getattr(law, name))
+        assert abs(estimate.value - value) < error / 4, name
+        assert error / 2 < estimate.error < 2 * error, name
+    assert fit.law.parameter_coefficient == pytest.approx(482, abs=125 / 4)
+    assert fit.law.token_coefficient == pytest.approx(2085, abs=1293 / 4)
+
+
+def test_the_fit_has_the_smallest_sum_of_hubers_losses():
+    points = read_chinchilla()
+    law = fit_ladder(points, ["chinchilla"], huber=1e-3).law
+    size_N, tokens_N = (np.log([getattr(point, name) for point in points]) for name in ("parameters", "tokens"))
+    loss_N = np.log([point.loss for point in points])
+
+    def objective(theta):
+        a, b, e, alpha, beta = theta
+        log_loss_N = logsumexp([a - alpha * size_N, b - beta * tokens_N, np.full(len(points), e)], axis=0)
+        return huber(1e-3, loss_N - log_loss_N).sum()
+
+    logs = map(math.log, (law.parameter_coefficient, law.token_coefficient, law.irreducible))
+    ours = objective([*logs, law.alpha, law.beta])
+    starts = [(5, 5, 0, 0.5, 0.5), (10, 10, 0.5, 0.5, 0.5), (5, 10, -1, 0.5, 1), (10, 5, 1, 1, 0.5)]
+    others = [minimize(objective, start, method="BFGS", tol=1e-9).fun for start in starts]
+    assert ours <= min(others) * (1 + 1e-4)
+
+
+def draw_ladder(random, factor, *, seeds=3, trend=0.0, noise=0.004, models=MODELS):
+    """Return a ladder of 4 sizes x 3 lengths of each run; only the second model has the factor."""
+    points = []
+    for index, model in enumerate(models):
+        for size in range(4):
+            for seed in range(seeds):
+                of_run = random.normal(0, noise)
+                parameters = 1e5 * 2**size
+                for length in (10, 20, 40):
+                    tokens = length * parameters
+                    power = trend * math.log(6 * parameters * tokens / 6e12)
+                    root = math.sqrt(factor * math.exp(power)) if index == 1 else 1
+                    loss = 1 + 40 * (parameters / root) ** -0.3 + 200 * (tokens / root) ** -0.35
+                    name = f"{model}-{size}-{seed}"
+                    points.append(
+                        LadderPoint(model, name, parameters, tokens, loss * math.exp(of_run + random.normal(0, noise)))
+                    )
+    return points
+
+
+def test_a_ladder_without_noise_gives_its_law_and_its_factor():
+    fit = fit_ladder(draw_ladder(np.random.default_rng(0), 0.8, noise=0), MODELS)
+    law = fit.law
+    assert (law.irreducible, law.alpha, law.beta) == pytest.approx((1, 0.3, 0.35), rel=1e-4)
+    assert (law.parameter_coefficient, law.token_coefficient) == pytest.approx((40, 200), rel=1e-3)
+    assert math.exp(fit.factor(1).value) == pytest.approx(0.8, rel=1e-4)
+    assert law.loss(1e6, 2e7) == pytest.approx(1 + 40 * 1e6**-0.3 + 200 * 2e7**-0.35, rel=1e-4)
+    assert max(map(abs, held_out_errors(fit.points, MODELS).values())) < 1e-4
+
+
+def test_the_lowest_loss_is_that_of_the_best_size():
+    law = fit_ladder(draw_ladder(np.random.default_rng(0), 0.8, noise=0), MODELS).law
+    sizes = np.geomspace(1e4, 1e9, 20_000)
+    for model in (0, 1):
+        least = min(law.loss(size, 1e14 / 6 / size, model) for size in sizes)
+        assert law.lowest_loss(1e14, model) == pytest.approx(least, rel=1e-6)
+    assert law.lowest_loss(0.8e14, 1) == pytest.approx(law.lowest_loss(1e14, 0), rel=1e-9)
+
+
+def test_a_trend_finds_the_compute_at_which_curves_cross():
+    points = draw_ladder(np.random.default_rng(0), 1.0, trend=0.1, noise=0.0005)
+    fit = fit_ladder(points, MODELS, trend=True)
+    assert fit.estimate(lambda law: law.trends[1]).value == pytest.approx(0.1, abs=0.02)
+    crossing = fit.law.centre * math.exp(-fit.law.log_factors[1] / fit.law.trends[1])
+    assert math.log(crossing / 6e12) == pytest.approx(0, abs=0.3)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("factor", [1.0, 0.9, 0.7])
+def test_the_interval_has_the_true_factor_in_95_percent_of_ladders(factor):
+    random = np.random.default_rng(7)
+    inside = 0
+    for _ in range(500):
+        low, high = fit_ladder(draw_ladder(random, factor), MODELS).factor(1).interval
+        inside += low <= math.log(factor) <= high
+    assert 0.93 <= inside / 500 <= 0.97
+
+
+@pytest.mark.grid
+def test_equal_models_are_rarely_told_apart():
+    random = np.random.default_rng(8)
+    rejected = sum(fit_ladder(draw_ladder(random, 1.0, seeds=2), MODELS).factor(1).p < 0.05 for _ in range(400))
+    assert binom.ppf(0.001, 400, 0.05) <= rejected <= binom.ppf(0.999, 400, 0.05)
+
+
+def test_the_smallest_visible_factor_is_seen_in_80_percent_of_ladders():
+    random = np.random.default_rng(9)
+    visible = math.exp(
+        np.mean([math.log(fit_ladder(draw_ladder(random, 1.0), MODELS).smallest_visible(1)) for _ in range(20)])
+    )
+    seen = sum(fit_ladder(draw_ladder(random, visible), MODELS).factor(1).p < 0.05 for _ in range(60))
+    assert binom.ppf(0.001, 60, 0.8) <= seen <= binom.ppf(0.999, 60, 0.8)
+
+
+def test_the_deviation_over_seeds_is_pooled_over_rungs():
+    points = draw_ladder(np.random.default_rng(1), 0.8, seeds=40)
+    assert seed_deviation(points) == pytest.approx(0.004 * math.sqrt(2), rel=0.1)
+    assert seed_deviation(draw_ladder(np.random.default_rng(1), 0.8, seeds=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "rule"),
+    [
+        (lambda point: point.parameters < 3e5, "at least 3 sizes of each model, but this one has 2"),
+        (lambda point: abs(point.tokens / point.parameters - 20) < 1, "at least 2 numbers of tokens per parameter"),
+    ],
+)
+def test_points_that_do_not_determine_the_law_are_refused(kept, rule):
+    points = [point for point in draw_ladder(np.random.default_rng(0), 1.0) if kept(point)]
+    with pytest.raises(ConfigError, match=rule):
+        fit_ladder(points, MODELS)

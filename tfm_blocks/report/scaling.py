@@ -1,0 +1,323 @@
+"""`tfm compare --scaling`: a scaling law over runs of several sizes, and what each model needs of another's compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
+
+from tfm_blocks.errors import ConfigError, Problem, listed
+from tfm_blocks.metric_schema import OBJECTIVE
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.weights import list_weights
+from tfm_blocks.report.comparison import NAMED, Comparison
+from tfm_blocks.report.differences import MODEL, Factor, Group
+from tfm_blocks.report.drawing import WIDTH, drawing_style, line_style, save_drawings
+from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
+from tfm_blocks.runs.model import read_spec
+from tfm_blocks.runs.saved_run import SavedRun
+from tfm_blocks.scoring.scaling_law import (
+    Estimate,
+    LadderFit,
+    LadderPoint,
+    fit_ladder,
+    held_out_errors,
+    rungs,
+    seed_deviation,
+)
+from tfm_blocks.scoring.significance import correct
+
+LOOKED_UP = frozenset({"embedding", "position"})  # roles of weights of which a token reads one row
+RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
+FURTHER = 10  # times the largest compute, to which factors are extrapolated
+SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The final losses of runs of several sizes and lengths, and their scaling law.
+
+    `with_trends` is a second fit, in which the factor of each model may change with compute. `notes` name the runs that
+    are left out, and what the sizes cannot show.
+    """
+
+    fit: LadderFit
+    with_trends: LadderFit
+    notes: Sequence[str]
+
+    @property
+    def largest(self) -> float:
+        """Return the largest compute of a run, in operations."""
+        return max(point.compute for point in self.fit.points)
+
+    def corrected(self) -> dict[int, float]:
+        """Return the p-value of the factor of each model but the baseline, corrected for all of them (Holm 1979)."""
+        return correct({model: self.fit.factor(model).p for model in range(1, len(self.fit.models))})
+
+
+def read_ladder(comparison: Comparison, plugins: Sequence[str] = ()) -> Ladder:
+    """Fit a scaling law to the finished runs of a comparison.
+
+    Models differ in their name, or in another setting that is a name, such as `mixer`; numbers distinguish the rungs.
+    Of several learning rates, only the best one of each model and size counts. Runs from which others branched off are
+    left out, because their learning rate has not decayed. Raises ConfigError if the runs do not determine the law.
+    """
+    parents = {run.start.parent.rpartition("@")[0] for run in comparison.runs}
+    counted = [(group, run) for group in comparison.best_rate_groups for run in group.counted]
+    kept = [(group, run) for group, run in counted if OBJECTIVE in run.best and run.state == "done"]
+    kept = [(group, run) for group, run in kept if str(run.folder) not in parents]
+    if not kept:
+        rule = f"no finished run has a {OBJECTIVE}"
+        raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
+    factors = [factor for factor in comparison.factors if _names_models(factor, kept)]
+    size_of = _sizes(plugins)
+    points = [
+        LadderPoint(
+            model=", ".join(group.setting(factor) for factor in factors) or run.model,
+            run=run.start.parent.rpartition("@")[0] or str(run.folder),
+            parameters=size_of(run),
+            tokens=run.numbers["tokens_seen"],
+            loss=run.best[OBJECTIVE].value,
+        )
+        for group, run in kept
+    ]
+    models = list(dict.fromkeys(point.model for point in points))
+    if comparison.baseline:
+        first = {id(run): point.model for (_, run), point in zip(kept, points, strict=True)}
+        named = [first[id(run)] for run in comparison.baseline.runs if id(run) in first]
+        models.sort(key=lambda model: model not in named)
+    left = [run for group in comparison.groups for run in group.runs if all(run is not one for _, one in kept)]
+    return Ladder(fit_ladder(points, models), fit_ladder(points, models, trend=True), list(_notes(points, left)))
+
+
+def _names_models(factor: Factor, kept: Sequence[tuple[Group, SavedRun]]) -> bool:
+    """Return True if the factor distinguishes models: it is no setting of a rung and has a value that is no number."""
+    if factor.key.partition(".")[0] in RUNG:
+        return False
+    return factor.key == MODEL or any(not _is_number(group.setting(factor)) for group, _ in kept)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text in ("", "–", "null")
+    return True
+
+
+def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
+    """Return a function that counts the parameters of a run without embeddings; an unembedding counts, tied or not."""
+    known: dict[bytes, float] = {}
+
+    def size_of(run: SavedRun) -> float:
+        text = (run.folder / "model.json").read_bytes()
+        if text not in known:
+            weights = list_weights(network_without_values(read_spec(run.folder, plugins)))
+            known[text] = sum(weight.size for weight in weights if not LOOKED_UP.issuperset(weight.roles))
+        return known[text]
+
+    return size_of
+
+
+def _notes(points: Sequence[LadderPoint], left: Sequence[SavedRun]) -> Iterator[str]:
+    if left:
+        why = "they are not done, have another learning rate than the best, or others branched off them"
+        yield f"not in the fit: {listed([run.name for run in left], NAMED)}: {why}"
+    if max(point.parameters for point in points) < SMALL:
+        yield (
+            f"all models have fewer than {SMALL:,} parameters, at which a learning rate that is not tuned can decide "
+            "more than the architecture; check that larger models agree"
+        )
+
+
+def answers(ladder: Ladder) -> Iterator[str]:
+    """Yield the results as sentences: the noise, the law, the factor of each model, and the held-out check."""
+    fit = ladder.fit
+    noise = seed_deviation(fit.points)
+    varied = "no size has several seeds" if noise is None else f"losses vary by {100 * noise:.2f} % over seeds"
+    yield f"noise: {varied}; {len(fit.laws_without)} runs with {len(fit.points)} results"
+    law = fit.law
+    irreducible, alpha, beta = (
+        fit.estimate(value) for value in (lambda law: law.irreducible, lambda law: law.alpha, lambda law: law.beta)
+    )
+    yield (
+        f"law: L = {law.irreducible:.3f} + {law.parameter_coefficient:.4g} / N^{law.alpha:.3f} + "
+        f"{law.token_coefficient:.4g} / D^{law.beta:.3f}, with standard errors of {irreducible.error:.3f}, "
+        f"{alpha.error:.3f} and {beta.error:.3f} for the irreducible loss and the exponents"
+    )
+    for name in law.at_bounds:
+        yield f"these runs do not determine the exponent of the {name}: add runs that differ more in it"
+    for model, p in ladder.corrected().items():
+        yield _answer(ladder, model, p)
+    yield from _held_out(fit)
+
+
+def _answer(ladder: Ladder, model: int, p: float) -> str:
+    """Return what a model needs of the compute of the baseline, or that the ladder cannot tell."""
+    fit, name, baseline = ladder.fit, ladder.fit.models[model], ladder.fit.models[0]
+    factor = fit.factor(model)
+    needed = f"{_factor(factor)} times the compute of {baseline} for the same loss, {_p(p)} (corrected)"
+    if p < ALPHA:
+        text = f"{name} needs {needed}"
+    else:
+        visible = f"it would see a factor of {fit.smallest_visible(model):.2f} in four of five cases"
+        text = f"this ladder cannot tell {name} from {baseline}: {needed}; {visible}"
+    trended, trend = ladder.with_trends, _trend(ladder, model)
+    if trend.p < ALPHA:
+        further = _factor(trended.factor(model, FURTHER * ladder.largest))
+        text += f"; the factor changes with compute, {_p(trend.p)}: at {FURTHER} times the largest run it is {further}"
+        crossing = trended.law.centre * math.exp(-trended.law.log_factors[model] / trended.law.trends[model])
+        if min(point.compute for point in fit.points) <= crossing <= ladder.largest:
+            text += f"; the curves cross at {crossing:.2g} operations"
+    return text
+
+
+def _trend(ladder: Ladder, model: int) -> Estimate:
+    """Return the change of the logarithm of a factor with the logarithm of compute."""
+    return ladder.with_trends.estimate(lambda law: law.trends[model])
+
+
+def _p(p: float) -> str:
+    return f"p = {p:.4f}" if p >= 0.0001 else "p < 0.0001"
+
+
+def _factor(logarithm: Estimate) -> str:
+    """Return a factor with its 95 % interval: `0.81 [0.74, 0.90]`."""
+    low, high = map(math.exp, logarithm.interval)
+    return f"{math.exp(logarithm.value):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _held_out(fit: LadderFit) -> Iterator[str]:
+    try:
+        errors = held_out_errors(fit.points, fit.models)
+    except ConfigError as error:
+        yield f"held-out check: none, because without the largest size {error.problems[0].rule}"
+        return
+    shown = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors.items())
+    yield f"held-out check: the fit without the largest size predicts its losses with an error of {shown}"
+
+
+def rungs_table(ladder: Ladder) -> Table:
+    """Return a row for each model, size and number of tokens, with the mean loss and the loss of the law."""
+    fit = ladder.fit
+    columns = [
+        *texts("model"),
+        Column("parameters", COUNT),
+        Column("tokens", COUNT),
+        Column("runs", COUNT),
+        Column(OBJECTIVE, "{:.4f}"),
+        Column("law", "{:.4f}"),
+    ]
+    rows: list[list[Value]] = [
+        [
+            rung[0].model,
+            rung[0].parameters,
+            tokens := fmean(point.tokens for point in rung),
+            len(rung),
+            _mean([point.loss for point in rung]),
+            fit.law.loss(rung[0].parameters, tokens, fit.models.index(rung[0].model)),
+        ]
+        for rung in rungs(fit.points)
+    ]
+    return Table("rungs: parameters without embeddings, mean ± standard deviation over seeds", columns, rows, keys=3)
+
+
+def _mean(losses: Sequence[float]) -> Cell:
+    mean = fmean(losses)
+    return Cell(f"{mean:.4f} ± {stdev(losses):.4f}" if len(losses) > 1 else f"{mean:.4f}", mean)
+
+
+def factors_table(ladder: Ladder) -> Table:
+    """Return the factor of each model on the compute of the baseline, with its tests, and the answers below."""
+    fit = ladder.fit
+    columns = [
+        *texts("model", "factor and 95 % interval"),
+        Column("p", "{:.4f}"),
+        Column("corrected", "{:.4f}"),
+        Column("visible", "{:.2f}"),
+        *texts(f"at {FURTHER} times the largest run"),
+    ]
+    rows: list[list[Value]] = [
+        [
+            fit.models[model],
+            _factor(fit.factor(model)),
+            fit.factor(model).p,
+            p,
+            fit.smallest_visible(model),
+            _factor(ladder.with_trends.factor(model, FURTHER * ladder.largest)),
+        ]
+        for model, p in ladder.corrected().items()
+    ]
+    title = f"compute for the same loss, as a factor of that of {fit.models[0]}"
+    return Table(title, columns, rows, note="\n".join(answers(ladder)))
+
+
+def scaling_record(ladder: Ladder) -> dict[str, Any]:
+    """Return the law, the factors and the points as JSON values, unrounded."""
+    fit = ladder.fit
+    factors: dict[str, Any] = {}
+    for model, p in ladder.corrected().items():
+        factor = fit.factor(model)
+        low, high = map(math.exp, factor.interval)
+        trend = _trend(ladder, model)
+        factors[fit.models[model]] = {
+            "factor": math.exp(factor.value),
+            "interval": [low, high],
+            "p": factor.p,
+            "p_corrected": p,
+            "smallest_visible": fit.smallest_visible(model),
+            "trend": asdict(trend) | {"p": trend.p},
+        }
+    points = [{**asdict(point), "compute": point.compute} for point in fit.points]
+    record = {"law": asdict(fit.law), "baseline": fit.models[0], "factors": factors, "points": points}
+    return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
+
+
+def save_scaling(ladder: Ladder, folder: Path) -> list[Path]:
+    """Write the figure of a ladder into a folder. Return the paths."""
+    with drawing_style():
+        return save_drawings([("scaling", draw_scaling(ladder))], folder)
+
+
+def draw_scaling(ladder: Ladder) -> Figure:
+    """Draw the loss over compute on logarithmic axes: all results, and the lowest loss of the law with its 95 % band.
+
+    A result lies above the curve if its size is not the best one for its compute.
+    """
+    fit = ladder.fit
+    drawn = Figure(figsize=(WIDTH, 2.4), layout="constrained")
+    panel = drawn.subplots()
+    computes = np.geomspace(min(point.compute for point in fit.points), FURTHER * ladder.largest, 60)
+    for model, name in enumerate(fit.models):
+        own = [(point.compute, point.loss) for point in fit.points if point.model == name]
+        curve = [_lowest(fit, model, compute) for compute in computes]
+        style = line_style(model)
+        marker, colour = style.pop("marker"), style["color"]
+        panel.plot(computes, [math.exp(one.value) for one in curve], label=name, **style)
+        low, high = np.exp([one.interval for one in curve]).T
+        panel.fill_between(computes, low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.scatter(*zip(*own, strict=True), s=6, color=colour, marker=marker)
+    panel.axvline(ladder.largest, color="0.6", linewidth=0.6)
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_ylim(0.95 * fit.law.lowest_loss(computes[-1]), 1.05 * max(point.loss for point in fit.points))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e")))
+    panel.yaxis.set_major_locator(MaxNLocator(6))
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    panel.set_xlabel("operations of the training, 6 N D\n(right of the line: extrapolated)")
+    panel.set_ylabel("validation loss")
+    panel.legend()
+    return drawn
+
+
+def _lowest(fit: LadderFit, model: int, compute: float) -> Estimate:
+    return fit.estimate(lambda law: math.log(law.lowest_loss(compute, model)))

@@ -1,0 +1,273 @@
+"""Scaling laws: the loss as a function of parameters and tokens, and what each model needs of another one's compute.
+
+The law of Hoffmann et al. (2022), L = E + A / N^alpha + B / D^beta, has the same constants for all models. A model has
+one factor r on compute: it reaches with N parameters and D tokens the loss that the baseline reaches with N / sqrt(r)
+and D / sqrt(r). Reasons and simulations: docs/decisions/41-one-law-and-a-factor.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean, variance
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares, nnls
+
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.scoring.significance import quantile, two_sided
+
+HUBER = 0.01  # residual of log L above which it counts linearly
+EXPONENTS = np.arange(0.1, 1.01, 0.1)  # of the grid on which the fit begins
+BOUNDS = 0.01, 2.0  # of the exponents
+SIZES, RATIOS = 3, 2  # fewest numbers of parameters, and of tokens per parameter, that determine the law
+ALIKE = 1.02  # ratio of tokens below which results have the same length
+POWER = 0.8  # with which the smallest visible difference is found
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LadderPoint:
+    """The loss of a model with `parameters`, without embeddings, after `tokens`.
+
+    `run` names the run that trained it. Points of the same run share a part of its training, so they are not
+    independent.
+    """
+
+    model: str
+    run: str
+    parameters: float
+    tokens: float
+    loss: float
+
+    @property
+    def compute(self) -> float:
+        """Return the operations of the training, 6 N D (Kaplan et al. 2020)."""
+        return 6 * self.parameters * self.tokens
+
+
+@dataclass(frozen=True)
+class ScalingLaw:
+    """The constants of a law, and for each model the logarithm of its factor on compute.
+
+    With `trends` the factor changes with compute: its logarithm is `log_factors` plus `trends` times log(C / `centre`).
+    """
+
+    irreducible: float
+    parameter_coefficient: float
+    token_coefficient: float
+    alpha: float
+    beta: float
+    log_factors: Sequence[float]
+    trends: Sequence[float]
+    centre: float
+
+    @property
+    def at_bounds(self) -> list[str]:
+        """Return what the losses hardly depend on, or depend on more than a law can say: sizes, tokens or both."""
+        exponents = {"size": self.alpha, "number of tokens": self.beta}
+        return [name for name, value in exponents.items() if not BOUNDS[0] * 1.01 < value < BOUNDS[1] / 1.01]
+
+    def log_factor(self, model: int, compute: float) -> float:
+        """Return the logarithm of the factor of a model at a compute."""
+        return self.log_factors[model] + self.trends[model] * math.log(compute / self.centre)
+
+    def loss(self, parameters: float, tokens: float, model: int = 0) -> float:
+        """Return the loss of a model, by its index."""
+        root = math.exp(self.log_factor(model, 6 * parameters * tokens) / 2)
+        of_size: float = self.parameter_coefficient * (parameters / root) ** -self.alpha
+        of_tokens: float = self.token_coefficient * (tokens / root) ** -self.beta
+        return self.irreducible + of_size + of_tokens
+
+    def lowest_loss(self, compute: float, model: int = 0) -> float:
+        """Return the lowest loss at a compute: that of the best number of parameters (Hoffmann et al. 2022, eq. 4)."""
+        compute /= math.exp(self.log_factor(model, compute))  # that of the baseline for the same loss
+        both = self.alpha + self.beta
+        of_both = self.alpha * self.parameter_coefficient / (self.beta * self.token_coefficient)
+        parameters = of_both ** (1 / both) * (compute / 6) ** (self.beta / both)
+        return self.loss(parameters, compute / 6 / parameters)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its standard error over runs, and Student's degrees of freedom."""
+
+    value: float
+    error: float
+    freedom: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval."""
+        half = quantile(self.freedom) * self.error
+        return self.value - half, self.value + half
+
+    @property
+    def p(self) -> float:
+        """Return the two-sided p-value of the hypothesis that the value is 0."""
+        return two_sided(self.value / self.error, self.freedom) if self.error else float(self.value == 0)
+
+
+@dataclass(frozen=True)
+class LadderFit:
+    """A law, and the laws without each run, from which intervals follow by the jackknife."""
+
+    models: Sequence[str]
+    points: Sequence[LadderPoint]
+    law: ScalingLaw
+    laws_without: Sequence[ScalingLaw]
+
+    def estimate(self, statistic: Callable[[ScalingLaw], float]) -> Estimate:
+        """Return a function of the law with its error over runs (Efron and Stein 1981)."""
+        values = [statistic(law) for law in self.laws_without]
+        runs = len(values)
+        return Estimate(statistic(self.law), math.sqrt((runs - 1) ** 2 / runs * variance(values)), runs - 1)
+
+    def factor(self, model: int, compute: float | None = None) -> Estimate:
+        """Return the logarithm of the factor of a model on the compute of the baseline, the model of index 0."""
+        return self.estimate(lambda law: law.log_factor(model, compute or law.centre))
+
+    def smallest_visible(self, model: int) -> float:
+        """Return the factor below 1 that this ladder would see, p < 0.05, with a probability of 80 %."""
+        estimate = self.factor(model)
+        needed = quantile(estimate.freedom) + quantile(estimate.freedom, 2 * (1 - POWER))
+        return math.exp(-needed * estimate.error)
+
+
+def fit_ladder(
+    points: Sequence[LadderPoint], models: Sequence[str], *, huber: float = HUBER, trend: bool = False
+) -> LadderFit:
+    """Fit one law to the points of all models. The first of `models` is the baseline.
+
+    The sum of Huber's losses of the residuals of log L is minimised, from the best non-negative linear fit of E, A and
+    B over a grid of exponents. With `trend` the factor of each model may change with compute. Raises ConfigError if the
+    points do not determine the law.
+    """
+    _expect_determined(points, models)
+    size_N, token_N, loss_N = np.log([(point.parameters, point.tokens, point.loss) for point in points]).T
+    centre = float(size_N.mean()), float(token_N.mean())
+    size_N, token_N = size_N - centre[0], token_N - centre[1]
+    is_model_NM = np.array([[point.model == model for model in models[1:]] for point in points], float)
+    columns_NF = np.hstack([is_model_NM, is_model_NM * (size_N + token_N)[:, None]] if trend else [is_model_NM])
+    _, begin_N = np.unique([f"{point.model}\n{point.run}" for point in points], return_inverse=True)
+
+    def fit(kept_N: npt.NDArray[np.bool_], theta: Floats | None = None) -> Floats:
+        return _minimise(size_N[kept_N], token_N[kept_N], loss_N[kept_N], columns_NF[kept_N], huber, theta)
+
+    whole = fit(np.ones(len(points), bool))
+    without = [fit(begin_N != run, whole) for run in range(begin_N.max() + 1)]
+    law, *laws_without = (_law(theta, centre, len(models)) for theta in (whole, *without))
+    return LadderFit(models, points, law, laws_without)
+
+
+def _minimise(
+    size_N: Floats, token_N: Floats, loss_N: Floats, columns_NF: Floats, huber: float, theta: Floats | None
+) -> Floats:
+    """Return log E, log A, log B, alpha, beta, and the coefficients of the logarithms of the factors."""
+
+    def terms(theta: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return log L, the shares of the terms of A and B in L, and the logarithm of half the factor."""
+        irreducible, of_size, of_tokens, alpha, beta, *coefficients = theta
+        half_N = columns_NF @ np.array(coefficients) / 2
+        size_term_N = of_size - alpha * (size_N - half_N)
+        token_term_N = of_tokens - beta * (token_N - half_N)
+        total_N = np.logaddexp(irreducible, np.logaddexp(size_term_N, token_term_N))
+        return total_N, np.exp(size_term_N - total_N), np.exp(token_term_N - total_N), half_N
+
+    def residuals(theta: Floats) -> Floats:
+        return terms(theta)[0] - loss_N
+
+    def slopes(theta: Floats) -> Floats:
+        _, sized_N, read_N, half_N = terms(theta)
+        of_half_N = theta[3] * sized_N + theta[4] * read_N
+        constants = [1 - sized_N - read_N, sized_N, read_N]
+        exponents = [-sized_N * (size_N - half_N), -read_N * (token_N - half_N)]
+        return np.column_stack([*constants, *exponents, columns_NF * of_half_N[:, None] / 2])
+
+    start = _first_guess(size_N, token_N, loss_N, columns_NF.shape[1]) if theta is None else theta
+    low, high = np.full_like(start, -np.inf), np.full_like(start, np.inf)
+    low[3:5], high[3:5] = BOUNDS
+    options = {"loss": "huber", "f_scale": huber, "x_scale": "jac", "max_nfev": 1000}
+    found: Floats = least_squares(residuals, start, slopes, bounds=(low, high), **options).x
+    return found
+
+
+def _first_guess(size_N: Floats, token_N: Floats, loss_N: Floats, coefficients: int) -> Floats:
+    """Return the best relative fit over a grid of exponents; given these, E, A and B are linear."""
+    best, guess = math.inf, np.zeros(0)
+    for alpha, beta in product(EXPONENTS, EXPONENTS):
+        columns_N3 = np.exp(np.stack([0 * size_N, -alpha * size_N, -beta * token_N], 1) - loss_N[:, None])
+        constants, distance = nnls(columns_N3, np.ones_like(loss_N))
+        if distance < best:
+            logs = np.log(np.maximum(constants, 1e-3 * constants.max()))
+            best, guess = distance, np.array([*logs, alpha, beta, *np.zeros(coefficients)])
+    return guess
+
+
+def _law(theta: Floats, centre: tuple[float, float], models: int) -> ScalingLaw:
+    irreducible, of_size, of_tokens, alpha, beta, *coefficients = map(float, theta)
+    factors, trends = coefficients[: models - 1], coefficients[models - 1 :] or [0.0] * (models - 1)
+    return ScalingLaw(
+        irreducible=math.exp(irreducible),
+        parameter_coefficient=math.exp(of_size + alpha * centre[0]),
+        token_coefficient=math.exp(of_tokens + beta * centre[1]),
+        alpha=alpha,
+        beta=beta,
+        log_factors=(0.0, *factors),
+        trends=(0.0, *trends),
+        centre=6 * math.exp(sum(centre)),
+    )
+
+
+def _expect_determined(points: Sequence[LadderPoint], models: Sequence[str]) -> None:
+    for model in models:
+        own = [point for point in points if point.model == model]
+        sizes = {round(math.log(point.parameters), 2) for point in own}
+        ratios = {round(math.log(point.tokens / point.parameters), 1) for point in own}
+        if len(sizes) < SIZES:
+            rule = f"a scaling law needs at least {SIZES} sizes of each model, but this one has {len(sizes)}"
+            raise ConfigError(Problem(model, rule, help="train it at more sizes, each about twice as large"))
+        if len(ratios) < RATIOS:
+            rule = f"a scaling law needs at least {RATIOS} numbers of tokens per parameter, but this model has one"
+            help = "train it for other numbers of steps too, or branch off cooldowns with cooldown=RUN@STEP"
+            raise ConfigError(Problem(model, rule, help=help))
+
+
+def rungs(points: Iterable[LadderPoint]) -> list[list[LadderPoint]]:
+    """Return the points of each model, size and length; lengths that differ by less than 2 % are the same."""
+    found: list[list[LadderPoint]] = []
+    for point in sorted(points, key=lambda point: (point.model, point.parameters, point.tokens)):
+        first = found[-1][0] if found else None
+        same = first and (first.model, first.parameters) == (point.model, point.parameters)
+        if first and same and point.tokens < ALIKE * first.tokens:
+            found[-1].append(point)
+        else:
+            found.append([point])
+    return found
+
+
+def seed_deviation(points: Iterable[LadderPoint]) -> float | None:
+    """Return the standard deviation of log L over the runs of a rung, pooled; None if no rung has several runs."""
+    losses = [[math.log(point.loss) for point in rung] for rung in rungs(points) if len(rung) > 1]
+    freedom = sum(len(rung) - 1 for rung in losses)
+    return math.sqrt(sum(variance(rung) * (len(rung) - 1) for rung in losses) / freedom) if freedom else None
+
+
+def held_out_errors(points: Sequence[LadderPoint], models: Sequence[str], *, huber: float = HUBER) -> dict[str, float]:
+    """Return for each model the mean relative error of the loss at the largest size, predicted by the smaller sizes.
+
+    Raises ConfigError if the smaller sizes do not determine the law.
+    """
+    largest = {model: max(point.parameters for point in points if point.model == model) for model in models}
+    fit = fit_ladder([point for point in points if point.parameters < largest[point.model]], models, huber=huber)
+    return {
+        model: fmean(
+            fit.law.loss(point.parameters, point.tokens, index) / point.loss - 1
+            for point in points
+            if point.model == model and point.parameters == largest[model]
+        )
+        for index, model in enumerate(models)
+    }
