@@ -209,7 +209,7 @@ def test_a_run_trains_to_the_same_bits_as_without_the_trial_of_its_plug_ins(
         (["model=encoder_only", "data=parity"], "objective", "but data=parity is a probe task"),
         (["model=encoder_only", "+model.graph.encoder.layer.attn.mask=causal"], "model.graph", "no output position sees"),
         (["model=encoder_only", "objective.random=0.3"], "objective.random", "more than all hidden tokens"),
-        (["model=encoder_only", "objective.rate=1"], "objective.rate", "less than 1"),
+        (["model=encoder_only", "objective.rate=1"], "objective.rate", "must be below 1"),
     ],
 )  # fmt: skip
 def test_a_model_that_does_not_fit_its_objective_is_refused(overrides: list[str], address: str, rule: str) -> None:
