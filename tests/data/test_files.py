@@ -160,7 +160,7 @@ GOOD = '{"en": "a", "de": "b"}\n'
         ({}, {"train": "a.jsonl"}, "data.train", "names no columns: 'a.jsonl'", "data.fields={src: FIELD"),
         ({}, J | {"fields": {"en": "a", "de": "b"}}, "data.fields", "must name a file for tgt", "{src: FILE"),
         ({}, J | {"train": {"src": "a", "style": "c", "tgt": "b"}}, "data.train", "but fields has src, tgt", "same order"),
-        ({}, J | {"fields": {"src": "", "tgt": "b"}}, "data.fields.src", "at least 1 character", ""),
+        ({}, J | {"fields": {"src": "", "tgt": "b"}}, "data.fields.src", "must name a field, but is empty", "data.fields={src"),
         ({}, J, "data.train.src", "there is no file", "has test.src"),
         ({}, J | {"train": "x-*.jsonl"}, "data.train.src", "no file matches", "has test.src"),
         ({"1.src": ["a"], "2.src": ["b"]}, {"train": {"src": "?.src", "tgt": "train.tgt"}}, "data.train",

@@ -20,7 +20,7 @@ from pydantic import (
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.errors import ConfigError
+from tfm_blocks.errors import ConfigError, shown
 from tfm_blocks.language.spec import TARGET
 
 CASES = {"upper": str.upper, "lower": str.lower}
@@ -152,9 +152,17 @@ _as_list = BeforeValidator(
     lambda files: [files] if isinstance(files, str) else files, json_schema_input_type=str | list[str]
 )
 Shards = Annotated[list[str], Field(min_length=1), _as_list]
+
+
+def _named(field: str) -> str:
+    if not field:
+        raise RuleError("must name a field, but is empty", "write data.fields={src: FIELD, tgt: FIELD}")
+    return field
+
+
 FieldName = Annotated[
     str,
-    Field(min_length=1),
+    AfterValidator(_named),
     BeforeValidator(lambda name: str(name) if type(name) is int else name, json_schema_input_type=str | int),
 ]
 
@@ -170,7 +178,7 @@ def _of_every_field(files: object, info: ValidationInfo) -> object:
     if not isinstance(files, str | list):
         return files
     if not (fields := info.data.get("fields")):
-        rule = f"names no columns: {files!r}"
+        rule = f"names no columns: {shown(files)}"
         help = "write {src: FILE, tgt: FILE}, or name the fields of both: data.fields={src: FIELD, tgt: FIELD}"
         raise RuleError(rule, help)
     return dict.fromkeys(fields, files)
