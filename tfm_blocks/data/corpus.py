@@ -42,7 +42,7 @@ class Corpus:
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
         about = json.loads((folder / "about.json").read_text())
         self._opened_with = folder, tokenizer, groups
-        self.conventions = tokenizer.conventions
+        self.tokenizer, self.conventions = tokenizer, tokenizer.conventions
         self._stored: list[str] = about["columns"]
         self.columns: tuple[str, ...] = tuple(name for name in self._stored if name != POSITIONS)
         lengths_NC = np.fromfile(folder / "lengths.bin", dtype=np.int32).reshape(-1, len(self._stored))
