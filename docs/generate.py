@@ -74,7 +74,7 @@ There is no key `lr`: the [schedule](#schedule) sets the learning rate, by `sche
 The keys below `model` are in [language.md](../language.md) and [blocks.md](../blocks.md).
 
 """
-GROUPS = ("data", "optimizer", "schedule", "trainer", "logger", "sweep", "launcher")
+GROUPS = ("data", "objective", "optimizer", "schedule", "trainer", "logger", "sweep", "launcher")
 PRESETS = ("experiment", "debug")  # their files set keys of other groups
 Schema = Mapping[str, Any]
 

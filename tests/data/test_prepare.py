@@ -31,6 +31,14 @@ def test_dates_come_with_a_language_for_each_held_out_pair(dates, tmp_path):
     assert any(f"{data.tokenizer.size:,} subwords, 2,000 requested" in line for line in lines)
 
 
+def test_a_corpus_in_another_cache_has_the_same_hash(dates, tmp_path):
+    """A run resumes on another machine, or after its cache was deleted, and ranks may have separate caches."""
+    one, other = (prepared(dates(cache=str(tmp_path / name)))[0] for name in ("one", "other"))
+    changed, _ = prepared(dates(cache=str(tmp_path / "one"), seed=8))
+    for split in ("train", "val", "test"):
+        assert getattr(one, split).sha256 == getattr(other, split).sha256 != getattr(changed, split).sha256
+
+
 def test_text_is_restored_and_has_no_groups(text, sentences):
     data, _ = prepared(text())
     assert list(data.val.text["src"]) == sentences["src"] and list(data.test.text["tgt"]) == sentences["tgt"]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from tests.preloaded import run_python
 from tests.registry.test_plugins import BLOCK
+from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch import check as launch_check
@@ -198,3 +199,22 @@ def test_a_run_trains_to_the_same_bits_as_without_the_trial_of_its_plug_ins(
         train_run(run, tmp_path / name)
     tried, untried = (load_file(tmp_path / name / "run" / "weights.safetensors") for name in ("tried", "untried"))
     assert tried.keys() == untried.keys() and all(torch.equal(tried[name], untried[name]) for name in tried)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "address", "rule"),
+    [
+        (["model=base"], "model.inputs", "but the model reads tgt from left to right"),
+        (["model=decoder_only"], "model.inputs", "but the model reads tgt from left to right"),
+        (["model=encoder_only", "data=parity"], "objective", "but data=parity is a probe task"),
+        (["model=encoder_only", "+model.graph.encoder.layer.attn.mask=causal"], "model.graph", "no output position sees"),
+        (["model=encoder_only", "objective.random=0.3"], "objective.random", "more than all hidden tokens"),
+        (["model=encoder_only", "objective.rate=1"], "objective.rate", "must be below 1"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_fit_its_objective_is_refused(overrides: list[str], address: str, rule: str) -> None:
+    composed = JobComposer(None).compose([*overrides, "objective=masked", "logger=csv"])
+    with pytest.raises(ConfigError) as caught:
+        check_run(composed)
+    problem = next(problem for problem in caught.value.problems if problem.address == address)
+    assert rule in problem.rule and problem.help

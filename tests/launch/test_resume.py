@@ -627,3 +627,13 @@ def test_a_damaged_file_is_refused_before_a_resume_changes_the_state(small: Smal
         with pytest.raises(RunError, match="is damaged"):
             go_on(run, "trainer.steps=5")
         assert state(run) == "done", name
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("objective", [["model=encoder_only", "objective=masked", "vocab=300"]], ids=["masked"])
+def test_a_stopped_run_of_each_objective_ends_bit_equal(small: Small, tmp_path: Path, objective: Sequence[str]) -> None:
+    begin(small(*objective, *stopping(1000)), tmp_path / "whole")
+    with pytest.raises(PreemptedError):
+        begin(small(*objective, *stopping(3)), tmp_path / "stopped")
+    to_the_end(tmp_path / "stopped" / "run")
+    expect_same(tmp_path / "whole" / "run", tmp_path / "stopped" / "run")

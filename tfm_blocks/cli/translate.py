@@ -1,4 +1,4 @@
-"""Commands that write text: translate, generate and serve."""
+"""Commands that write text: translate, generate, fill and serve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,35 @@ def add_commands(commands: options.Commands) -> None:
     command = _add(commands, "generate", _generate, "continue prompts", what)
     what = "maximum number of tokens to generate before eos (64)"
     command.add_argument("--tokens", type=options.count, default=64, metavar="N", help=what)
+    _add_fill(commands)
     _add_serve(commands)
+
+
+def _add_fill(commands: options.Commands) -> None:
+    what = "replace each <mask> in the lines of stdin by the most probable token"
+    command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what)
+    command.set_defaults(data=True)
+    options.add_run(command)
+    options.add_checkpoint(command)
+    what = "print a JSON object for each line, with the K most probable tokens of each <mask>"
+    command.add_argument("--top", type=options.count, metavar="K", help=what)
+    command.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
+    options.add_computing(command)
+
+
+def _fill(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.translation.fill import Filler, write_filled
+    from tfm_blocks.translation.stream import chunks, typed
+
+    _expect_streams("tfm fill RUN")
+    named = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
+    filler, first = Filler.load(arguments.folder, **named), 1
+    with options.precision_of(arguments, filler.network):
+        source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
+        for lines in source:
+            options_of_lines = {"batch_tokens": arguments.batch_tokens, "first": first}
+            write_filled(filler, lines, sys.stdout, top=arguments.top, **options_of_lines)
+            first += len(lines)
 
 
 def _add(

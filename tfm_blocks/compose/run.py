@@ -23,7 +23,7 @@ from tfm_blocks.language.files import SAFE_LOADER, YamlFile, read_yaml_file
 from tfm_blocks.language.sources import Sources
 
 LONGEST_NAME = 100
-LABEL_SMOOTHING = 0.1  # of tasks other than language modelling, whose loss is a result
+LABEL_SMOOTHING = 0.1  # of objective=next_token, except for language modelling, whose loss is a result
 LONGEST_STEP = 18  # digits
 COOLDOWN = "write cooldown=runs/NAME@1000, with a step of trainer.checkpoint_at"
 RESUME = "write resume=runs/NAME, the folder that training printed"
@@ -110,7 +110,8 @@ def compose_run(config: DictConfig, files: ConfigFiles | None = None) -> Compose
         raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
     config = _without_stale_settings(_without_sweep(config, overrides, sources), sources)
     if read_value(config, "label_smoothing") is None:
-        config["label_smoothing"] = 0.0 if read_value(config, "data.kind") == "lm" else LABEL_SMOOTHING
+        is_smoothed = read_value(config, "data.kind") != "lm" and read_value(config, "objective.name") == "next_token"
+        config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
     groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
     composed = replace(resolve(config, sources, files.chain), choices=groups)
     composed.mapping["name"] = _name(composed, choices, overrides)

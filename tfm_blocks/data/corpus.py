@@ -42,7 +42,7 @@ class Corpus:
     def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
         about = json.loads((folder / "about.json").read_text())
         self._opened_with = folder, tokenizer, groups
-        self.conventions = tokenizer.conventions
+        self.tokenizer, self.conventions = tokenizer, tokenizer.conventions
         self._stored: list[str] = about["columns"]
         self.columns: tuple[str, ...] = tuple(name for name in self._stored if name != POSITIONS)
         lengths_NC = np.fromfile(folder / "lengths.bin", dtype=np.int32).reshape(-1, len(self._stored))
@@ -68,8 +68,8 @@ class Corpus:
     @property
     def sha256(self) -> str:
         """Return a hash of the ids of all rows, made from the checksums of the cache."""
-        sums = json.loads((self._opened_with[0] / SUMS).read_text())
-        return hashlib.sha256(f"{sums['ids.bin']} {sums['lengths.bin']}".encode()).hexdigest()
+        digests = {name: sum[-1] for name, sum in json.loads((self._opened_with[0] / SUMS).read_text()).items()}
+        return hashlib.sha256(f"{digests['ids.bin']} {digests['lengths.bin']}".encode()).hexdigest()
 
     def lengths_N(self, column: str) -> npt.NDArray[np.int32]:
         """Return the number of tokens of every row."""

@@ -11,7 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.corpus import CHUNK, Corpus
+from tfm_blocks.data.noise import Flat, Masking
+from tfm_blocks.data.objectives import NEXT_TOKEN, MaskedSettings, ObjectiveSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET
 
@@ -69,6 +71,19 @@ class Layout(ABC):
     @abstractmethod
     def labels_N(self, corpus: Corpus) -> Lengths:
         """Return the number of predicted tokens of every row."""
+
+    def tokens_N(self, corpus: Corpus) -> Lengths:
+        """Return the number of tokens of every row that `step_tokens` limits, in each epoch the same."""
+        return self.labels_N(corpus)
+
+    def drawn(self, seed: int, epoch: int) -> Layout:
+        """Return the layout of an epoch, if the objective draws what it hides from the seed, the epoch and the row."""
+        return self
+
+    @property
+    def evaluating(self) -> Layout:
+        """Return the layout for validation and test."""
+        return self
 
     @abstractmethod
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
@@ -193,8 +208,72 @@ class Appended(Layout):
         return batch_of({self.inputs[0]: _padded(questions)}, _padded(labels), empty=empty)
 
 
-def layout_of(corpus: Corpus, inputs: Sequence[str]) -> Layout:
-    """Return the layout for a model with these inputs and a corpus."""
+class HiddenTokens(Layout):
+    """Layout of objective=masked: the rows of a column, with some tokens hidden, which are predicted in their places.
+
+    The rows of packed text are read as they are; other rows end in eos.
+    """
+
+    at_positions = True
+
+    def __init__(self, input: str, column: str, settings: MaskedSettings, masking: Masking) -> None:
+        self.inputs = (input,)
+        self.column, self.settings, self.masking = column, settings, masking
+
+    def drawn(self, seed: int, epoch: int) -> HiddenTokens:
+        masking = replace(self.masking, draw=(seed, 0 if self.settings.static else epoch))
+        return HiddenTokens(self.inputs[0], self.column, self.settings, masking)
+
+    @property
+    def evaluating(self) -> HiddenTokens:
+        masking = replace(self.masking, rate=self.settings.eval_rate)
+        return HiddenTokens(self.inputs[0], self.column, self.settings, masking)
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return self.tokens_N(corpus)[:, None]
+
+    def tokens_N(self, corpus: Corpus) -> Lengths:
+        return np.maximum(corpus.lengths_N(self.column) + _adds_eos(corpus), 1)
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        rows_N = np.arange(len(corpus))
+        parts = (self._flat(corpus, rows_N[first : first + CHUNK]) for first in range(0, len(corpus), CHUNK))
+        return np.concatenate([self.masking.labels_R(flat) for flat in parts]).astype(np.int32)
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        flat = self._flat(corpus, rows)
+        hidden_L = self.masking.hidden_L(flat)
+        ends = np.cumsum(np.bincount(flat.row_L))[:-1]
+        read, labels = self.masking.read_L(flat, hidden_L), np.where(hidden_L, flat.ids_L, PAD)
+        inputs = {self.inputs[0]: _padded(np.split(read, ends))}
+        return batch_of(inputs, _padded(np.split(labels, ends)), empty=empty)
+
+    def _flat(self, corpus: Corpus, rows: Rows) -> Flat:
+        sequences = [corpus.ids(self.column, int(row)).astype(np.int64) for row in rows]
+        eos = np.full(int(_adds_eos(corpus)), EOS)
+        return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], np.asarray(rows))
+
+
+def _adds_eos(corpus: Corpus) -> bool:
+    """Return True if eos follows the ids of a row; the documents of packed text, which has one column, have theirs."""
+    return corpus.conventions.adds_eos and len(corpus.columns) > 1
+
+
+def _hidden_tokens(corpus: Corpus, inputs: Sequence[str], settings: MaskedSettings) -> HiddenTokens:
+    tokenizer, (input,) = corpus.tokenizer, inputs
+    assert tokenizer.mask is not None, "the preparation of the data expects it"
+    plain_V = np.ones(tokenizer.size, bool)
+    plain_V[list(tokenizer.special_ids)] = False
+    begins_V = tokenizer.word_begins() if settings.whole_words else None
+    column = input if input in corpus.columns else TARGET
+    masking = Masking(settings.rate, settings.mask, settings.random, tokenizer.mask, plain_V, begins_V)
+    return HiddenTokens(input, column, settings, masking)
+
+
+def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSettings = NEXT_TOKEN) -> Layout:
+    """Return the layout for a model with these inputs, a corpus and an objective."""
+    if isinstance(objective, MaskedSettings):
+        return _hidden_tokens(corpus, inputs, objective)
     sources = [name for name in inputs if name != TARGET]
     if sources and TARGET in inputs:
         return Sides(sources)

@@ -25,12 +25,16 @@ class Ranks:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanStep:
-    """The rows of an optimizer step, sorted by length, their widths in each input, and the number of labels."""
+    """The rows of an optimizer step, sorted by length, their widths in each input, and the number of labels.
+
+    `draw` are the seed and the epoch of the plan, from which an objective draws what it hides.
+    """
 
     tokens: int
     rows_N: Ints
     widths_NC: Lengths
     batch_tokens: int
+    draw: tuple[int, int]
 
     def share(self, rank: int, world: int) -> list[Ints]:
         """Return the micro-batches of a rank: row indices, each at most `batch_tokens` padded tokens over all inputs.
@@ -68,6 +72,7 @@ class EpochPlan:
     widths_NC: Lengths
     labels_N: Lengths
     batch_tokens: int
+    draw: tuple[int, int]
 
     def __len__(self) -> int:
         return len(self.order_K)
@@ -80,6 +85,7 @@ class EpochPlan:
             rows_N=rows_N,
             widths_NC=self.widths_NC[rows_N],
             batch_tokens=self.batch_tokens,
+            draw=self.draw,
         )
 
     def __iter__(self) -> Iterator[PlanStep]:
@@ -87,20 +93,30 @@ class EpochPlan:
 
 
 def epoch_plan(
-    widths_NC: Lengths, labels_N: Lengths, *, seed: int, epoch: int, step_tokens: int, batch_tokens: int
+    widths_NC: Lengths,
+    labels_N: Lengths,
+    *,
+    seed: int,
+    epoch: int,
+    step_tokens: int,
+    batch_tokens: int,
+    tokens_N: Lengths | None = None,
 ) -> EpochPlan:
     """Return the plan of an epoch: as few steps as `step_tokens` allows, all of about the same size.
 
-    `widths_NC` are the tokens of every row in each input, the target last; `labels_N` counts the predicted tokens. Rows
-    are shuffled, sorted by length within pools of many steps, and split into steps, which are shuffled. `batch_tokens`
-    splits steps into micro-batches; it never changes the rows of a step.
+    `widths_NC` are the tokens of every row in each input, the target last; `labels_N` counts the predicted tokens, and
+    `tokens_N` the tokens that `step_tokens` limits, by default the predicted ones.
+
+    Rows are shuffled, sorted by length within pools of many steps, and split into steps, which are shuffled.
+    `batch_tokens` splits steps into micro-batches; it never changes the rows of a step.
     """
+    tokens_N = labels_N if tokens_N is None else tokens_N
     random = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
     rows_N = _permute(len(labels_N), random)
-    rows_N = rows_N[_sort_by_length(widths_NC[rows_N], labels_N[rows_N], POOL * step_tokens)]
-    ends_N = np.cumsum(labels_N[rows_N], dtype=np.int64)
+    rows_N = rows_N[_sort_by_length(widths_NC[rows_N], tokens_N[rows_N], POOL * step_tokens)]
+    ends_N = np.cumsum(tokens_N[rows_N], dtype=np.int64)
     total = int(ends_N[-1])
-    middles_N = ends_N - labels_N[rows_N] // 2
+    middles_N = ends_N - tokens_N[rows_N] // 2
     step_N = (middles_N - 1) * -(-total // step_tokens) // total
     bounds_K1 = np.flatnonzero(np.diff(step_N, prepend=-1, append=step_N[-1] + 1))
     return EpochPlan(
@@ -110,6 +126,7 @@ def epoch_plan(
         widths_NC=widths_NC,
         labels_N=labels_N,
         batch_tokens=batch_tokens,
+        draw=(seed, epoch),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
@@ -19,9 +19,9 @@ from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings, TextSettings
 from tfm_blocks.data.text import Split, find_splits
-from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
+from tfm_blocks.data.tokenizer import MASK, Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import read_tokenizer
-from tfm_blocks.errors import DataError, Problem
+from tfm_blocks.errors import ConfigError, DataError, Problem
 
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
 SAMPLE_CHARACTERS = 100 * SAMPLE  # approximate maximum, for long rows
@@ -43,8 +43,12 @@ class Prepared:
         return ("test", self.test) if self.test is not None else ("val", self.val)
 
 
-def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = print) -> Prepared:
+def prepare(
+    settings: DataSettings, vocab: int, tell: Callable[[str], None] = print, special: Sequence[str] = ()
+) -> Prepared:
     """Return tokenizer and corpora, from the cache if possible; `tell` receives lines about sizes and skipped rows.
+
+    `special` are tokens that the objective needs, besides those of each tokenizer.
 
     Training rows with a blank column or above max_length are skipped. val and test keep every line, because scores
     cover all of them, but lines are truncated to LONGEST tokens. Plain text is packed without its blank lines. Raises
@@ -54,7 +58,7 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
         tokenizer, probes = probe_corpora(settings, tell)
         return Prepared(tokenizer=tokenizer, **probes)
     splits, cache = _splits(settings), cache_folder(settings.cache)
-    tokenizer = _tokenizer(splits, settings, vocab)
+    tokenizer = _tokenizer(splits, settings, vocab, special)
     corpora: dict[str, Corpus] = {
         name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
         for name in ("val", "test", "train")  # small splits first, so that their errors appear early
@@ -72,14 +76,14 @@ def prepare(settings: DataSettings, vocab: int, tell: Callable[[str], None] = pr
     return Prepared(tokenizer=tokenizer, **corpora)
 
 
-def vocabulary_size(settings: DataSettings, vocab: int) -> int:
+def vocabulary_size(settings: DataSettings, vocab: int, special: Sequence[str] = ()) -> int:
     """Return the number of tokens that a run has if it requests `vocab`, which may need to learn a tokenizer.
 
     Raises ConfigError and DataError.
     """
     if isinstance(settings, ProbeSettings):
         return settings.vocab
-    return _tokenizer({} if settings.tokenizer else _splits(settings), settings, vocab).size
+    return _tokenizer({} if settings.tokenizer else _splits(settings), settings, vocab, special).size
 
 
 def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
@@ -98,25 +102,32 @@ def _splits(settings: LinesSettings) -> dict[str, Split]:
     return {name: split.first(first) for name, split in splits.items()} if first else splits
 
 
-def _tokenizer(splits: Mapping[str, Split], settings: LinesSettings, vocab: int) -> Tokenizer:
+def _tokenizer(splits: Mapping[str, Split], settings: LinesSettings, vocab: int, special: Sequence[str]) -> Tokenizer:
     """Read data.tokenizer, else train a tokenizer on the training text of all columns.
 
     If the text is larger than a sample, it is trained on every Nth row. A sample has at most SAMPLE rows and about
     SAMPLE_CHARACTERS.
     """
     if settings.tokenizer:
-        return read_tokenizer(settings.tokenizer)
+        tokenizer = read_tokenizer(settings.tokenizer)
+        if MASK in special and tokenizer.mask is None:
+            rule = f"has no mask token, which objective=masked reads at hidden positions: {settings.tokenizer}"
+            help = "name a tokenizer with <mask> or [MASK], or write data.tokenizer=null to learn one"
+            raise ConfigError(Problem("data.tokenizer", rule, help=help))
+        return tokenizer
     add_prefix_space = isinstance(settings, TextSettings) and settings.add_prefix_space
 
     def build(folder: Path) -> None:
         # read all text once to detect its errors before the slow work
         samples = {name: _samples(split) for name, split in splits.items()}
         rows = islice(splits["train"].rows(), 0, None, samples["train"])
-        tokenizer = Tokenizer.train(chain.from_iterable(rows), vocab, add_prefix_space=add_prefix_space)
+        texts = chain.from_iterable(rows)
+        tokenizer = Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, special=special)
         tokenizer.save(folder / "tokenizer.json")
 
     sample = SAMPLE, SAMPLE_CHARACTERS
-    key = cache_key(FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, splits["train"].fingerprint)
+    parts = [FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, splits["train"].fingerprint]
+    key = cache_key(*parts, *special)
     folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / key, build)
     return Tokenizer.load(folder / "tokenizer.json")
 

@@ -46,6 +46,10 @@ class FastTokenizer(PublishedTokenizer):
         added = self._pieces.get_added_tokens_decoder()
         return {token.content: id for id, token in added.items() if token.special}
 
+    @property
+    def published_special(self) -> frozenset[int]:
+        return frozenset(self.special.values())
+
     @cached_property
     def published_unknown(self) -> int | None:
         if isinstance(self._pieces.model, models.Unigram):
@@ -113,6 +117,10 @@ class SentencePieceTokenizer(PublishedTokenizer):
     @property
     def names(self) -> dict[str, int]:
         return self._names
+
+    @property
+    def published_special(self) -> frozenset[int]:
+        return frozenset(self.matched.values())
 
     @property
     def published_unknown(self) -> int:

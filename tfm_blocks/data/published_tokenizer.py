@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Self
 
-from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer, refusing_damage
+from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Conventions, Vocabulary
 from tfm_blocks.errors import DataError, Problem, RunError, shown
 from tfm_blocks.language.spec import TARGET
@@ -28,6 +28,7 @@ SINGLE = ("spiece.model", "tokenizer.model")  # T5, Llama
 CONFIG = "tokenizer_config.json"
 COMPANIONS = (CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")  # export restores them
 NAMES = (FAST, *PAIR, *SINGLE, *COMPANIONS)
+MASKS = (MASK, "[MASK]", "<|mask|>")  # usual names
 SETTINGS = COMPANIONS[:2]  # files whose keys are arguments of transformers
 CODE = re.compile(
     "_?auto_(map|class)|custom_(pipelines|generate)|trust_remote_code|code_revision"
@@ -136,8 +137,36 @@ class PublishedTokenizer(Tokenizer):
         """Return the tokenizer as JSON."""
         return stored_text(self.vocabulary, self.files, self.conventions)
 
+    @property
+    @abstractmethod
+    def published_special(self) -> frozenset[int]:
+        """Return the published ids that stand for no text."""
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        before, after, refused = self.conventions.before, self.conventions.after, self.conventions.refused
+        unknown = () if self.unknown is None else (self.unknown,)
+        special = self.vocabulary.to_here([id for id in self.published_special if id < self.vocabulary.size])
+        return frozenset(
+            (*range(self.vocabulary.first), self.BOS, self.EOS, *before, *after, *refused, *unknown, *special)
+        )
+
+    @cached_property
+    def mask(self) -> int | None:
+        """Return the id of the mask token that the files name, else of a token with a usual name."""
+        maps = [json.loads(self.files.get(name, b"{}")) for name in SETTINGS]
+        named = [
+            value.get("content") if isinstance(value, dict) else value for value in (m.get("mask_token") for m in maps)
+        ]
+        id = next((self.names[name] for name in (*named, *MASKS) if name in self.names), None)
+        return self.vocabulary.to_here([id])[0] if id is not None and id in self.published_special else None
+
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
+
+    def encode_masked(self, text: str) -> list[int]:
+        assert self.mask is not None, "the tokenizer has a mask"
+        return self.encode(text.replace(MASK, self.piece(self.mask)))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with refusing_damage("tokenizer", "cannot encode this text"):

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
@@ -17,6 +19,7 @@ from tfm_blocks.data.vocabulary import Conventions
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+MASK = "<mask>"  # of tokenizers that are learned for objective=masked
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
 LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
 LARGEST_OF_RUN = 4 * LARGEST_FILE  # a run stores all files of a tokenizer in one
@@ -51,8 +54,12 @@ class Tokenizer:
         self._pieces = pieces
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab: int, *, add_prefix_space: bool = False) -> Tokenizer:
+    def train(
+        cls, lines: Iterable[str], vocab: int, *, add_prefix_space: bool = False, special: Sequence[str] = ()
+    ) -> Tokenizer:
         """Learn at most `vocab` subwords, special tokens included; each must occur at least twice.
+
+        The ids of the tokens `special` follow those of SPECIAL.
 
         With `add_prefix_space`, `encode` reads a space before the text and `decode` removes it, so that the first word
         of a text has the same subwords as elsewhere.
@@ -61,9 +68,9 @@ class Tokenizer:
         at LONGEST bytes; `encode` is linear and splits nothing. Raises ConfigError if `vocab` has no room for the
         special tokens and all bytes.
         """
-        if vocab < SMALLEST:
-            rule = f"must have room for {len(SPECIAL)} special tokens and 256 bytes, but is {vocab}"
-            raise ConfigError(Problem("vocab", rule, help=f"write vocab={SMALLEST} or more"))
+        if vocab < (smallest := SMALLEST + len(special)):
+            rule = f"must have room for {smallest - 256} special tokens and 256 bytes, but is {vocab}"
+            raise ConfigError(Problem("vocab", rule, help=f"write vocab={smallest} or more"))
         pieces = Pieces(models.BPE())
         pieces.decoder = decoders.ByteLevel()
         if add_prefix_space:
@@ -75,7 +82,7 @@ class Tokenizer:
         trainer = trainers.BpeTrainer(
             vocab_size=vocab,
             min_frequency=2,
-            special_tokens=list(SPECIAL),
+            special_tokens=[*SPECIAL, *special],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
@@ -115,6 +122,16 @@ class Tokenizer:
         return self.UNK
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """Return the ids that stand for no text."""
+        return frozenset(self._pieces.get_added_tokens_decoder())
+
+    @property
+    def mask(self) -> int | None:
+        """Return the id of the token that hides another, or None if there is none."""
+        return self.ids.get(MASK) if self.ids.get(MASK) in self.special_ids else None
+
+    @property
     def text(self) -> str:
         """Return the tokenizer as JSON, in the format of the tokenizers library."""
         return self._pieces.to_str()
@@ -126,6 +143,18 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without the bos and the eos that `conventions` adds."""
         return self._pieces.encode(text).ids
+
+    def encode_masked(self, text: str) -> list[int]:
+        """Return the ids of a text in which MASK stands for a hidden token, which has the space before it."""
+        assert self.mask is not None, "the tokenizer has a mask"
+        first, *rest = text.split(MASK)
+        continued = Pieces.from_str(self.text)
+        continued.normalizer = None  # no space precedes the text after a mask
+        ids = self.encode(first.removesuffix(" ") if rest else first) if first.strip() or not rest else []
+        for number, part in enumerate(rest, 1):
+            part = part.removesuffix(" ") if number < len(rest) else part
+            ids += [self.mask, *continued.encode(part, add_special_tokens=False).ids]
+        return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, on all cores."""
@@ -153,6 +182,13 @@ class Tokenizer:
         token = str(self._pieces.id_to_token(id))
         text = decoders.ByteLevel().decode([token])
         return token if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
+
+    def word_begins(self) -> npt.NDArray[np.bool_]:
+        """Return True for the ids that begin a word: after a space, or without ## where the vocabulary has it."""
+        pieces = [self.piece(id) for id in range(self.size)]
+        if any(piece.startswith("##") for piece in pieces):
+            return np.array([not piece.startswith("##") for piece in pieces])
+        return np.array([piece.startswith(("▁", "Ġ", "⏎")) for piece in pieces])
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
@@ -190,7 +226,8 @@ def is_learned(record: object) -> bool:
     """Return True if the JSON of a tokenizer has the settings and the first ids of `Tokenizer.train` or `of_words`."""
     if not isinstance(record, dict) or not _has_known_settings(record):
         return False
-    if any(token["content"] not in SPECIAL for token in record.get("added_tokens", ())):
+    known = {*SPECIAL, MASK}
+    if any(token["content"] not in known or not token["special"] for token in record.get("added_tokens", ())):
         return False  # these tokens are matched in a text
     if record["pre_tokenizer"].get("add_prefix_space") or record["normalizer"] not in (None, PREPEND_SPACE):
         return False  # decode(encode(text)) could begin with a different character from `text`

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -116,18 +116,18 @@ class Rendezvous:
             raise SystemExit(message["exit_status"])
         return message["value"]
 
-    def prepare(self, settings: DataSettings, vocab: int) -> Prepared:
+    def prepare(self, settings: DataSettings, vocab: int, special: Sequence[str] = ()) -> Prepared:
         """Return the prepared corpora. The first process of each node writes them to the cache."""
         rank_info = self.rank_info
         report = print if rank_info.rank == 0 else lambda text: None
         with Heartbeat("preparing the text", enabled=rank_info.rank == 0):
             if self.store is None:
-                return prepare(settings, vocab, tell=report)
+                return prepare(settings, vocab, report, special)
             built: list[Prepared] = []
             key = f"text of node {rank_info.rank // rank_info.devices}"
             leads = rank_info.local_rank == 0
-            self.decide(key, lambda: built.append(prepare(settings, vocab, tell=report)), leads=leads)
-            return built[0] if built else prepare(settings, vocab, tell=report)
+            self.decide(key, lambda: built.append(prepare(settings, vocab, report, special)), leads=leads)
+            return built[0] if built else prepare(settings, vocab, report, special)
 
     def join(self, kind: str) -> None:
         """Initialise the process group that Lightning uses, for devices of this type."""

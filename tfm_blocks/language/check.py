@@ -84,7 +84,7 @@ class Visibility(Pass):
     def infer(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """Return the nodes with `sees` set. If there is a target, the sink must be position-wise and causal."""
         seen = {TARGET: "past"}
-        checked = tuple(self._node(node, seen) for node in nodes)
+        checked = tuple(replace(node, sees=self.sight(node, seen)) for node in nodes)
         if self.target:
             self._check_target(self.target, checked)
         return checked
@@ -136,7 +136,8 @@ class Visibility(Pass):
             rule = "an output position sees later target tokens, so the model would copy instead of predict"
             self.report(culprit.path, rule, "write mask: causal on it")
 
-    def _node(self, node: Node, seen: dict[str, str]) -> Node:
+    def sight(self, node: Node, seen: dict[str, str]) -> Any:
+        """Return what a node sees of the inputs in `seen`, and add it there."""
         info = self.registry.blocks[node.block] if node.block else None
         widest = seen.get(node.residual, "nothing") if any(step.kind == "add" for step in node.post) else "nothing"
         for port, addresses in node.reads.items():
@@ -146,7 +147,15 @@ class Visibility(Pass):
                 reached = "all" if visible != "nothing" and sight == "all" else visible
                 widest = max(widest, reached, key=_ORDER.__getitem__)
         seen[node.address] = widest
-        return replace(node, sees=widest)  # type: ignore[arg-type]
+        return widest
+
+
+def sight_of(spec: Spec, input: str, registry: Registry) -> str:
+    """Return which positions of an input an output position sees: "all" if it sees later ones, "past" or "nothing"."""
+    seen = {input: "past"}
+    visibility = Visibility(registry, Sources(), spec.inputs)
+    sights: list[str] = [visibility.sight(node, seen) for node in spec.nodes]
+    return sights[-1]
 
 
 def set_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, ...]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
 from tfm_blocks.data.layout import layout_of
+from tfm_blocks.data.objectives import NEXT_TOKEN, MaskedSettings, ObjectiveSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, columns_of, read_data
@@ -21,12 +22,14 @@ from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
+from tfm_blocks.language.check import sight_of
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.language.tree import MODEL
 from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
+from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.groups import Learned, assign, coupled_decays, expect_optimizers, wrong_scales
@@ -208,10 +211,11 @@ def with_vocab_of_data(composed: Composed, *, learn: bool = True) -> Composed:
     are kept, because the check of the run reports them. Raises ConfigError and DataError.
     """
     data, vocab = read_data(composed.mapping["data"]), composed.mapping.get("vocab")
+    objective = read_objective(composed.mapping.get("objective")) or NEXT_TOKEN
     if data is None or type(vocab) is not int or not (learn or isinstance(data, ProbeSettings) or data.tokenizer):
         return composed
     with with_locations(composed):
-        return composed.with_vocab(vocabulary_size(data, vocab))
+        return composed.with_vocab(vocabulary_size(data, vocab, objective.special))
 
 
 def _with_alphabet(composed: Composed) -> Composed:
@@ -244,7 +248,8 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     """Check the model, and that the data of the config can train it; return its spec. Raises ConfigError."""
     composed.expect_vocab()
     spec = make_spec(composed.model, composed.sources)
-    problems = list(_input_problems(spec, read_data(composed.mapping["data"])))
+    data, objective = read_data(composed.mapping["data"]), read_objective(composed.mapping.get("objective"))
+    problems = list(_input_problems(spec, data, objective)) if objective else []  # else `read_run` reports it
     width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
     if width != vocab:
         rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
@@ -263,15 +268,19 @@ def _with_plugins_tested(run: CheckedRun) -> CheckedRun:
     return run
 
 
-def _input_problems(spec: Spec, data: DataSettings | None) -> Iterator[Problem]:
+def _input_problems(spec: Spec, data: DataSettings | None, objective: ObjectiveSettings) -> Iterator[Problem]:
     """Yield a problem unless each input is a column of the data, and the data can train such a model."""
-    if TARGET not in names(spec.inputs) and not isinstance(data, ProbeSettings):
+    if isinstance(objective, MaskedSettings):
+        yield from _masked_problems(spec, data, objective)
+    elif TARGET not in names(spec.inputs) and not isinstance(data, ProbeSettings):
         rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
-        help = "only probe tasks, such as data=parity, train a model without tgt; any model can be shown and built"
+        help = "objective=masked trains an encoder on text, and probe tasks, such as data=parity, a model without tgt"
         yield Problem("model.inputs", rule, help=help)
     if isinstance(data, ProbeSettings):
         yield from _probe_problems(spec, data)
     columns = columns_of(data) if data else ()
+    if isinstance(objective, MaskedSettings) and len(columns) == 1:
+        columns = (*columns, *names(spec.sources))  # an encoder reads plain text under any name
     for source in spec.sources:
         address = f"model.inputs.{source.name}"
         if not source.tokens:
@@ -284,6 +293,28 @@ def _input_problems(spec: Spec, data: DataSettings | None) -> Iterator[Problem]:
                 "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
             )
             yield Problem(address, rule, help=help)
+
+
+def _masked_problems(spec: Spec, data: DataSettings | None, objective: MaskedSettings) -> Iterator[Problem]:
+    """Yield a problem unless a model predicts at the positions of its one input, and sees both sides of each."""
+    name, inputs = f"objective={objective.name}", names(spec.inputs)
+    if isinstance(data, ProbeSettings):
+        rule = f"{name} hides words of a text, but data={data.task} is a probe task, which has its own answers"
+        yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
+    if TARGET in inputs:
+        rule = f"{name} predicts hidden tokens from both sides, but the model reads {TARGET} from left to right"
+        help = "write model=encoder_only, or inputs: {tgt: null, src: B S}; objective=next_token trains this model"
+        yield Problem("model.inputs", rule, help=help)
+    elif len(inputs) != 1:
+        rule = f"{name} predicts tokens of one input, but the model has {', '.join(inputs)}"
+        yield Problem("model.inputs", rule, help="leave the other inputs out")
+    elif spec.sink.shape[:-1] != spec.sources[0].shape:
+        rule = f"the output has the axes {format_shape(spec.sink.shape)}, but {name} predicts at each position of"
+        rule += f" {inputs[0]}, {format_shape(spec.sources[0].shape)}"
+        yield Problem("model.graph", rule, help=f"end the graph with an unembed at each position of {inputs[0]}")
+    elif sight_of(spec, inputs[0], REGISTRY) != "all":
+        rule = f"{name} predicts from both sides, but no output position sees later tokens of {inputs[0]}"
+        yield Problem("model.graph", rule, help="write mask: null at the attention, in place of causal")
 
 
 def _optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Learned]) -> Iterator[Problem]:
@@ -347,7 +378,7 @@ def with_locations(composed: Composed) -> Iterator[None]:
 
 def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
     """Raise ConfigError if a sequence of the corpora has more tokens than the network has positions."""
-    layout = layout_of(prepared.train, names(network.spec.inputs))
+    layout = layout_of(prepared.train, names(network.spec.inputs), run.settings.objective)
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
             continue

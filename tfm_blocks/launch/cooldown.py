@@ -112,7 +112,8 @@ def open_branch(branch: BranchPoint, run: CheckedRun, root: Path, launch: str) -
     parent, checkpoint, config = branch.parent, branch.checkpoint, dict(run.composed.mapping)
     settings = run.settings
     prepared = prepare(with_saved_tokenizer(settings.data, parent.folder), parent.start.vocab, tell=lambda text: None)
-    planned_corpus = plan_corpus(network_without_values(run.spec).spec, prepared, settings.data)
+    spec = network_without_values(run.spec).spec
+    planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
     expect_same_text(parent, fingerprint(settings.seed, prepared, planned_corpus))
     expect_kept_weights(settings.trainer, parent.folder / CHECKPOINTS / checkpoint.file)
     folder = claim_folder(root, config["name"])

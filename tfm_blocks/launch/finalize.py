@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tfm_blocks.data.objectives import read_objective
 from tfm_blocks.errors import Problem, RunError, printable
 from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.launch.run_spec import RunSpec
@@ -122,6 +123,10 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
     if probe:
         yield f"next: tfm show {job.folder}"
+        return
+    objective = read_objective(job.config.get("objective"))
+    if objective and not objective.generates:
+        yield f"next: echo 'your <mask> text' | tfm fill {job.folder}{plugins}"
         return
     command = "translate" if status.translation else "generate"
     yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

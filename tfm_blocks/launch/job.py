@@ -148,7 +148,7 @@ def _begin(
         warn_about_warmup(settings)
         print_warnings(requested.spec.warnings)
     with with_locations(requested.composed):
-        prepared = rendezvous.prepare(settings.data, mapping["vocab"])
+        prepared = rendezvous.prepare(settings.data, mapping["vocab"], settings.objective.special)
         if settings.init_from:
             expect_source(requested.spec, Path(settings.init_from))
     run = requested.with_vocab(prepared.tokenizer.size)
@@ -156,7 +156,7 @@ def _begin(
     config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "cooldown", "match")}
     network = network_without_values(run.spec)
-    planned_corpus = plan_corpus(network.spec, prepared, settings.data)
+    planned_corpus = plan_corpus(network.spec, prepared, settings.data, settings.objective)
     check_lengths(network, prepared, run)
 
     def claim() -> RunSpec:
@@ -202,7 +202,8 @@ def _resume(
                 expect_untrained(saved)
             count = start.facts.get("parameters_asked")
             fields = start.vocab, resume_command(typed, folder, settings), start.wandb_id, path, until
-            planned_corpus = plan_corpus(network_without_values(run.spec).spec, prepared, settings.data)
+            spec = network_without_values(run.spec).spec
+            planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
             expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
             print(printable(f"resume: {folder} after {step} steps"))
             prolonged = is_prolonged(saved, settings, step)

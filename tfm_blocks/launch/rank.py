@@ -137,7 +137,7 @@ class _Rank:
         """Train, load the final weights, and score them; rank 0 writes the results."""
         settings, prepared, ranks, folder = self.settings, self.prepared, self.info.ranks, self.job.folder
         precision = self.print_run()
-        planned_corpus = plan_corpus(self.network.spec, prepared, settings.data)
+        planned_corpus = plan_corpus(self.network.spec, prepared, settings.data, settings.objective)
         skipped = folder / SKIPPED
         non_finite = NonFiniteSteps(skipped if self.leads else None, prepared.train, settings.trainer.patience_nan)
         module = TrainingModule(self.network, prepared, settings, ranks, non_finite, pending_signal)

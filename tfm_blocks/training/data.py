@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import PAD, Batch, Layout, Lengths, Rows, layout_of
+from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
 from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
@@ -28,7 +29,8 @@ class PlannedCorpus:
     settings: DataSettings
 
     def plan(self, *, seed: int, epoch: int) -> EpochPlan:
-        widths_NC, labels_N = self.layout.widths_NC(self.corpus), self.layout.labels_N(self.corpus)
+        layout = self.layout.drawn(seed, epoch)
+        widths_NC, labels_N = layout.widths_NC(self.corpus), layout.labels_N(self.corpus)
         return epoch_plan(
             widths_NC,
             labels_N,
@@ -36,6 +38,7 @@ class PlannedCorpus:
             epoch=epoch,
             step_tokens=_step_tokens(self.settings, labels_N),
             batch_tokens=self.settings.batch_tokens,
+            tokens_N=layout.tokens_N(self.corpus),
         )
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
@@ -43,7 +46,7 @@ class PlannedCorpus:
 
     def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
         """Return the micro-batch of these rows of a step."""
-        return self.layout.batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
+        return self.layout.drawn(*step.draw).batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
 
 
 def _step_tokens(settings: DataSettings, labels_N: Lengths) -> int:
@@ -53,9 +56,11 @@ def _step_tokens(settings: DataSettings, labels_N: Lengths) -> int:
     return settings.step_tokens
 
 
-def plan_corpus(spec: Spec, prepared: Prepared, settings: DataSettings) -> PlannedCorpus:
+def plan_corpus(
+    spec: Spec, prepared: Prepared, settings: DataSettings, objective: ObjectiveSettings = NEXT_TOKEN
+) -> PlannedCorpus:
     """Return the planned training corpus of a model."""
-    return PlannedCorpus(prepared.train, layout_of(prepared.train, names(spec.inputs)), settings)
+    return PlannedCorpus(prepared.train, layout_of(prepared.train, names(spec.inputs), objective), settings)
 
 
 @dataclass(frozen=True)
@@ -141,11 +146,10 @@ class EvalStream(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = _worker()
         rank, world = self.ranks.rank, self.ranks.world
-        parts = (
-            (step, rows_B) for step in self.planned_corpus.plan(seed=0, epoch=0) for rows_B in step.share(rank, world)
-        )
+        planned = replace(self.planned_corpus, layout=self.planned_corpus.layout.evaluating)
+        parts = ((step, rows_B) for step in planned.plan(seed=0, epoch=0) for rows_B in step.share(rank, world))
         for step, rows_B in islice(parts, worker, None, workers):
-            yield replace(self.planned_corpus.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
+            yield replace(planned.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
 
 
 def _worker() -> tuple[int, int]:

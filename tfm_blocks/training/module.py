@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch, layout_of
+from tfm_blocks.data.objectives import ObjectiveSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -37,7 +38,7 @@ from tfm_blocks.training.loss import Objective, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.settings import RunSettings
-from tfm_blocks.training.split_scorer import SplitScorer
+from tfm_blocks.training.split_scorer import SplitScorer, TokenScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -63,7 +64,7 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.network, self.prepared, self.settings, self.ranks = network, prepared, settings, ranks
-        self.translator = _translator(network, prepared)
+        self.translator = _translator(network, prepared, settings.objective)
         freeze(settings.optimizer, network)
         network.recomputes = settings.trainer.activation_checkpointing
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
@@ -83,7 +84,8 @@ class TrainingModule(LightningModule):
         data, prepared = self.settings.data, self.prepared
         if isinstance(data, ProbeSettings):
             return AnswerScorer(self.translator, prepared, self.ranks, data.probe.chance)
-        assert self.translator, "a model of text reads tgt"
+        if self.translator is None:
+            return TokenScorer(self.ranks, len(prepared.last_scored[1]))
         return Scorer(self.translator, prepared, self.ranks, bleu=self.settings.trainer.bleu)
 
     @property
@@ -284,9 +286,9 @@ class TrainingModule(LightningModule):
                 logger.log_samples(split, self.samples, self.global_step)
 
 
-def _translator(network: Network, prepared: Prepared) -> Translator | None:
-    """Return the translator, or None if the model answers at positions of its input."""
-    layout = layout_of(prepared.train, names(network.spec.inputs))
+def _translator(network: Network, prepared: Prepared, objective: ObjectiveSettings) -> Translator | None:
+    """Return the translator, or None if the model predicts at positions of its input."""
+    layout = layout_of(prepared.train, names(network.spec.inputs), objective)
     return None if layout.at_positions else Translator(network, prepared.tokenizer, prepared.train.columns)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, create_model, field_validator
 
 from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
+from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
 from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.devices import kind_problem
 from tfm_blocks.errors import shown, suggest
@@ -193,6 +194,7 @@ class RunSettings(Settings):
 
     seed: CountOrZero
     label_smoothing: Fraction
+    objective: ObjectiveSettings = NEXT_TOKEN
     init_from: str | None = None
     plugins: list[str]
     data: DataSettings
@@ -216,6 +218,8 @@ class RunSettings(Settings):
             return callbacks
         reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
         reason = "plain text is not translated" if isinstance(data, LmSettings) else reason
+        objective = info.data.get("objective", NEXT_TOKEN)
+        reason = reason if objective.generates else f"objective={objective.name} generates no text"
         if reason:
             rule = f"early_stopping monitors {stop.monitor}, which is a score of translations, but {reason}"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")

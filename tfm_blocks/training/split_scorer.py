@@ -73,3 +73,18 @@ class SplitScorer(nn.Module, ABC):
         If the loss is not finite, nothing is generated. When `stop` returns a true value, this rank stops generating,
         but still takes part in the collectives. The scores are then meaningless.
         """
+
+
+class TokenScorer(SplitScorer):
+    """Compute the loss, the perplexity and the accuracy of the predicted tokens of one split at a time."""
+
+    def score(
+        self,
+        corpus: Corpus,
+        sentences: int,
+        search: Search,
+        precision: AbstractContextManager[None],
+        stop: Callable[[], object] = lambda: False,
+    ) -> dict[str, float]:
+        scores: dict[str, float] = self.tokens.compute()
+        return scores
