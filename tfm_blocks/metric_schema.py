@@ -99,7 +99,9 @@ TRAIN_KEYS = (
     Key("train/padding", "fraction of the input ids that are padding, 0 to 1"),
     Key("train/waiting", "fraction of the time that ranks wait for batches, 0 to 1"),
     Key(SKIPPED, "steps of the run whose loss or gradient was not finite", progress="{:.0f} skipped"),
-    Key("train/aux_loss/{node}", "auxiliary loss of the block per target token; part of the minimised sum"),
+    Key(
+        "train/aux_loss/{node}", "auxiliary loss of the block, or `z_loss`, per target token; part of the minimised sum"
+    ),
 )
 SPLIT_KEYS = (  # of val/ and test/
     Key(

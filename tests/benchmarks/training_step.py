@@ -49,7 +49,7 @@ def ours(size: dict[str, int]) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
         src_BS, tgt_BT, labels_BT = batch
         kept = labels_BT != 0
         x_ND = model.trunk(src=src_BS, tgt=tgt_BT)[kept]
-        total, _, _ = smoothed_loss(
+        total, *_ = smoothed_loss(
             model.head, model.head_parameters(), x_ND, labels_BT[kept], smoothing=SMOOTHING, chunk=chunk_size(x_ND)
         )
         return total / kept.sum()

@@ -282,7 +282,7 @@ def test_a_sink_that_joins_one_branch_leaves_an_empty_head_and_trains():
     assert net.spec.head == 0
     decodes(net, tgt_BT)
     logits_NV, labels_N = net(tgt=tgt_BT).flatten(0, 1), tgt_BT.flatten()
-    loss, _, _ = smoothed_loss(net.head, net.head_parameters(), logits_NV, labels_N, smoothing=0.1, chunk=4)
+    loss, *_ = smoothed_loss(net.head, net.head_parameters(), logits_NV, labels_N, smoothing=0.1, chunk=4)
     torch.testing.assert_close(loss, F.cross_entropy(logits_NV, labels_N, label_smoothing=0.1, reduction="sum"))
     loss.backward()
     assert all(parameter.grad is not None for parameter in net.parameters())

@@ -27,10 +27,11 @@ def losses(folder):
 def test_the_training_loss_is_the_cross_entropy_without_auxiliary_losses(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
-    composed = small(MIXTURE, "trainer.steps=1", "trainer.log_every=1", "label_smoothing=0")
+    composed = small(MIXTURE, "trainer.steps=1", "trainer.log_every=1", "label_smoothing=0", "losses.z_loss=0.01")
     train(check_run(composed), tmp_path)
     row = read_rows(tmp_path / "run" / "metrics.csv")[0]
     assert row["train/aux_loss/decoder.0.ffn"] > 0.5
+    assert row["train/aux_loss/z_loss"] == pytest.approx(0.01 * math.log(300) ** 2, rel=0.2)  # of equal logits
     assert math.log(row["train/perplexity"]) == pytest.approx(row["train/loss"], rel=1e-5)
 
 

@@ -34,7 +34,7 @@ class Tied(nn.Module):
         return list(torch.autograd.grad(loss, [self.weight, self.bias]))
 
 
-def ours(model: Tied, smoothing: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def ours(model: Tied, smoothing: float, chunk: int) -> tuple[Tensor, ...]:
     return smoothed_loss(
         model.head, [model.weight, model.bias], model.trunk(), model.labels_N, smoothing=smoothing, chunk=chunk
     )
@@ -47,7 +47,7 @@ def test_values_and_gradients_with_tied_weights_match_torch_cross_entropy(
     chunk: int, smoothing: float, dtype: torch.dtype, tolerance: float
 ) -> None:
     model = Tied(dtype)
-    loss, nll, correct = ours(model, smoothing, chunk)
+    loss, nll, correct, _ = ours(model, smoothing, chunk)
     logits_NV = model.head(model.trunk())
     expected = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
@@ -57,6 +57,28 @@ def test_values_and_gradients_with_tied_weights_match_torch_cross_entropy(
     assert correct.item() == (logits_NV.argmax(1) == model.labels_N).sum().item()
     for grad, theirs in zip(model.gradients(loss / 3), model.gradients(expected / 3), strict=True):
         torch.testing.assert_close(grad, theirs, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_z_loss_is_the_weighted_square_of_the_log_of_the_sum_of_exponentials(chunk: int, smoothing: float) -> None:
+    model = Tied(torch.float64)
+    loss, _, _, squares = smoothed_loss(
+        model.head,
+        [model.weight, model.bias],
+        model.trunk(),
+        model.labels_N,
+        smoothing=smoothing,
+        chunk=chunk,
+        z_loss=0.03,
+    )
+    logits_NV = model.head(model.trunk())
+    expected = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="sum")
+    z = logits_NV.logsumexp(1).square().sum()
+    torch.testing.assert_close(squares, z)
+    torch.testing.assert_close(loss, expected + 0.03 * z)
+    for grad, theirs in zip(model.gradients(loss), model.gradients(expected + 0.03 * z), strict=True):
+        torch.testing.assert_close(grad, theirs)
 
 
 def test_without_gradients_the_sums_are_the_same() -> None:
@@ -75,7 +97,7 @@ def test_a_label_that_shares_the_largest_logit_counts_as_in_the_test_if_it_is_th
     def head(x_nD: Tensor) -> Tensor:
         return torch.zeros(len(x_nD), V)
 
-    _, _, correct = smoothed_loss(head, [], x_ND, labels_N, **options)
+    _, _, correct, _ = smoothed_loss(head, [], x_ND, labels_N, **options)
     _, _, best_N = position_losses(head, x_ND, labels_N, **options)
     assert correct.item() == (best_N == labels_N).sum().item() == 2
 
@@ -104,7 +126,7 @@ def test_without_gradients_no_gradient_of_the_logits_is_computed() -> None:
 def test_no_positions_give_zero_loss_and_zero_gradients() -> None:
     model = Tied(torch.float32)
     x_ND = torch.zeros(0, D, requires_grad=True)
-    loss, nll, correct = smoothed_loss(
+    loss, nll, correct, _ = smoothed_loss(
         model.head, [model.weight, model.bias], x_ND, model.labels_N[:0], smoothing=0.1, chunk=4
     )
     assert (loss.item(), nll.item(), correct.item()) == (0, 0, 0)
@@ -115,7 +137,7 @@ def test_no_positions_give_zero_loss_and_zero_gradients() -> None:
 @pytest.mark.parametrize("chunk", [5, 100])
 def test_a_parameter_that_the_head_does_not_use_gets_a_zero_gradient(chunk: int) -> None:
     model, unused = Tied(torch.float64), nn.Parameter(torch.ones(3))
-    loss, _, _ = smoothed_loss(
+    loss, *_ = smoothed_loss(
         model.head, [model.weight, unused], model.trunk(), model.labels_N, smoothing=0.1, chunk=chunk
     )
     expected = F.cross_entropy(model.head(model.trunk()), model.labels_N, label_smoothing=0.1, reduction="sum")
@@ -128,14 +150,14 @@ def test_frozen_head_still_pulls_back_to_x() -> None:
     weight = torch.randn(V, D, dtype=torch.float64)
     x_ND = torch.randn(N, D, dtype=torch.float64, requires_grad=True)
     labels_N = torch.arange(N) % V
-    loss, _, _ = smoothed_loss(lambda x: F.linear(x, weight), [weight], x_ND, labels_N, smoothing=0.1, chunk=6)
+    loss, *_ = smoothed_loss(lambda x: F.linear(x, weight), [weight], x_ND, labels_N, smoothing=0.1, chunk=6)
     expected = F.cross_entropy(F.linear(x_ND, weight), labels_N, label_smoothing=0.1, reduction="sum")
     torch.testing.assert_close(torch.autograd.grad(loss, x_ND), torch.autograd.grad(expected, x_ND))
 
 
 def test_far_apart_logits_stay_exact() -> None:
     logits_NV = torch.tensor([[200.0, -200.0, 0.0]])
-    loss, nll, _ = smoothed_loss(lambda x: x, [], logits_NV, torch.tensor([1]), smoothing=0.1, chunk=1)
+    loss, nll, *_ = smoothed_loss(lambda x: x, [], logits_NV, torch.tensor([1]), smoothing=0.1, chunk=1)
     expected = F.cross_entropy(logits_NV, torch.tensor([1]), label_smoothing=0.1)
     torch.testing.assert_close(loss, expected)
     assert nll.item() == 400.0
@@ -144,9 +166,9 @@ def test_far_apart_logits_stay_exact() -> None:
 def test_bfloat16_autocast_keeps_the_sums_and_gradients_near_those_of_float32() -> None:
     model = Tied(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _, _ = ours(model, 0.1, 5)
+        loss, *_ = ours(model, 0.1, 5)
         gradients = model.gradients(loss)
-    exact, _, _ = ours(model, 0.1, 5)
+    exact, *_ = ours(model, 0.1, 5)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, exact, rtol=0.01, atol=0.0)
     for grad, theirs in zip(gradients, model.gradients(exact), strict=True):
@@ -179,7 +201,7 @@ def test_ids_without_a_logit_take_no_part_in_the_loss(smoothing: float) -> None:
 
     x_ND, parameters = model.trunk(), [model.weight, model.bias]
     options = {"smoothing": smoothing, "chunk": 5, "first": first}
-    loss, _, _ = smoothed_loss(head, parameters, x_ND, model.labels_N + first, **options)
+    loss, *_ = smoothed_loss(head, parameters, x_ND, model.labels_N + first, **options)
     expected = F.cross_entropy(model.head(model.trunk()), model.labels_N, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(model.gradients(loss), model.gradients(expected))

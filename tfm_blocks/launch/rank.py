@@ -258,7 +258,9 @@ def train_rank(
             return
         heartbeat.doing("opening the loggers")
         facts = record_facts(job, settings, network, rank_info)
-        with open_loggers(job, settings, prepared, facts, losses_of(network.spec)) as loggers:
+        with open_loggers(
+            job, settings, prepared, facts, [*losses_of(network.spec), *settings.losses.named]
+        ) as loggers:
             rank.fit_and_test(loggers, callbacks)
             heartbeat.doing("closing the loggers")
 

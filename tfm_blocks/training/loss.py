@@ -1,4 +1,4 @@
-"""The loss of one micro-batch: label-smoothed cross entropy in chunks, and the auxiliary losses of blocks."""
+"""The loss of one micro-batch: label-smoothed cross entropy, z-loss, and the auxiliary losses of blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import Network
 
 Head = Callable[[Tensor], Tensor]
-Sums = tuple[Tensor, Tensor, Tensor]
+Sums = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def smoothed_loss(
@@ -27,9 +27,12 @@ def smoothed_loss(
     smoothing: float,
     chunk: int,
     first: int = 0,
+    z_loss: float = 0.0,
 ) -> Sums:
-    """Return sums over N: the smoothed loss (differentiable), -log p(label), and the labels with the largest logit.
+    """Return sums over N: the loss (differentiable), -log p(label), the labels with the largest logit, and log² Z.
 
+    The loss is the smoothed one plus `z_loss` times log² Z, for Z the sum of the exponentials of the logits (Chowdhery
+    et al. 2022, section 5), which keeps logits from drifting.
     With gradients, a label that shares the largest logit counts. Without them, as in validation, it counts only if it
     is the first token with this logit, as in `position_losses`.
 
@@ -40,19 +43,20 @@ def smoothed_loss(
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (x_ND.requires_grad or trainable):
-        loss, nll, correct = _Fused.apply(head, labels_N, smoothing, first, chunk, x_ND, *trainable)  # type: ignore[no-untyped-call]
-        return loss, nll, correct
+        options = smoothing, first, chunk, z_loss
+        loss, nll, correct, squares = _Fused.apply(head, labels_N, options, x_ND, *trainable)  # type: ignore[no-untyped-call]
+        return loss, nll, correct, squares
     totals = _zeros(x_ND)
     for rows in _chunks(len(labels_N), chunk):
         logits_NV = head(x_ND[rows])
-        (loss, nll, _), _ = _cross_entropy(logits_NV, labels_N[rows], smoothing, first)
-        _add(totals, (loss, nll, (logits_NV.argmax(1) == labels_N[rows]).sum()))
+        (loss, nll, _, squares), *_ = _cross_entropy(logits_NV, labels_N[rows], smoothing, first, z_loss)
+        _add(totals, (loss, nll, (logits_NV.argmax(1) == labels_N[rows]).sum(), squares))
     return totals
 
 
 def position_losses(
     head: Head, x_ND: Tensor, labels_N: Tensor, *, smoothing: float, chunk: int, first: int = 0
-) -> Sums:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the smoothed loss, -log p(label) and the most probable token of each position, without gradients."""
     chunks = _chunks(max(1, len(labels_N)), chunk)  # an idle rank has no labels
     parts = [_position_losses(head(x_ND[rows]), labels_N[rows], smoothing, first) for rows in chunks]
@@ -60,7 +64,9 @@ def position_losses(
     return loss_N, nll_N, best_N
 
 
-def _position_losses(logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int) -> Sums:
+def _position_losses(
+    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int
+) -> tuple[Tensor, Tensor, Tensor]:
     log_p_NV = torch.log_softmax(logits_NV, 1, dtype=torch.promote_types(logits_NV.dtype, torch.float32))
     label_N = log_p_NV.gather(1, labels_N[:, None])[:, 0]
     loss_N = -(1 - smoothing) * label_N - smoothing * log_p_NV[:, first:].mean(1)
@@ -72,8 +78,9 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, head: Head, labels_N: Tensor, smoothing: float, first: int, chunk: int, *tensors: Tensor
+        ctx: Any, head: Head, labels_N: Tensor, options: tuple[float, int, int, float], *tensors: Tensor
     ) -> Sums:
+        smoothing, first, chunk, z_loss = options
         x_ND, *parameters = (tensor.detach() for tensor in tensors)
         slope_ND = torch.zeros_like(x_ND)
         slopes: Sequence[Tensor] = []
@@ -82,14 +89,14 @@ class _Fused(torch.autograd.Function):
             with torch.enable_grad():
                 x_nD = x_ND[rows].detach().requires_grad_()
                 logits_nV = head(x_nD)
-            sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], smoothing, first)
+            sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], smoothing, first, z_loss)
             read = [x_nD, *tensors[1:]]  # a plug-in may not use them all
             gradients = torch.autograd.grad(logits_nV, read, slope_nV, allow_unused=True, materialize_grads=True)
             slope_ND[rows] = gradients[0]
             slopes = _accumulate(slopes, gradients[1:])
             _add(totals, sums)
         ctx.gradients = [slope_ND, *(slopes or (torch.zeros_like(parameter) for parameter in parameters))]
-        ctx.mark_non_differentiable(totals[1], totals[2])
+        ctx.mark_non_differentiable(*totals[1:])
         return totals
 
     @staticmethod
@@ -97,19 +104,25 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.gradients
         del ctx.gradients
-        return (None, None, None, None, None, *(gradient.mul_(scale) for gradient in gradients))
+        return (None, None, None, *(gradient.mul_(scale) for gradient in gradients))
 
 
-def _cross_entropy_and_grad(logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int) -> tuple[Sums, Tensor]:
-    """Return the three sums, and the gradient of the loss by the logits: softmax minus the smoothed label."""
-    sums, slope_NV = _cross_entropy(logits_NV, labels_N, smoothing, first)
+def _cross_entropy_and_grad(
+    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, z_loss: float
+) -> tuple[Sums, Tensor]:
+    """Return the sums, and the gradient of the loss by the logits: softmax minus the smoothed label, and of z-loss."""
+    sums, slope_NV, normaliser_N = _cross_entropy(logits_NV, labels_N, smoothing, first, z_loss)
+    if z_loss:
+        slope_NV.mul_(1 + 2 * z_loss * normaliser_N[:, None])
     slope_NV.sub_(smoothing / (logits_NV.shape[1] - first))
     slope_NV.scatter_add_(1, labels_N[:, None], slope_NV.new_full((len(labels_N), 1), smoothing - 1))
     return sums, slope_NV.to(logits_NV.dtype)
 
 
-def _cross_entropy(logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int) -> tuple[Sums, Tensor]:
-    """Return the three sums, and the softmax p_NV in float32 or wider.
+def _cross_entropy(
+    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, z_loss: float
+) -> tuple[Sums, Tensor, Tensor]:
+    """Return the sums, the softmax p_NV in float32 or wider, and log Z of each position.
 
     On CPUs `amax`, `sum` and `softmax` are vectorised, but `argmax` and `exp` after `log_softmax` cost more than
     softmax itself. The largest probability is at least 1/V, so the log-normaliser computed from it is exact.
@@ -122,8 +135,9 @@ def _cross_entropy(logits_NV: Tensor, labels_N: Tensor, smoothing: float, first:
     label_N = wide_NV.gather(1, labels_N[:, None])[:, 0]
     nll = (normaliser_N - label_N).sum()
     spread = normaliser_N.sum() - wide_NV[:, first:].sum() / vocab
-    loss = (1 - smoothing) * nll + smoothing * spread
-    return (loss, nll, (label_N >= best_N).sum()), p_NV
+    loss, squares = (1 - smoothing) * nll + smoothing * spread, normaliser_N.square().sum()
+    loss = loss + z_loss * squares if z_loss else loss
+    return (loss, nll, (label_N >= best_N).sum(), squares), p_NV, normaliser_N
 
 
 def chunk_size(x_ND: Tensor) -> int:
@@ -143,7 +157,7 @@ def _chunks(length: int, chunk: int) -> list[slice]:
 def _zeros(x_ND: Tensor) -> Sums:
     wide = torch.float64 if x_ND.dtype == torch.float64 else torch.float32
     zero = torch.zeros((), dtype=wide, device=x_ND.device)
-    return zero, zero.clone(), torch.zeros((), dtype=torch.int64, device=x_ND.device)
+    return zero, zero.clone(), torch.zeros((), dtype=torch.int64, device=x_ND.device), zero.clone()
 
 
 def _accumulate(totals: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -160,37 +174,38 @@ Trunk = Callable[[Mapping[str, Tensor]], tuple[Tensor, Values]]
 
 
 class Objective:
-    """The smoothed loss of the predicted positions, plus the auxiliary losses of blocks.
+    """The smoothed loss of the predicted positions, plus z-loss and the auxiliary losses of blocks.
 
-    `trunk` is the network's `trunk_with_losses`, or its compiled form.
+    `trunk` is the network's `trunk_with_losses`, or its compiled form. `z_loss` is the weight of log² Z in training.
     """
 
-    def __init__(self, network: Network, smoothing: float, trunk: Trunk | None = None) -> None:
-        self.network, self.smoothing = network, smoothing
+    def __init__(self, network: Network, smoothing: float, trunk: Trunk | None = None, *, z_loss: float = 0.0) -> None:
+        self.network, self.smoothing, self.z_loss = network, smoothing, z_loss
         self.trunk = trunk or network.trunk_with_losses
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return sums over the batch: the differentiable total, and [smoothed loss, -log p, auxiliary losses...].
+        """Return sums over the batch: the differentiable total, and [smoothed loss, -log p, other losses...].
 
-        The total is the smoothed loss plus the auxiliary loss of each block. An auxiliary loss is weighted by the
-        number of predicted tokens: of each sequence, or of the micro-batch.
+        The total is the smoothed loss plus the other losses: the auxiliary loss of each block, weighted by the number
+        of predicted tokens of each sequence or of the micro-batch, and at last z-loss, if it has a weight.
         """
         x_ND, labels_N, losses = self._predicted(batch)
-        smoothed, nll, _ = self._sums(x_ND, labels_N)
+        total, nll, _, squares = self._sums(x_ND, labels_N, self.z_loss)
         auxiliary = [(loss * (batch.labels_BT != 0).sum(1)).sum() for loss in losses.values()]
-        sums = torch.stack([smoothed, nll, *auxiliary]).detach()
-        return sum(auxiliary, smoothed), sums.to(sum_dtype(sums.device))
+        weighted = [self.z_loss * squares] if self.z_loss else []
+        sums = torch.stack([sum((-one for one in weighted), total), nll, *auxiliary, *weighted]).detach()
+        return sum(auxiliary, total), sums.to(sum_dtype(sums.device))
 
-    def scores(self, batch: Batch) -> Sums:
+    def scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return sums over the batch: the smoothed loss, -log p, and the number of correct tokens.
 
         Logits are float32, because bf16 would cause ties.
         """
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
-            return self._sums(x_ND.float(), labels_N)
+            return self._sums(x_ND.float(), labels_N)[:3]
 
-    def position_scores(self, batch: Batch) -> Sums:
+    def position_scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the smoothed loss, -log p and the most probable token of each position of `batch.kept_N`."""
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
@@ -203,9 +218,9 @@ class Objective:
         labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
         return x_BTD.flatten(0, 1).index_select(0, batch.kept_N), labels_N, losses
 
-    def _sums(self, x_ND: Tensor, labels_N: Tensor) -> Sums:
+    def _sums(self, x_ND: Tensor, labels_N: Tensor, z_loss: float = 0.0) -> Sums:
         trained = [parameter for parameter in self.network.head_parameters() if parameter.requires_grad]
-        return smoothed_loss(self.network.head, trained, x_ND, labels_N, **self._options(x_ND))
+        return smoothed_loss(self.network.head, trained, x_ND, labels_N, z_loss=z_loss, **self._options(x_ND))
 
     def _options(self, x_ND: Tensor) -> dict[str, Any]:
         return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}

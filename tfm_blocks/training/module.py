@@ -68,11 +68,12 @@ class TrainingModule(LightningModule):
         freeze(settings.optimizer, network)
         network.recomputes = settings.trainer.activation_checkpointing
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
-        self.objective = Objective(network, settings.label_smoothing, compiled)
+        weights = settings.losses
+        self.objective = Objective(network, settings.label_smoothing, compiled, z_loss=weights.z_loss)
         self.latest: dict[str, float] = {}
         self.row_losses = np.zeros((0, 3))  # of the split that was scored last
         self.stop_signal, self.abandoned = stop_signal, False
-        self.skipped, self.losses = skipped, losses_of(network.spec)
+        self.skipped, self.losses = skipped, [*losses_of(network.spec), *weights.named]
         self.steps, self.throughput = StepSums(self.losses), Throughput()
         self.tokens = 0  # target tokens that all ranks have read
         self.validated = -1  # the step of the newest complete validation
@@ -161,7 +162,7 @@ class TrainingModule(LightningModule):
     def _accumulate(self, step: StepBatches) -> Tensor:
         """Accumulate gradients. The ranks exchange them in the backward pass of the last micro-batch.
 
-        Return sums over the tokens of this rank: the loss, -log p, and the auxiliary loss of each block.
+        Return sums over the tokens of this rank: the loss, -log p, and the other losses.
         """
         total = torch.zeros(2 + len(self.losses), dtype=sum_dtype(self.device), device=self.device)
         for batch in step.batches[:-1]:

@@ -189,11 +189,26 @@ class CallbackSettings(Settings):
     early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
 
 
+class LossSettings(Settings):
+    """Weights of losses that are added to the cross entropy in training.
+
+    z_loss: of the square of log Z, the logarithm of the sum of the exponentials of the logits; 1e-4 is usual.
+    """
+
+    z_loss: AtLeast0 = 0.0
+
+    @property
+    def named(self) -> list[str]:
+        """Return the names of the losses with a weight."""
+        return ["z_loss"] if self.z_loss else []
+
+
 class RunSettings(Settings):
     """All settings of a run except the model."""
 
     seed: CountOrZero
     label_smoothing: Fraction
+    losses: LossSettings = LossSettings()
     objective: ObjectiveSettings = NEXT_TOKEN
     init_from: str | None = None
     plugins: list[str]
