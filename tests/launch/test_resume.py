@@ -472,9 +472,9 @@ def test_a_resumed_run_reads_its_own_tokenizer_and_learns_none(
     begin(composed, tmp_path)
     find = prepare._tokenizer
 
-    def expect_own(splits: Any, settings: Any, vocab: int) -> Any:
+    def expect_own(splits: Any, settings: Any, *rest: Any) -> Any:
         assert settings.tokenizer == str(tmp_path / "run"), "a tokenizer was learned"
-        return find(splits, settings, vocab)
+        return find(splits, settings, *rest)
 
     monkeypatch.setattr(prepare, "_tokenizer", expect_own)
     go_on(tmp_path / "run", "trainer.steps=10")

@@ -105,6 +105,6 @@ def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> No
 
     request = read_sweep(parse_request(["-m", "heads=2,4"]))
     sample = job_of(compose_job(["heads=2"], None))
-    assert _trial(7, ["heads=4"], request, sample, check_run).name == "007_heads-4"
+    assert _trial(7, ["heads=4"], request, sample, check_run, {"heads"}).name == "007_heads-4"
     with pytest.raises(ConfigError, match="a file of conf/ has changed since the search started"):
-        _trial(8, ["heads=4"], request, job_of(small()), check_run)
+        _trial(8, ["heads=4"], request, job_of(small()), check_run, {"heads"})
