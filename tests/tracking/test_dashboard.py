@@ -16,7 +16,7 @@ from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS
 from tfm_blocks.tracking.dashboard import GROUP, read_dashboard, rendered, settings_logged, workspace
 
-GROUPS = ("data", "optimizer", "schedule", "trainer", "logger")
+GROUPS = ("data", "objective", "optimizer", "schedule", "trainer", "logger")
 SHIPPED = sorted(list_options(GROUP, [CONF]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,4 +50,7 @@ class TorchDDPStrategy(DDPStrategy):
 
     def _setup_model(self, model: Module) -> DistributedDataParallel:
         """Return the model for DDP: it is on one device, and its batches are moved there before."""
-        return DistributedDataParallel(model, **self._ddp_kwargs)
+        with warnings.catch_warnings():
+            # `forward_sync_buffers`, which torch 2.13 advises, would exchange buffers at the start
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            return DistributedDataParallel(model, **self._ddp_kwargs)
