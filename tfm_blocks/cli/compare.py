@@ -101,7 +101,8 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
     else:
         show = output.print_markdown if arguments.markdown else output.show_tables
         show = output.print_latex if arguments.latex else show
-        show([scaling.rungs_table(ladder), scaling.factors_table(ladder)], ladder.notes)
+        notes = [note for note in comparison.notes if " target tokens" not in note]  # in which rungs differ
+        show([scaling.rungs_table(ladder), scaling.factors_table(ladder)], [*notes, *ladder.notes])
     if arguments.figures:
         _name_files(scaling.save_scaling(ladder, arguments.figures))
 

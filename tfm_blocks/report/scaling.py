@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -39,18 +39,20 @@ RUNG = ("schedule", "trainer", "data")  # config groups that differ between the 
 FURTHER = 10  # times the largest compute, to which factors are extrapolated
 SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
 ALPHA = 0.05
+CONSTANTS = ("irreducible", "parameter_coefficient", "token_coefficient", "alpha", "beta")
 
 
 @dataclass(frozen=True)
 class Ladder:
     """The final losses of runs of several sizes and lengths, and their scaling law.
 
-    `with_trends` is a second fit, in which the factor of each model may change with compute. `notes` name the runs that
+    `with_trends` is a second fit, in which the factor of each model may change with compute; None if the runs do not
+    determine it. `notes` name the runs that
     are left out, and what the sizes cannot show.
     """
 
     fit: LadderFit
-    with_trends: LadderFit
+    with_trends: LadderFit | None
     notes: Sequence[str]
 
     @property
@@ -62,47 +64,103 @@ class Ladder:
         """Return the p-value of the factor of each model but the baseline, corrected for all of them (Holm 1979)."""
         return correct({model: self.fit.factor(model).p for model in range(1, len(self.fit.models))})
 
+    def corrected_trends(self) -> dict[int, float]:
+        """Return the p-value of the change of each factor with compute, corrected for all models."""
+        if self.with_trends is None:
+            return {}
+        return correct({model: _trend(self.with_trends, model).p for model in range(1, len(self.fit.models))})
+
 
 def read_ladder(comparison: Comparison, plugins: Sequence[str] = ()) -> Ladder:
-    """Fit a scaling law to the finished runs of a comparison.
+    """Fit a scaling law to the losses of the last validations of the finished runs of a comparison.
 
     Models differ in their name, or in another setting that is a name, such as `mixer`; numbers distinguish the rungs.
     Of several learning rates, only the best one of each model and size counts. Runs from which others branched off are
-    left out, because their learning rate has not decayed. Raises ConfigError if the runs do not determine the law.
+    left out, because their learning rate has not decayed. Raises ConfigError if the runs do not determine the law, or
+    cannot be compared.
     """
-    parents = {run.start.parent.rpartition("@")[0] for run in comparison.runs}
-    counted = [(group, run) for group in comparison.best_rate_groups for run in group.counted]
-    kept = [(group, run) for group, run in counted if OBJECTIVE in run.best and run.state == "done"]
-    kept = [(group, run) for group, run in kept if str(run.folder) not in parents]
+    parents = {path for run in comparison.runs for path in _parent_folders(run)}
+    left: dict[str, list[SavedRun]] = {}
+    kept: list[tuple[Group, SavedRun, float]] = []
+    groups = {id(run): group for group in comparison.best_rate_groups for run in group.counted}
+    for run in comparison.runs:
+        loss, group = run.last_validation_loss, groups.get(id(run))
+        if reason := _why_left_out(run, parents, is_counted=group is not None):
+            left.setdefault(reason, []).append(run)
+        elif group and loss is not None:
+            kept.append((group, run, loss))
     if not kept:
         rule = f"no finished run has a {OBJECTIVE}"
         raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
-    factors = [factor for factor in comparison.factors if _names_models(factor, kept)]
+    _expect_comparable([run for _, run, _ in kept])
+    factors = [factor for factor in comparison.factors if _names_models(factor, [group for group, *_ in kept])]
     size_of = _sizes(plugins)
     points = [
         LadderPoint(
             model=", ".join(group.setting(factor) for factor in factors) or run.model,
-            run=run.start.parent.rpartition("@")[0] or str(run.folder),
             parameters=size_of(run),
             tokens=run.numbers["tokens_seen"],
-            loss=run.best[OBJECTIVE].value,
+            loss=loss,
         )
-        for group, run in kept
+        for group, run, loss in kept
     ]
+    _expect_seeds({id(point): group for point, (group, *_) in zip(points, kept, strict=True)}, points)
     models = list(dict.fromkeys(point.model for point in points))
-    if comparison.baseline:
-        first = {id(run): point.model for (_, run), point in zip(kept, points, strict=True)}
-        named = [first[id(run)] for run in comparison.baseline.runs if id(run) in first]
+    if baseline := comparison.baseline:
+        own = {id(run) for run in baseline.runs}
+        named = [point.model for point, (_, run, _) in zip(points, kept, strict=True) if id(run) in own]
+        if not named:
+            rule = f"{baseline.label} is not in the fit"
+            raise ConfigError(Problem("--baseline", rule, help="name a finished run whose learning rate has decayed"))
         models.sort(key=lambda model: model not in named)
-    left = [run for group in comparison.groups for run in group.runs if all(run is not one for _, one in kept)]
-    return Ladder(fit_ladder(points, models), fit_ladder(points, models, trend=True), list(_notes(points, left)))
+    try:
+        with_trends = fit_ladder(points, models, trend=True)
+    except ConfigError:
+        with_trends = None
+    return Ladder(fit_ladder(points, models), with_trends, list(_notes(points, left)))
 
 
-def _names_models(factor: Factor, kept: Sequence[tuple[Group, SavedRun]]) -> bool:
+def _parent_folders(run: SavedRun) -> list[Path]:
+    """Return where the run may be off which this one branched: its path, or its name beside this one."""
+    parent = run.start.parent.rpartition("@")[0]
+    return [Path(parent).resolve(), (run.folder.parent / Path(parent).name).resolve()] if parent else []
+
+
+def _why_left_out(run: SavedRun, parents: Collection[Path], *, is_counted: bool) -> str:
+    """Return why a run is not in the fit, or an empty text."""
+    if run.state != "done":
+        return "they are not done"
+    if run.folder.resolve() in parents:
+        return "others branched off them, so their learning rate has not decayed"
+    if not is_counted:
+        return "another learning rate is better, or a newer run has the same settings and seed"
+    if run.last_validation_loss is None or "tokens_seen" not in run.numbers:
+        return f"they have no {OBJECTIVE}, or no number of tokens"
+    return ""
+
+
+def _expect_comparable(runs: Sequence[SavedRun]) -> None:
+    tokenizers = {run.tokenizer for run in runs}
+    if len(tokenizers) > 1:
+        rule = f"the runs have {len(tokenizers)} tokenizers, so their losses per token cannot be compared"
+        raise ConfigError(Problem("--scaling", rule, help="train all runs with data.tokenizer=RUN of one of them"))
+
+
+def _expect_seeds(groups: Mapping[int, Group], points: Sequence[LadderPoint]) -> None:
+    """Raise ConfigError if runs of a model, size and length differ in more than their seed."""
+    for rung in rungs(points):
+        labels = {groups[id(point)].label for point in rung}
+        if len(labels) > 1:
+            rule = f"runs of {rung[0].model} of one size and length differ in more than their seed"
+            help = f"compare them without --scaling, or leave out all but one of: {'; '.join(sorted(labels))}"
+            raise ConfigError(Problem("--scaling", rule, help=help))
+
+
+def _names_models(factor: Factor, groups: Sequence[Group]) -> bool:
     """Return True if the factor distinguishes models: it is no setting of a rung and has a value that is no number."""
     if factor.key.partition(".")[0] in RUNG:
         return False
-    return factor.key == MODEL or any(not _is_number(group.setting(factor)) for group, _ in kept)
+    return factor.key == MODEL or any(not _is_number(group.setting(factor)) for group in groups)
 
 
 def _is_number(text: str) -> bool:
@@ -127,10 +185,9 @@ def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
     return size_of
 
 
-def _notes(points: Sequence[LadderPoint], left: Sequence[SavedRun]) -> Iterator[str]:
-    if left:
-        why = "they are not done, have another learning rate than the best, or others branched off them"
-        yield f"not in the fit: {listed([run.name for run in left], NAMED)}: {why}"
+def _notes(points: Sequence[LadderPoint], left: Mapping[str, Sequence[SavedRun]]) -> Iterator[str]:
+    for reason, runs in left.items():
+        yield f"not in the fit: {listed([run.name for run in runs], NAMED)}: {reason}"
     if max(point.parameters for point in points) < SMALL:
         yield (
             f"all models have fewer than {SMALL:,} parameters, at which a learning rate that is not tuned can decide "
@@ -143,7 +200,7 @@ def answers(ladder: Ladder) -> Iterator[str]:
     fit = ladder.fit
     noise = seed_deviation(fit.points)
     varied = "no size has several seeds" if noise is None else f"losses vary by {100 * noise:.2f} % over seeds"
-    yield f"noise: {varied}; {len(fit.laws_without)} runs with {len(fit.points)} results"
+    yield f"noise: {varied}; {len(fit.laws_without)} sizes of models with {len(fit.points)} results"
     law = fit.law
     irreducible, alpha, beta = (
         fit.estimate(value) for value in (lambda law: law.irreducible, lambda law: law.alpha, lambda law: law.beta)
@@ -153,8 +210,6 @@ def answers(ladder: Ladder) -> Iterator[str]:
         f"{law.token_coefficient:.4g} / D^{law.beta:.3f}, with standard errors of {irreducible.error:.3f}, "
         f"{alpha.error:.3f} and {beta.error:.3f} for the irreducible loss and the exponents"
     )
-    for name in law.at_bounds:
-        yield f"these runs do not determine the exponent of the {name}: add runs that differ more in it"
     for model, p in ladder.corrected().items():
         yield _answer(ladder, model, p)
     yield from _held_out(fit)
@@ -170,19 +225,20 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
     else:
         visible = f"it would see a factor of {fit.smallest_visible(model):.2f} in four of five cases"
         text = f"this ladder cannot tell {name} from {baseline}: {needed}; {visible}"
-    trended, trend = ladder.with_trends, _trend(ladder, model)
-    if trend.p < ALPHA:
+    trended, p = ladder.with_trends, ladder.corrected_trends().get(model, 1.0)
+    if trended and p < ALPHA:
         further = _factor(trended.factor(model, FURTHER * ladder.largest))
-        text += f"; the factor changes with compute, {_p(trend.p)}: at {FURTHER} times the largest run it is {further}"
+        text += f"; the factor changes with compute, {_p(p)} (corrected): "
+        text += f"at {FURTHER} times the largest run it is {further}"
         crossing = trended.law.centre * math.exp(-trended.law.log_factors[model] / trended.law.trends[model])
         if min(point.compute for point in fit.points) <= crossing <= ladder.largest:
             text += f"; the curves cross at {crossing:.2g} operations"
     return text
 
 
-def _trend(ladder: Ladder, model: int) -> Estimate:
+def _trend(fit: LadderFit, model: int) -> Estimate:
     """Return the change of the logarithm of a factor with the logarithm of compute."""
-    return ladder.with_trends.estimate(lambda law: law.trends[model])
+    return fit.estimate(lambda law: law.trends[model])
 
 
 def _p(p: float) -> str:
@@ -252,7 +308,7 @@ def factors_table(ladder: Ladder) -> Table:
             fit.factor(model).p,
             p,
             fit.smallest_visible(model),
-            _factor(ladder.with_trends.factor(model, FURTHER * ladder.largest)),
+            _factor(ladder.with_trends.factor(model, FURTHER * ladder.largest)) if ladder.with_trends else "",
         ]
         for model, p in ladder.corrected().items()
     ]
@@ -267,17 +323,25 @@ def scaling_record(ladder: Ladder) -> dict[str, Any]:
     for model, p in ladder.corrected().items():
         factor = fit.factor(model)
         low, high = map(math.exp, factor.interval)
-        trend = _trend(ladder, model)
+        trend = _trend(ladder.with_trends, model) if ladder.with_trends else None
         factors[fit.models[model]] = {
             "factor": math.exp(factor.value),
             "interval": [low, high],
             "p": factor.p,
             "p_corrected": p,
             "smallest_visible": fit.smallest_visible(model),
-            "trend": asdict(trend) | {"p": trend.p},
+            "trend": asdict(trend) | {"p": trend.p} if trend else None,
         }
     points = [{**asdict(point), "compute": point.compute} for point in fit.points]
-    record = {"law": asdict(fit.law), "baseline": fit.models[0], "factors": factors, "points": points}
+    errors = {name: fit.estimate(lambda law, name=name: getattr(law, name)).error for name in CONSTANTS}  # type: ignore[misc]
+    record = {
+        "law": asdict(fit.law),
+        "standard_errors": errors,
+        "answers": list(answers(ladder)),
+        "baseline": fit.models[0],
+        "factors": factors,
+        "points": points,
+    }
     return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
 
 

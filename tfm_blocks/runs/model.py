@@ -95,7 +95,7 @@ def read_base(network: Network, folder: Path) -> dict[str, Tensor]:
     """
     base, where = SavedModel.read(folder).base, str(folder / MODEL)
     runs = (Path(base.run), folder.parent / Path(base.run).name) if base.run else ()
-    paths = [run / WEIGHTS for run in runs if run != folder]
+    paths = [run / WEIGHTS for run in runs if run.resolve() != folder.resolve()]
     path = next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  False for a name that is too long
     if path is None:
         rule = f"its adapters change the weights of {base.run or 'a run that it does not name'}, which do not exist"

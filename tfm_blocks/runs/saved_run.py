@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, cut, printable
-from tfm_blocks.metric_schema import TEST_KEYS, VAL_KEYS, find_score
+from tfm_blocks.metric_schema import OBJECTIVE, TEST_KEYS, VAL_KEYS, find_score
 from tfm_blocks.runs.files import Setting, damaged, parse_mapping, read_settings_part, read_text
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, STATUS, SWEEP, WEIGHTS, step_files, step_of
 from tfm_blocks.runs.lock import holder_of
@@ -196,6 +196,11 @@ class SavedRun:
     def step(self) -> int:
         """Return the number of optimizer updates."""
         return self.status.steps or int(self._last_row.get("step", 0))
+
+    @property
+    def last_validation_loss(self) -> float | None:
+        """Return the loss of the last validation."""
+        return self._last_row.get(OBJECTIVE)
 
     @property
     def headline(self) -> tuple[str, float] | None:

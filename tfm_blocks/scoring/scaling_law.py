@@ -23,7 +23,7 @@ from tfm_blocks.scoring.significance import quantile, two_sided
 HUBER = 0.01  # residual of log L above which it counts linearly
 EXPONENTS = np.arange(0.1, 1.01, 0.1)  # of the grid on which the fit begins
 BOUNDS = 0.01, 2.0  # of the exponents
-SIZES, RATIOS = 3, 2  # fewest numbers of parameters, and of tokens per parameter, that determine the law
+SIZES, LENGTHS = 3, 2  # fewest numbers of parameters and of tokens of each model
 ALIKE = 1.02  # ratio of tokens below which results have the same length
 POWER = 0.8  # with which the smallest visible difference is found
 Floats = npt.NDArray[np.float64]
@@ -31,14 +31,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LadderPoint:
-    """The loss of a model with `parameters`, without embeddings, after `tokens`.
-
-    `run` names the run that trained it. Points of the same run share a part of its training, so they are not
-    independent.
-    """
+    """The loss of a model with `parameters`, without embeddings, after `tokens`."""
 
     model: str
-    run: str
     parameters: float
     tokens: float
     loss: float
@@ -93,7 +88,7 @@ class ScalingLaw:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its standard error over runs, and Student's degrees of freedom."""
+    """A value with its standard error over sizes of models, and Student's degrees of freedom."""
 
     value: float
     error: float
@@ -113,7 +108,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LadderFit:
-    """A law, and the laws without each run, from which intervals follow by the jackknife."""
+    """A law, and the laws without each size of each model, from which intervals follow by the jackknife.
+
+    All seeds and lengths of a size share its deviation from the law, and branches of a run a part of its training, so
+    single runs are not independent.
+    """
 
     models: Sequence[str]
     points: Sequence[LadderPoint]
@@ -121,10 +120,10 @@ class LadderFit:
     laws_without: Sequence[ScalingLaw]
 
     def estimate(self, statistic: Callable[[ScalingLaw], float]) -> Estimate:
-        """Return a function of the law with its error over runs (Efron and Stein 1981)."""
+        """Return a function of the law with its error over sizes of models (Efron and Stein 1981)."""
         values = [statistic(law) for law in self.laws_without]
-        runs = len(values)
-        return Estimate(statistic(self.law), math.sqrt((runs - 1) ** 2 / runs * variance(values)), runs - 1)
+        sizes = len(values)
+        return Estimate(statistic(self.law), math.sqrt((sizes - 1) ** 2 / sizes * variance(values)), sizes - 1)
 
     def factor(self, model: int, compute: float | None = None) -> Estimate:
         """Return the logarithm of the factor of a model on the compute of the baseline, the model of index 0."""
@@ -146,20 +145,24 @@ def fit_ladder(
     B over a grid of exponents. With `trend` the factor of each model may change with compute. Raises ConfigError if the
     points do not determine the law.
     """
-    _expect_determined(points, models)
+    _expect_determined(points, models, constants=5 + (1 + trend) * (len(models) - 1))
     size_N, token_N, loss_N = np.log([(point.parameters, point.tokens, point.loss) for point in points]).T
     centre = float(size_N.mean()), float(token_N.mean())
     size_N, token_N = size_N - centre[0], token_N - centre[1]
     is_model_NM = np.array([[point.model == model for model in models[1:]] for point in points], float)
     columns_NF = np.hstack([is_model_NM, is_model_NM * (size_N + token_N)[:, None]] if trend else [is_model_NM])
-    _, begin_N = np.unique([f"{point.model}\n{point.run}" for point in points], return_inverse=True)
+    sizes = list(dict.fromkeys((point.model, point.parameters) for point in points))
+    size_index_N = np.array([sizes.index((point.model, point.parameters)) for point in points])
 
     def fit(kept_N: npt.NDArray[np.bool_], theta: Floats | None = None) -> Floats:
         return _minimise(size_N[kept_N], token_N[kept_N], loss_N[kept_N], columns_NF[kept_N], huber, theta)
 
     whole = fit(np.ones(len(points), bool))
-    without = [fit(begin_N != run, whole) for run in range(begin_N.max() + 1)]
+    without = [fit(size_index_N != index, whole) for index in range(len(sizes))]
     law, *laws_without = (_law(theta, centre, len(models)) for theta in (whole, *without))
+    for name in law.at_bounds:
+        rule = f"these runs do not determine how the loss depends on the {name}"
+        raise ConfigError(Problem("scaling law", rule, help=f"add runs that differ more in their {name}"))
     return LadderFit(models, points, law, laws_without)
 
 
@@ -222,18 +225,24 @@ def _law(theta: Floats, centre: tuple[float, float], models: int) -> ScalingLaw:
     )
 
 
-def _expect_determined(points: Sequence[LadderPoint], models: Sequence[str]) -> None:
+def _expect_determined(points: Sequence[LadderPoint], models: Sequence[str], constants: int) -> None:
+    for point in points:
+        if not 0 < point.loss < math.inf:
+            raise ConfigError(Problem(point.model, f"has a loss of {point.loss}, but a law needs losses above 0"))
     for model in models:
         own = [point for point in points if point.model == model]
         sizes = {round(math.log(point.parameters), 2) for point in own}
-        ratios = {round(math.log(point.tokens / point.parameters), 1) for point in own}
+        lengths = {round(math.log(point.tokens), 1) for point in own}
         if len(sizes) < SIZES:
             rule = f"a scaling law needs at least {SIZES} sizes of each model, but this one has {len(sizes)}"
             raise ConfigError(Problem(model, rule, help="train it at more sizes, each about twice as large"))
-        if len(ratios) < RATIOS:
-            rule = f"a scaling law needs at least {RATIOS} numbers of tokens per parameter, but this model has one"
+        if len(lengths) < LENGTHS:
+            rule = f"a scaling law needs at least {LENGTHS} numbers of tokens, but this model has {len(lengths)}"
             help = "train it for other numbers of steps too, or branch off cooldowns with cooldown=RUN@STEP"
             raise ConfigError(Problem(model, rule, help=help))
+    if (count := len(rungs(points))) <= constants:
+        rule = f"{count} sizes and lengths do not determine the {constants} constants of the law"
+        raise ConfigError(Problem("scaling law", rule, help="train more sizes, or for more numbers of steps"))
 
 
 def rungs(points: Iterable[LadderPoint]) -> list[list[LadderPoint]]:

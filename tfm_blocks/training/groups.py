@@ -27,7 +27,7 @@ from tfm_blocks.training.optimizer_settings import (
 )
 from tfm_blocks.training.optimizers import SPECTRAL, JointOptimizer
 
-PROBE = (5, 7, 11, 13, 17)  # the axes of a weight on which an optimizer shows its state
+PROBE = (5, 7, 11, 13, 17, 19, 23)  # the axes of a weight on which an optimizer shows its state
 SHARED = ("weight_decay", "cautious", "independent_decay")  # a group with another optimizer inherits these
 
 
