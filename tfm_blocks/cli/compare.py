@@ -90,10 +90,11 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
         raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
     from tfm_blocks.report import comparison_tables as output
     from tfm_blocks.report import scaling
+    from tfm_blocks.report.ladder import read_ladder
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
-    ladder = scaling.read_ladder(comparison, arguments.plugins)
+    ladder = read_ladder(comparison, arguments.plugins)
     if arguments.json:
         print_json(scaling.scaling_record(ladder))
     elif arguments.csv:
@@ -101,8 +102,8 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
     else:
         show = output.print_markdown if arguments.markdown else output.show_tables
         show = output.print_latex if arguments.latex else show
-        notes = [note for note in comparison.notes if " target tokens" not in note]  # in which rungs differ
-        show([scaling.rungs_table(ladder), scaling.factors_table(ladder)], [*notes, *ladder.notes])
+        tables = [scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        show(tables, [*comparison.notes, *ladder.notes])
     if arguments.figures:
         _name_files(scaling.save_scaling(ladder, arguments.figures))
 
@@ -110,9 +111,10 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
 def _comparison(arguments: argparse.Namespace) -> Comparison:
     from tfm_blocks.report.comparison import compare_runs, read_comparison
 
-    plain = getattr(arguments, "matrix", False) or getattr(arguments, "scaling", False)
-    compare = read_comparison if plain else compare_runs
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
+    if getattr(arguments, "scaling", False):
+        return read_comparison(*given, held_out_seeds=arguments.held_out_seeds, several_lengths=True)
+    compare = read_comparison if getattr(arguments, "matrix", False) else compare_runs
     return compare(*given, held_out_seeds=arguments.held_out_seeds)
 
 

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -148,13 +149,18 @@ class Tokenizer:
         """Return the ids of a text in which MASK stands for a hidden token, which has the space before it."""
         assert self.mask is not None, "the tokenizer has a mask"
         first, *rest = text.split(MASK)
-        continued = Pieces.from_str(self.text)
-        continued.normalizer = None  # no space precedes the text after a mask
         ids = self.encode(first.removesuffix(" ") if rest else first) if first.strip() or not rest else []
         for number, part in enumerate(rest, 1):
             part = part.removesuffix(" ") if number < len(rest) else part
-            ids += [self.mask, *continued.encode(part, add_special_tokens=False).ids]
+            ids += [self.mask, *self._continued.encode(part, add_special_tokens=False).ids]
         return ids
+
+    @cached_property
+    def _continued(self) -> Pieces:
+        """The tokenizer of a text after a mask, which no space precedes."""
+        pieces = Pieces.from_str(self.text)
+        pieces.normalizer = None
+        return pieces
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, on all cores."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,28 +14,25 @@ from pydantic import ValidationError
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
 from tfm_blocks.data.layout import layout_of
-from tfm_blocks.data.objectives import NEXT_TOKEN, MaskedSettings, ObjectiveSettings, read_objective
+from tfm_blocks.data.objectives import NEXT_TOKEN, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.data.settings import DataSettings, columns_of, read_data
+from tfm_blocks.data.settings import read_data
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
-from tfm_blocks.language.check import sight_of
-from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
+from tfm_blocks.language.spec import Spec, names
 from tfm_blocks.language.tree import MODEL
+from tfm_blocks.launch.suitability import find_data_problems, find_optimizer_problems
 from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
-from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.groups import Learned, assign, coupled_decays, expect_optimizers, wrong_scales
+from tfm_blocks.training.groups import assign, expect_optimizers
 from tfm_blocks.training.optimizer_settings import names_used
-from tfm_blocks.training.optimizers import SPECTRAL
-from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
 
 if TYPE_CHECKING:
@@ -170,7 +167,7 @@ def _check(
         raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
     with with_locations(composed):
         learned = assign(run.optimizer, list_weights(network_without_values(spec)))
-        if problems := [*_optimizer_problems(spec, run, learned)]:
+        if problems := [*find_optimizer_problems(spec, run, learned)]:
             raise ConfigError(problems)
         expect_optimizers(learned)
     plugins = plugins_in_use(run.plugins, spec.blocks, _tasks(run), names_used(run.optimizer))
@@ -249,7 +246,7 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     composed.expect_vocab()
     spec = make_spec(composed.model, composed.sources)
     data, objective = read_data(composed.mapping["data"]), read_objective(composed.mapping.get("objective"))
-    problems = list(_input_problems(spec, data, objective)) if objective else []  # else `read_run` reports it
+    problems = list(find_data_problems(spec, data, objective)) if objective else []  # else `read_run` reports it
     width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
     if width != vocab:
         rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
@@ -266,99 +263,6 @@ def _with_plugins_tested(run: CheckedRun) -> CheckedRun:
     if problems := plugin_problems(run.spec, run.composed.sources):
         raise ConfigError(problems)
     return run
-
-
-def _input_problems(spec: Spec, data: DataSettings | None, objective: ObjectiveSettings) -> Iterator[Problem]:
-    """Yield a problem unless each input is a column of the data, and the data can train such a model."""
-    if isinstance(objective, MaskedSettings):
-        yield from _masked_problems(spec, data, objective)
-    elif TARGET not in names(spec.inputs) and not isinstance(data, ProbeSettings):
-        rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
-        help = "objective=masked trains an encoder on text, and probe tasks, such as data=parity, a model without tgt"
-        yield Problem("model.inputs", rule, help=help)
-    if isinstance(data, ProbeSettings):
-        yield from _probe_problems(spec, data)
-    columns = columns_of(data) if data else ()
-    if isinstance(objective, MaskedSettings) and len(columns) == 1:
-        columns = (*columns, *names(spec.sources))  # an encoder reads plain text under any name
-    for source in spec.sources:
-        address = f"model.inputs.{source.name}"
-        if not source.tokens:
-            rule = "is an input of vectors, but training reads text"
-            yield Problem(address, rule, help="such a model can be checked, shown and built, but not trained")
-        elif data and source.name not in columns:
-            rule = f"is not a column of the data, which has {', '.join(columns)}"
-            files = " ".join(f"data.{split}.{source.name}=FILE" for split in ("train", "val", "test"))
-            help = (
-                "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
-            )
-            yield Problem(address, rule, help=help)
-
-
-def _masked_problems(spec: Spec, data: DataSettings | None, objective: MaskedSettings) -> Iterator[Problem]:
-    """Yield a problem unless a model predicts at the positions of its one input, and sees both sides of each."""
-    name, inputs = f"objective={objective.name}", names(spec.inputs)
-    if isinstance(data, ProbeSettings):
-        rule = f"{name} hides words of a text, but data={data.task} is a probe task, which has its own answers"
-        yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
-    if TARGET in inputs:
-        rule = f"{name} predicts hidden tokens from both sides, but the model reads {TARGET} from left to right"
-        help = "write model=encoder_only, or inputs: {tgt: null, src: B S}; objective=next_token trains this model"
-        yield Problem("model.inputs", rule, help=help)
-    elif len(inputs) != 1:
-        rule = f"{name} predicts tokens of one input, but the model has {', '.join(inputs)}"
-        yield Problem("model.inputs", rule, help="leave the other inputs out")
-    elif spec.sink.shape[:-1] != spec.sources[0].shape:
-        rule = f"the output has the axes {format_shape(spec.sink.shape)}, but {name} predicts at each position of"
-        rule += f" {inputs[0]}, {format_shape(spec.sources[0].shape)}"
-        yield Problem("model.graph", rule, help=f"end the graph with an unembed at each position of {inputs[0]}")
-    elif sight_of(spec, inputs[0], REGISTRY) != "all":
-        rule = f"{name} predicts from both sides, but no output position sees later tokens of {inputs[0]}"
-        yield Problem("model.graph", rule, help="write mask: null at the attention, in place of causal")
-
-
-def _optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Learned]) -> Iterator[Problem]:
-    """Yield problems of the optimizer with shards, and if the parametrisation has no rule for it or the schedule."""
-    if run.trainer.strategy == "fsdp2" and "adafactor" in names_used(run.optimizer):
-        rule = "is fsdp2, but adafactor cannot divide its state among processes"
-        yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp, or another optimizer")
-    if spec.base is None:
-        return
-    name, base = spec.parametrisation, spec.mapping["base"]
-    unknown = sorted(names_used(run.optimizer) - {"adam", "adamw", "muon"})
-    if unknown:
-        rule = f"{name} has rules for adam, adamw and muon, but not for {', '.join(unknown)}"
-        yield Problem("optimizer", rule, help="write optimizer=adamw, or model.parametrisation=standard")
-    for address, scale in wrong_scales(learned).items():
-        rule = f"is {scale}, with which the best rate depends on the width, but {name} keeps it constant"
-        yield Problem(address, rule, help=f"write \"{address}='{SPECTRAL}'\"")
-    for address, decay in coupled_decays(learned).items():
-        rule = f"is added to the gradient, for which {name} has no rule, but is {decay:g}"
-        help = f"use adamw, whose decay is apart from the gradient, or write {address}=0"
-        yield Problem(address, rule, help=help)
-    schedule = run.schedule
-    if isinstance(schedule, NoamSettings) and schedule.d_model != (width := base.get("d_model", schedule.d_model)):
-        rule = (
-            f"is {schedule.d_model}, which scales the rate by the width a second time: {name} does it for each weight"
-        )
-        yield Problem("schedule.d_model", rule, help=f"write schedule.d_model={width}, the width of the base")
-
-
-def _probe_problems(spec: Spec, data: ProbeSettings) -> Iterator[Problem]:
-    """Yield a problem if the task does not suit the shape of the model."""
-    sources = names(spec.sources)
-    if sources and data.probe.shows_answers:
-        rule = f"reads all of {sources[0]}, which shows each answer of {data.task} one position later, so it would copy"
-        yield Problem("model.inputs", rule, help="use a decoder-only model: model=probe_decoder")
-    if TARGET in names(spec.inputs):
-        return
-    if len(sources) != 1:
-        rule = f"a model without {TARGET} answers at the positions of one input, but has {', '.join(sources)}"
-        yield Problem("model.inputs", rule, help="leave the other inputs out, or add tgt")
-    elif spec.sink.shape[:2] != spec.sources[0].shape:
-        rule = f"the output has the axes {format_shape(spec.sink.shape)}, but {sources[0]} has"
-        rule += f" {format_shape(spec.sources[0].shape)}"
-        yield Problem("model.graph", rule, help=f"end the graph with an unembed at each position of {sources[0]}")
 
 
 @contextmanager

@@ -258,9 +258,8 @@ def train_rank(
             return
         heartbeat.doing("opening the loggers")
         facts = record_facts(job, settings, network, rank_info)
-        with open_loggers(
-            job, settings, prepared, facts, [*losses_of(network.spec), *settings.losses.named]
-        ) as loggers:
+        losses = settings.losses.names_with(losses_of(network.spec))
+        with open_loggers(job, settings, prepared, facts, losses) as loggers:
             rank.fit_and_test(loggers, callbacks)
             heartbeat.doing("closing the loggers")
 

@@ -90,12 +90,14 @@ def read_comparison(
     metric: str | None = None,
     *,
     held_out_seeds: bool = False,
+    several_lengths: bool = False,
 ) -> Comparison:
     """Compare runs without tests over sentences.
 
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
-    of the matrix. `held_out_seeds` leaves out the runs by which learning rates were chosen. Raises RunError, and
-    ConfigError if the baseline is not one of the runs, or no run has such scores or seeds.
+    of the matrix. `held_out_seeds` leaves out the runs by which learning rates were chosen. Runs of `several_lengths`
+    may have read different numbers of tokens. Raises RunError, and ConfigError if the baseline is not one of the runs,
+    or no run has such scores or seeds.
     """
     records = find_runs(paths)
     runs = [run for run in records if run.settings or run.state != PRUNED] or records
@@ -112,7 +114,8 @@ def read_comparison(
         columns[column].append(group)
     parts = [[run for group in column for run in group.runs] for column in columns.values()]
     parts = parts if len(parts) > 1 else [runs]
-    notes = [*(note for part in parts for note in unlike(part)), *find_notes(runs), *_repeats(groups)]
+    notes = [note for part in parts for note in unlike(part, several_lengths=several_lengths)]
+    notes += [*find_notes(runs), *_repeats(groups)]
     notes += rate_notes(curves, list(columns.values()), held_out=held_out_seeds)
     if missing := [run for run in runs if scores and run.state == "done" and not run.scored_on]:
         weights = f"{scores} of their final weights: {_names(missing)}"
@@ -167,7 +170,7 @@ def _find_group(groups: Sequence[Group], baseline: str) -> Group:
     raise ConfigError(Problem("--baseline", rule, help=suggest(path.name, names)))
 
 
-def unlike(runs: Sequence[SavedRun]) -> Iterator[str]:
+def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterator[str]:
     """Yield sentences on what is not comparable between runs that should be."""
     yield from _unlike(runs, "test set", lambda run: run.test_set, "their scores cannot be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
@@ -175,7 +178,8 @@ def unlike(runs: Sequence[SavedRun]) -> Iterator[str]:
         yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
     for those in _by(runs, lambda run: f"{run.tokenizer} {_data_settings(run)}").values():
         yield from _unlike(those, "training text", lambda run: run.train_text, "it changed between the trainings")
-    yield from _unlike_tokens(runs)
+    if not several_lengths:
+        yield from _unlike_tokens(runs)
 
 
 def find_notes(runs: Sequence[SavedRun]) -> Iterator[str]:

@@ -129,6 +129,10 @@ class LadderFit:
         """Return the logarithm of the factor of a model on the compute of the baseline, the model of index 0."""
         return self.estimate(lambda law: law.log_factor(model, compute or law.centre))
 
+    def trend(self, model: int) -> Estimate:
+        """Return the change of the logarithm of a factor with the logarithm of compute."""
+        return self.estimate(lambda law: law.trends[model])
+
     def smallest_visible(self, model: int) -> float:
         """Return the factor below 1 that this ladder would see, p < 0.05, with a probability of 80 %."""
         estimate = self.factor(model)

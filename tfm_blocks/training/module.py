@@ -38,7 +38,7 @@ from tfm_blocks.training.loss import Objective, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.settings import RunSettings
-from tfm_blocks.training.split_scorer import SplitScorer, TokenScorer
+from tfm_blocks.training.split_scorer import SplitScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -68,12 +68,11 @@ class TrainingModule(LightningModule):
         freeze(settings.optimizer, network)
         network.recomputes = settings.trainer.activation_checkpointing
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
-        weights = settings.losses
-        self.objective = Objective(network, settings.label_smoothing, compiled, z_loss=weights.z_loss)
+        self.objective = Objective(network, settings.label_smoothing, compiled, z_loss=settings.losses.z_loss)
         self.latest: dict[str, float] = {}
         self.row_losses = np.zeros((0, 3))  # of the split that was scored last
         self.stop_signal, self.abandoned = stop_signal, False
-        self.skipped, self.losses = skipped, [*losses_of(network.spec), *weights.named]
+        self.skipped, self.losses = skipped, settings.losses.names_with(losses_of(network.spec))
         self.steps, self.throughput = StepSums(self.losses), Throughput()
         self.tokens = 0  # target tokens that all ranks have read
         self.validated = -1  # the step of the newest complete validation
@@ -86,7 +85,7 @@ class TrainingModule(LightningModule):
         if isinstance(data, ProbeSettings):
             return AnswerScorer(self.translator, prepared, self.ranks, data.probe.chance)
         if self.translator is None:
-            return TokenScorer(self.ranks, len(prepared.last_scored[1]))
+            return SplitScorer(self.ranks, len(prepared.last_scored[1]))
         return Scorer(self.translator, prepared, self.ranks, bleu=self.settings.trainer.bleu)
 
     @property

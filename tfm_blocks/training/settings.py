@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -197,10 +197,9 @@ class LossSettings(Settings):
 
     z_loss: AtLeast0 = 0.0
 
-    @property
-    def named(self) -> list[str]:
-        """Return the names of the losses with a weight."""
-        return ["z_loss"] if self.z_loss else []
+    def names_with(self, blocks: Sequence[str]) -> list[str]:
+        """Return the names of the losses that are logged: those of the blocks, and those with a weight."""
+        return [*blocks, *(["z_loss"] if self.z_loss else [])]
 
 
 class RunSettings(Settings):

@@ -1,8 +1,7 @@
-"""The part that all scorers of a split share: the losses of its tokens and rows, and the newest outputs."""
+"""Score a split by its losses, which is what all scorers share: of its tokens and of its rows."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -27,8 +26,8 @@ class Predictions(NamedTuple):
     best_N: Tensor
 
 
-class SplitScorer(nn.Module, ABC):
-    """Compute the metrics of one split at a time.
+class SplitScorer(nn.Module):
+    """Compute the loss, the perplexity and the token accuracy of one split at a time. Subclasses also score outputs.
 
     `outputs` are the newest outputs, and `samples` the same with their texts as (source, output, reference).
     """
@@ -59,7 +58,6 @@ class SplitScorer(nn.Module, ABC):
         self.rows.update(loss_N, nll_N, row_N)
         return Predictions(row_N, labels_N, best_N)
 
-    @abstractmethod
     def score(
         self,
         corpus: Corpus,
@@ -73,18 +71,5 @@ class SplitScorer(nn.Module, ABC):
         If the loss is not finite, nothing is generated. When `stop` returns a true value, this rank stops generating,
         but still takes part in the collectives. The scores are then meaningless.
         """
-
-
-class TokenScorer(SplitScorer):
-    """Compute the loss, the perplexity and the accuracy of the predicted tokens of one split at a time."""
-
-    def score(
-        self,
-        corpus: Corpus,
-        sentences: int,
-        search: Search,
-        precision: AbstractContextManager[None],
-        stop: Callable[[], object] = lambda: False,
-    ) -> dict[str, float]:
         scores: dict[str, float] = self.tokens.compute()
         return scores

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.data.layout import EOS, PAD
 from tfm_blocks.data.tokenizer import Tokenizer
@@ -70,8 +71,7 @@ class Filler:
         return ids
 
     def _fill(self, rows: Sequence[list[int]], texts: Sequence[str], top: int) -> Iterator[Filled]:
-        width = max(map(len, rows))
-        ids_BT = torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows])
+        ids_BT = pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=PAD)
         masked_BT = ids_BT == self.mask
         device = next(self.network.parameters()).device
         x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
