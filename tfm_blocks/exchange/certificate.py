@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,15 +112,17 @@ def compare_with_engine(
     log_p_of_engine: Callable[[Rows], list[list[float]]],
     first_predicted: int = 0,
     positions: float = math.inf,
+    excluded: Collection[int] = (),
 ) -> LogProbabilities:
     """Compare the log probabilities of sentences with the log probabilities of another engine.
 
     log_p_of_engine: returns the log probability of each token and of eos. first_predicted: the engine assigns
     probability 0 to smaller ids. positions: the maximum tokens of a sentence in the engine, with begin or end.
+    excluded: ids that no sentence has, because the engine reads them as padding.
     """
     differences: list[float] = []
     sentences, longest, ids = 0, 0, set[int]()
-    for rows in (random_rows(network, positions), *_walks(network, positions)):
+    for rows in (random_rows(network, positions, excluded), *_walks(network, positions, excluded)):
         logits_BTV = network(**network_inputs(rows))
         logits_BTV[..., :first_predicted] = -torch.inf
         predicted = predicted_rows(rows)
@@ -139,10 +141,10 @@ def predicted_rows(rows: Rows) -> list[Tensor]:
     return rows[TARGET] if TARGET in rows else next(iter(rows.values()))
 
 
-def random_rows(network: Network, positions: float = math.inf) -> Rows:
+def random_rows(network: Network, positions: float = math.inf, excluded: Collection[int] = ()) -> Rows:
     """Return sentences of random ids, from the first subword on, that fit the positions of both engines."""
     generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network)
+    longest, ids = _longest(network, positions), _ids(network, excluded)
     lengths = {
         name: torch.randint(1, min(most, LONGEST) + 1, (SENTENCES,), generator=generator)
         for name, most in longest.items()
@@ -153,14 +155,14 @@ def random_rows(network: Network, positions: float = math.inf) -> Rows:
     }
 
 
-def _walks(network: Network, positions: float) -> Iterator[Rows]:
+def _walks(network: Network, positions: float, excluded: Collection[int]) -> Iterator[Rows]:
     """Yield a sentence of the maximum length, and sentences that contain each id once, in random order.
 
     If the ids of a large model would need more than MOST_PRODUCTS multiplications, they are a part of all ids, evenly
     spread, with the last id.
     """
     generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network).flip(0)
+    longest, ids = _longest(network, positions), _ids(network, excluded).flip(0)
     affordable = max(1, MOST_PRODUCTS // sum(parameter.numel() for parameter in network.parameters()))
     ids = ids[:: math.ceil(len(ids) / affordable)]
     walks = {name: ids[torch.randperm(len(ids), generator=generator)] for name in longest}
@@ -174,9 +176,10 @@ def _walks(network: Network, positions: float) -> Iterator[Rows]:
         yield {name: list(sentences[start : start + SENTENCES]) for name, sentences in rows.items()}
 
 
-def _ids(network: Network) -> Tensor:
+def _ids(network: Network, excluded: Collection[int]) -> Tensor:
     """Return the ids of subwords."""
-    return torch.arange(Tokenizer.EOS + 1, int(str(network.spec.sink.shape[-1])))
+    ids = range(Tokenizer.EOS + 1, int(str(network.spec.sink.shape[-1])))
+    return torch.tensor([id for id in ids if id not in excluded])
 
 
 def _longest(network: Network, positions: float) -> dict[str, int]:
@@ -256,8 +259,13 @@ def _published_ids(tokenizer: Tokenizer) -> Tensor:
 
 
 def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> LogProbabilities:
-    """Compare log probabilities. The export lacks the ids before the first of the vocabulary, such as padding."""
-    published = _published_ids(ours.tokenizer)
+    """Compare log probabilities. The export lacks the ids before the first of the vocabulary, such as padding.
+
+    The positions of some encoders, such as RoBERTa, depend on the id of padding, so they read it only as padding.
+    """
+    published, pad, excluded = _published_ids(ours.tokenizer), model.config.pad_token_id, []
+    if isinstance(ours, Encoder) and pad is not None:
+        excluded, published[0] = (published[1:] == pad).nonzero()[:, 0].add(1).tolist(), pad
 
     def log_p_of_model(rows: Rows) -> list[list[float]]:
         inputs = network_inputs(rows)
@@ -268,7 +276,8 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
         logits_BTV = model(**ids, attention_mask=keep.long()).logits
         return pick_log_p(logits_BTV.log_softmax(-1)[..., published], predicted_rows(rows))
 
-    return compare_with_engine(ours.network, log_p_of_model, vocabulary_of(ours.tokenizer).first, positions)
+    first = vocabulary_of(ours.tokenizer).first
+    return compare_with_engine(ours.network, log_p_of_model, first, positions, excluded)
 
 
 @torch.inference_mode()
