@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -136,9 +136,9 @@ def compare_with_engine(
     return LogProbabilities(sentences, len(differences), len(ids), longest, SEED, largest, mean)
 
 
-def predicted_rows(rows: Rows) -> list[Tensor]:
+def predicted_rows(rows: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
     """Return the rows of the target, or of an encoder the rows of its source, whose tokens it predicts in place."""
-    return rows[TARGET] if TARGET in rows else next(iter(rows.values()))
+    return list(rows[TARGET] if TARGET in rows else next(iter(rows.values())))
 
 
 def random_rows(network: Network, positions: float = math.inf, excluded: Collection[int] = ()) -> Rows:
@@ -223,7 +223,7 @@ def certify(
         return None
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
-    load = transformers.AutoModelForSeq2SeqLM if ours.inputs else transformers.AutoModelForCausalLM
+    load: Any = transformers.AutoModelForSeq2SeqLM if ours.inputs else transformers.AutoModelForCausalLM
     load = transformers.AutoModelForMaskedLM if isinstance(ours, Encoder) else load
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)

@@ -95,7 +95,8 @@ def _frame(opened: PublishedTokenizer, published: Published, config: Mapping[str
         name, ([key for key in added if key == BOS_KEY], [key for key in added if key != BOS_KEY])
     )
     named = _named_tokens(opened.files)
-    begin = _token_ids(opened, named, before, config.get("bos_token_id"))
+    start = published.vocabulary.start if published.family.encoder else config.get("bos_token_id")
+    begin = _token_ids(opened, named, before, start)
     return begin, _token_ids(opened, named, after, published.vocabulary.eos)
 
 

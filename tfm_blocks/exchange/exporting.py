@@ -186,8 +186,9 @@ def _record(run: Path, published: Published) -> PublishedFile:
         return record
     try:
         config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in record.texts else {}
-        ids = {key: id for key, id in special_ids(published.vocabulary).items() if config.get(key) is None}
-        known = config | (ids if published.family.encoder else {})
+        ids = {"bos_token_id": published.vocabulary.start, "eos_token_id": published.vocabulary.eos}
+        missing = {key: id for key, id in ids.items() if published.family.encoder and config.get(key) is None}
+        known = config | missing
         stated = read_published(published.family, known, generation, len(record.tensors) or LARGEST, str(where))
     except (KeyError, ValueError) as error:
         raise damaged(where, error) from None
@@ -241,7 +242,7 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
     """Return config.json and the code files, by name. Raises ConfigError for inputs that transformers cannot pass."""
     spec = network.spec
     if TARGET not in names(spec.inputs) or len(spec.sources) > 1 or not all(tensor.tokens for tensor in spec.inputs):
-        rule = f"reads {', '.join(names(spec.inputs))}, but custom code of transformers passes token ids of a source and of a target"
+        rule = f"reads {', '.join(names(spec.inputs))}, but transformers passes token ids of a source and of a target"
         raise ConfigError(Problem(where, rule, help="write its graph as one PyTorch file: tfm eject"))
     adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
     return {
