@@ -140,7 +140,7 @@ def load(
         RunError: The folder is damaged, foreign or incomplete, or lacks the checkpoint.
         ConfigError: A plug-in cannot be imported.
     """
-    from tfm_blocks.translation.encoder import load_any
+    from tfm_blocks.translation.classify import load_any
 
     return load_any(Path(run), device=device, plugins=plugins, checkpoint=checkpoint)
 

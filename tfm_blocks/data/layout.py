@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.data.corpus import CHUNK, Corpus
+from tfm_blocks.data.labels import LabelCoder, number_rows
 from tfm_blocks.data.noise import Flat, Masking
-from tfm_blocks.data.objectives import NEXT_TOKEN, MaskedSettings, ObjectiveSettings
+from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, MaskedSettings, ObjectiveSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET
 
@@ -28,13 +29,15 @@ class Batch:
     """Int64 ids of every input by name, right-padded with 0, and the label of each target position.
 
     A label of 0 is ignored: padding, or a position before the target begins. `kept_N` are the flat indices of the other
-    labels, computed on the CPU because it would synchronise an accelerator.
+    labels, computed on the CPU because it would synchronise an accelerator. `values_NC` are the numbers that the
+    outputs at these positions should have, if labels are not classes.
     """
 
     inputs: dict[str, Tensor]
     labels_BT: Tensor
     kept_N: Tensor
     rows: tuple[int, ...] = ()  # indices in the corpus, if a whole corpus is scored
+    values_NC: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         """Copy to the device asynchronously."""
@@ -46,7 +49,9 @@ class Batch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         inputs = {name: change(ids) for name, ids in self.inputs.items()}
-        return replace(self, inputs=inputs, labels_BT=change(self.labels_BT), kept_N=change(self.kept_N))
+        values_NC = None if self.values_NC is None else change(self.values_NC)
+        kept_N = change(self.kept_N)
+        return replace(self, inputs=inputs, labels_BT=change(self.labels_BT), kept_N=kept_N, values_NC=values_NC)
 
 
 def batch_of(inputs: dict[str, Tensor], labels_BT: Tensor, *, empty: bool = False) -> Batch:
@@ -254,6 +259,42 @@ class HiddenTokens(Layout):
         return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], np.asarray(rows))
 
 
+class Labelled(Layout):
+    """Layout of objective=label: the source, and its label at the first position, or of each word at its first token.
+
+    A label that is not a class is marked by 1, and its numbers are `values_NC`.
+    """
+
+    at_positions = True
+
+    def __init__(self, input: str, coder: LabelCoder) -> None:
+        self.inputs = (input,)
+        self.coder = coder
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return self.tokens_N(corpus)[:, None]
+
+    def tokens_N(self, corpus: Corpus) -> Lengths:
+        return np.maximum(corpus.lengths_N(SOURCE) + corpus.conventions.adds_eos, 1)
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        words = self.coder.predict == "words"
+        return corpus.lengths_N(TARGET) if words else np.ones(len(corpus), np.int32)
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        sources = [corpus.conventions.source(corpus.ids(SOURCE, int(row)).tolist()) for row in rows]
+        ids_BT = _padded([np.asarray(ids) for ids in sources])
+        labels_BT, labels = torch.zeros_like(ids_BT), [corpus.ids(TARGET, int(row)).tolist() for row in rows]
+        if self.coder.predict in ("several", "number"):
+            labels_BT[:, 0] = 1
+            values_NC = torch.from_numpy(number_rows(self.coder, [] if empty else labels))
+            return replace(batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty), values_NC=values_NC)
+        for place, (row, ids) in enumerate(zip(rows, labels, strict=True)):
+            positions = corpus.positions(int(row)).tolist() if corpus.positional else [0]
+            labels_BT[place, positions] = torch.tensor(ids)
+        return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
+
+
 def _adds_eos(corpus: Corpus) -> bool:
     """Return True if eos follows the ids of a row; the documents of packed text, which has one column, have theirs."""
     return corpus.conventions.adds_eos and len(corpus.columns) > 1
@@ -274,6 +315,9 @@ def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSetting
     """Return the layout for a model with these inputs, a corpus and an objective."""
     if isinstance(objective, MaskedSettings):
         return _hidden_tokens(corpus, inputs, objective)
+    if isinstance(objective, LabelSettings):
+        assert corpus.labels is not None, "the check of the run expects data=labels"
+        return Labelled(inputs[0], corpus.labels)
     sources = [name for name in inputs if name != TARGET]
     if sources and TARGET in inputs:
         return Sides(sources)

@@ -62,7 +62,18 @@ class MaskedSettings(ObjectiveBase):
         return random
 
 
-ObjectiveSettings = Annotated[NextTokenSettings | MaskedSettings, Field(discriminator="name")]
+class LabelSettings(ObjectiveBase):
+    """Predict the label of a text, several, a number, or the label of each word: `data.predict` of data=labels.
+
+    weights: the weight of the loss of each class; balanced: n / (C · n_c) for n training labels, n_c of them of class c
+    of C, so that classes have equal sums; null: 1. For several classes, they multiply the loss of each decision.
+    """
+
+    name: Literal["label"]
+    weights: dict[str, Annotated[float, Field(gt=0)]] | Literal["balanced"] | None = None
+
+
+ObjectiveSettings = Annotated[NextTokenSettings | MaskedSettings | LabelSettings, Field(discriminator="name")]
 NEXT_TOKEN = NextTokenSettings(name="next_token")
 
 

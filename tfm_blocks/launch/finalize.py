@@ -87,7 +87,7 @@ def finish(
 
 def _corpus_scores(module: TrainingModule, references: Sequence[str]) -> Sequence[Score]:
     """Return sacreBLEU's scores of the translations; empty for answers to a probe task."""
-    if not module.scorer.outputs or module.settings.data.kind == "probe":
+    if not module.scorer.outputs or module.settings.data.kind in ("probe", "labels"):
         return ()
     return score(module.scorer.outputs, references, metrics(module.settings.trainer.bleu, tokenised=False))
 
@@ -119,10 +119,15 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
         yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in SavedModel.read(job.folder).plugins)
     probe = job.config["data"]["kind"] == "probe"
-    files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation or probe else []), LOSSES, f"{CHECKPOINTS}/"]
+    labels = job.config["data"]["kind"] == "labels"
+    written = status.translation or probe or labels
+    files = [METRICS, STATUS, *([TRANSLATIONS] if written else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
     if probe:
         yield f"next: tfm show {job.folder}"
+        return
+    if labels:
+        yield f"next: echo 'your text' | tfm classify {job.folder}{plugins}"
         return
     objective = read_objective(job.config.get("objective"))
     if objective and not objective.generates:

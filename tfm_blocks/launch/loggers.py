@@ -42,7 +42,8 @@ def open_loggers(
             loggers.append(logger)
             for row in rows:
                 logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
-        yield [CsvLogger(path, columns(losses, list(groups), answered=settings.data.kind == "probe")), *loggers]
+        kinds = {"answered": settings.data.kind == "probe", "labelled": settings.objective.name == "label"}
+        yield [CsvLogger(path, columns(losses, list(groups), **kinds)), *loggers]
     except BaseException as error:
         end = _end(error)
         raise

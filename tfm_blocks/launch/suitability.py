@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfm_blocks.data.objectives import MaskedSettings, ObjectiveSettings
+from tfm_blocks.data.objectives import LabelSettings, MaskedSettings, ObjectiveSettings
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.data.settings import DataSettings, columns_of
+from tfm_blocks.data.settings import DataSettings, LabelsSettings, columns_of
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.check import sight_of
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
@@ -22,10 +22,15 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
     """Yield a problem unless each input is a column of the data, and the data can train such a model."""
     if isinstance(objective, MaskedSettings):
         yield from _masked_problems(spec, data, objective)
+    elif isinstance(objective, LabelSettings):
+        yield from _label_problems(spec, data, objective)
     elif TARGET not in names(spec.inputs) and not isinstance(data, ProbeSettings):
         rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
         help = "objective=masked trains an encoder on text, and probe tasks, such as data=parity, a model without tgt"
         yield Problem("model.inputs", rule, help=help)
+    if isinstance(data, LabelsSettings) and objective.generates:
+        rule = f"data.kind=labels has labels, which objective={objective.name} would generate as text"
+        yield Problem("objective", rule, help="write objective=label, or data=text")
     if isinstance(data, ProbeSettings):
         yield from _probe_problems(spec, data)
     columns = columns_of(data) if data else ()
@@ -65,6 +70,49 @@ def _masked_problems(spec: Spec, data: DataSettings | None, objective: MaskedSet
     elif sight_of(spec, inputs[0], REGISTRY) != "all":
         rule = f"{name} predicts from both sides, but no output position sees later tokens of {inputs[0]}"
         yield Problem("model.graph", rule, help="write mask: null at the attention, in place of causal")
+
+
+def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSettings) -> Iterator[Problem]:
+    """Yield a problem unless the data has labels, and the model an output for each at positions of its input."""
+    inputs, sink = names(spec.inputs), spec.sink
+    if data is not None and not isinstance(data, LabelsSettings):
+        rule = f"objective=label predicts labels, but data.kind={data.kind} has none"
+        yield Problem("objective", rule, help="write data=labels, or objective=next_token")
+    if TARGET in inputs:
+        rule = f"objective=label reads a text from both sides, but the model reads {TARGET} from left to right"
+        yield Problem("model.inputs", rule, help="write model=classifier, or inputs: {tgt: null, src: B S}")
+    elif len(inputs) != 1:
+        rule = f"objective=label predicts the label of one input, but the model has {', '.join(inputs)}"
+        yield Problem("model.inputs", rule, help="leave the other inputs out")
+    elif sink.shape[:-1] != spec.sources[0].shape:
+        rule = f"the output has the axes {format_shape(sink.shape)}, not the positions of {inputs[0]}"
+        yield Problem("model.graph", rule, help="end the graph with {block: unembed, vocab: classes + 1, first_id: 1}")
+    if not isinstance(data, LabelsSettings) or TARGET in inputs:
+        return
+    outputs, first = sink.shape[-1], sink.arguments.get("first_id", 0)
+    if first != 1 or outputs != data.coder.outputs + 1:
+        what = f"the {len(data.coder.names)} of data.labels" if data.labels else "a number"
+        need = f"for each of {what}" if data.labels else f"for {what}"
+        count = int(str(outputs)) - first
+        rule = f"has {count} outputs from the id {first} on, but needs one {need}, from the id 1 on"
+        help = (
+            f"write classes={data.coder.outputs}, and at the last node block: unembed, vocab: classes + 1, first_id: 1"
+        )
+        yield Problem(".".join(map(str, sink.path)), rule, help=help)
+    if isinstance(objective.weights, dict) and set(objective.weights) != set(data.labels or ()):
+        wrong = sorted(set(objective.weights) ^ set(data.labels or ()))
+        rule = f"must have a weight for each of data.labels and no other, but {', '.join(wrong)} differ"
+        yield Problem("objective.weights", rule, help="write objective.weights={CLASS: WEIGHT}, or balanced, or null")
+    elif objective.weights and data.predict == "number":
+        rule = f"is {objective.weights}, but data.predict=number has no classes"
+        yield Problem("objective.weights", rule, help="write objective.weights=null")
+    if data.predict != "words" and sight_of(spec, inputs[0], REGISTRY) != "all":
+        rule = f"the label is predicted at the first position, which sees no later tokens of {inputs[0]}"
+        yield Problem("model.graph", rule, help="write mask: null at the attention, or {block: pool} before the output")
+    pooled = next((node for node in spec.nodes if node.block == "pool" and node.arguments["kind"] != "none"), None)
+    if data.predict == "words" and pooled:
+        rule = f"gives all words the same vector ({pooled.arguments['kind']}), but data.predict=words labels each word"
+        yield Problem(".".join(map(str, pooled.path)), rule, help="write pooling=none")
 
 
 def find_optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Learned]) -> Iterator[Problem]:

@@ -22,7 +22,14 @@ from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.measures import MEASURES, Floats, Statistics, answer_statistics, line_statistics
+from tfm_blocks.scoring.measures import (
+    MEASURES,
+    Floats,
+    Statistics,
+    answer_statistics,
+    label_statistics,
+    line_statistics,
+)
 from tfm_blocks.scoring.paired_test import (
     System,
     interval_over_sentences,
@@ -132,7 +139,11 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
     """Return the statistics by measure. A missing or damaged file adds a note and yields no statistics."""
     statistics: dict[str, Floats] = {}
     try:
-        if "accuracy" in run.scores:
+        if run.settings.get("data.kind") == "labels" and run.scored_on:
+            lines = read_translations(run.folder)
+            texts = [line.output for line in lines], [line.reference for line in lines]
+            statistics |= label_statistics(*texts, str(run.settings["data.predict"]))
+        elif "accuracy" in run.scores:
             lines = read_translations(run.folder)
             statistics |= answer_statistics([line.output for line in lines], [line.reference for line in lines])
         elif run.scores:

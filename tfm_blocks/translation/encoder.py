@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.devices import choose_device
 from tfm_blocks.errors import DataError, Place, Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import read_network, read_spec
-from tfm_blocks.translation.translator import Translator
+from tfm_blocks.runs.model import read_network
+
+Pooling = Literal["mean", "first"]
 
 
 class Encoder:
@@ -44,7 +45,12 @@ class Encoder:
     ) -> Self:
         """Load the network and the tokenizer of a run folder. Raises RunError."""
         network = read_network(run, plugins, checkpoint)
-        return cls(network.to(choose_device(device)), load_tokenizer(run / TOKENIZER))
+        encoder = cls(network.to(choose_device(device)), load_tokenizer(run / TOKENIZER))
+        encoder.read_labels(run)
+        return encoder
+
+    def read_labels(self, run: Path) -> None:
+        """Read what else a use needs from a run. Raises RunError if the run lacks it."""
 
     def encode(self, texts: Sequence[str], *, first: int = 1, masked: bool = False) -> list[list[int]]:
         """Return the ids that the network reads for each text; with `masked`, <mask> in a text is the mask token.
@@ -60,6 +66,25 @@ class Encoder:
                 raise DataError(Problem("stdin", rule, Place("stdin", number), help="split the line"))
             rows.append(ids)
         return rows
+
+    def embed(
+        self, texts: Sequence[str], *, pooling: Pooling = "mean", batch_tokens: int = 4096, first: int = 1
+    ) -> Tensor:
+        """Return a vector for each text, from the input of the output head: x_ND on the CPU.
+
+        pooling: the mean of all positions, special tokens included, or the first position. Raises DataError for a text
+        that is too long; lines count from `first`.
+        """
+        rows = self.encode(texts, first=first)
+        vectors = []
+        with evaluating(self.network), torch.inference_mode():
+            for start, end in batch_bounds(rows, batch_tokens):
+                ids_BS = self.padded(rows[start:end])
+                x_BSD = self.network.trunk_with_losses({self.input: ids_BS})[0].float()
+                keep_BS1 = (ids_BS != PAD)[:, :, None]
+                mean_BD = (x_BSD * keep_BS1).sum(1) / keep_BS1.sum(1)
+                vectors.append((mean_BD if pooling == "mean" else x_BSD[:, 0]).cpu())
+        return torch.cat(vectors) if vectors else torch.zeros(0, 0)
 
     def padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return the rows as ids_BS on the device of the network."""
@@ -77,12 +102,3 @@ def batch_bounds(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[t
             start, widest = end, len(ids)
     if rows:
         yield start, len(rows)
-
-
-def load_any(
-    run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
-) -> Translator | Encoder:
-    """Load the translator of a run, or its encoder if the model reads no target. Raises RunError."""
-    device = choose_device(device)
-    kind = Translator if TARGET in names(read_spec(run, plugins).inputs) else Encoder
-    return kind.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
