@@ -242,6 +242,7 @@ def test_a_run_learns_labels_classifies_embeds_and_is_compared(tmp_path, monkeyp
     assert [one.label for one in classifier.classify(texts)] == ["pos", "neg", "neg"]
     together, alone = classifier.embed(texts), torch.cat([classifier.embed([text]) for text in texts])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    capsys.readouterr()
     (tmp_path / "lines").write_text("\n".join(texts))
     main(["classify", str(run.folder), "lines", "--scores"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

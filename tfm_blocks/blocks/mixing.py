@@ -108,7 +108,7 @@ class Gate(nn.Module):
 
 
 @block(
-    "pool",
+    "pool_positions",
     "x: B N D -> B N D",
     sees={"x": "all"},
     source="Reimers and Gurevych 2019 (Sentence-BERT), section 3, pooling strategies",

@@ -108,8 +108,12 @@ def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSetti
         yield Problem("objective.weights", rule, help="write objective.weights=null")
     if data.predict != "words" and sight_of(spec, inputs[0], REGISTRY) != "all":
         rule = f"the label is predicted at the first position, which sees no later tokens of {inputs[0]}"
-        yield Problem("model.graph", rule, help="write mask: null at the attention, or {block: pool} before the output")
-    pooled = next((node for node in spec.nodes if node.block == "pool" and node.arguments["kind"] != "none"), None)
+        yield Problem(
+            "model.graph", rule, help="write mask: null at the attention, or {block: pool_positions} before the output"
+        )
+    pooled = next(
+        (node for node in spec.nodes if node.block == "pool_positions" and node.arguments["kind"] != "none"), None
+    )
     if data.predict == "words" and pooled:
         rule = f"gives all words the same vector ({pooled.arguments['kind']}), but data.predict=words labels each word"
         yield Problem(".".join(map(str, pooled.path)), rule, help="write pooling=none")
