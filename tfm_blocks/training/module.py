@@ -287,9 +287,10 @@ class TrainingModule(LightningModule):
 
 
 def _translator(network: Network, prepared: Prepared, objective: ObjectiveSettings) -> Translator | None:
-    """Return the translator, or None if the model predicts at positions of its input."""
+    """Return the translator, or None if the objective or the model generates no text."""
     layout = layout_of(prepared.train, names(network.spec.inputs), objective)
-    return None if layout.at_positions else Translator(network, prepared.tokenizer, prepared.train.columns)
+    generates = objective.generates and not layout.at_positions
+    return Translator(network, prepared.tokenizer, prepared.train.columns) if generates else None
 
 
 def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:
