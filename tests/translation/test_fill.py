@@ -23,10 +23,10 @@ def filler():
 def slow(filler, text, steps):
     """Fill one text: in each step, the masks with the most probable tokens."""
     ids = [*filler.tokenizer.encode_masked(text), 2]
-    masks = ids.count(filler.mask)
+    masks = ids.count(filler.tokenizer.mask)
     counts = [masks // steps + (step < masks % steps) for step in range(steps)]
     for count in counts:
-        places = [place for place, id in enumerate(ids) if id == filler.mask]
+        places = [place for place, id in enumerate(ids) if id == filler.tokenizer.mask]
         logits_NV = filler.network.eval()(src=torch.tensor([ids]))[0].float()
         logits_NV[:, sorted(filler.tokenizer.special_ids)] = -torch.inf
         p, token = torch.softmax(logits_NV, 1).max(1)
