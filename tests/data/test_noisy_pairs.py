@@ -228,13 +228,13 @@ def test_568_tokens_become_512_inputs_and_114_targets(tokenizer, tmp_path, size)
     corpus = packed(tmp_path, tokenizer, size, context=568)
     layout = layout_of(corpus, ["src", "tgt"], SPANS).drawn(*DRAW)
     assert layout.widths_NC(corpus)[:-1].tolist() == [[512, 114]] * (len(corpus) - 1)
-    spans = []
+    spans, sentinels = [], tokenizer.sentinels
     for row in range(len(corpus) - 1):
         batch = layout.batch(corpus, [row])
         source, target = batch.inputs["src"][0].tolist(), batch.labels_BT[0].tolist()
         assert (len(source), len(target)) == (512, 114)
-        names = [id for id in target if id in tokenizer.sentinels]
-        assert names == [id for id in source if id in tokenizer.sentinels] == tokenizer.sentinels[:28]
+        names = [id for id in target if id in sentinels]
+        assert names == [id for id in source if id in sentinels] == sentinels[:28]
         places = [target.index(name) for name in names]
         spans += [b - a - 1 for a, b in zip(places, [*places[1:], len(target) - 1], strict=True)]
     assert sum(spans) == 85 * (len(corpus) - 1)
@@ -277,12 +277,12 @@ def test_the_split_of_a_prefix_is_uniform(corpus):
 def test_diffusion_hides_each_token_with_a_probability_of_its_row_and_divides_by_it(tokenizer, tmp_path, size):
     corpus = packed(tmp_path, tokenizer, size, context=64)
     layout = layout_of(corpus, ["src"], DIFFUSION).drawn(*DRAW)
-    labels_N, weighted, fractions = layout.labels_N(corpus), 0.0, []
+    labels_N, weighted, fractions, special = layout.labels_N(corpus), 0.0, [], tokenizer.special_ids
     for row in range(len(corpus)):
         batch, ids = layout.batch(corpus, [row]), corpus.ids("tgt", row).astype(np.int64)
         u = Draws(row)
         p = (1 - 0.001) * u(COUNT) + 0.001
-        hidden = [id not in tokenizer.special_ids and u(PLACE, place) < p for place, id in enumerate(ids.tolist())]
+        hidden = [id not in special and u(PLACE, place) < p for place, id in enumerate(ids.tolist())]
         assert batch.labels_BT[0].tolist() == np.where(hidden, ids, 0).tolist()
         assert batch.inputs["src"][0].tolist() == np.where(hidden, tokenizer.mask, ids).tolist()
         assert batch.weights_B.tolist() == [pytest.approx(1 / p)]

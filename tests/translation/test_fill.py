@@ -25,7 +25,7 @@ def slow(filler, text, steps):
     ids = [*filler.tokenizer.encode_masked(text), 2]
     masks = ids.count(filler.tokenizer.mask)
     counts = [masks // steps + (step < masks % steps) for step in range(steps)]
-    for count in counts:
+    for count in filter(None, counts):
         places = [place for place, id in enumerate(ids) if id == filler.tokenizer.mask]
         logits_NV = filler.network.eval()(src=torch.tensor([ids]))[0].float()
         logits_NV[:, sorted(filler.tokenizer.special_ids)] = -torch.inf

@@ -142,8 +142,8 @@ class Tokenizer:
     @property
     def sentinels(self) -> list[int]:
         """Return the ids of the tokens that stand for spans, in their order."""
-        names = takewhile(self.ids.__contains__, map(sentinel, count()))
-        return [self.ids[name] for name in names]
+        ids = self.ids
+        return [ids[name] for name in takewhile(ids.__contains__, map(sentinel, count()))]
 
     @property
     def text(self) -> str:
