@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +69,7 @@ class Batch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         inputs = {name: change(ids) for name, ids in self.inputs.items()}
-        others = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        others: dict[str, Any] = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, inputs=inputs, **others)
 
 
