@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 
 from tfm_blocks.errors import listed
 from tfm_blocks.figures.draw import Content
-from tfm_blocks.figures.figure import picture_of
-from tfm_blocks.figures.picture import FigurePicture, mark_nodes, place_side_by_side
-from tfm_blocks.figures.themes import Mark
+from tfm_blocks.figures.drawing import FigurePicture, Mark
+from tfm_blocks.figures.figure import mark_nodes, picture_of, place_side_by_side
 from tfm_blocks.language.difference import AlikeNodes, Change, find_changes
 from tfm_blocks.language.outline import Outline, write_nodes
 from tfm_blocks.language.pairing import pattern

@@ -12,9 +12,8 @@ from markupsafe import Markup
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import Problem
 from tfm_blocks.figures.draw import Content
-from tfm_blocks.figures.figure import Style, picture_of, svg_of
-from tfm_blocks.figures.picture import mark_nodes
-from tfm_blocks.figures.themes import THEMES, Mark, Theme
+from tfm_blocks.figures.drawing import THEMES, Mark, Theme
+from tfm_blocks.figures.figure import Style, mark_nodes, picture_of, svg_of
 from tfm_blocks.language.outline import Outline, write_add_norm, write_references, write_steps, write_value
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.sources import Sources
