@@ -116,8 +116,10 @@ class _Drawer:
         tails: dict[Box, Chain] = {}
         visible = [part for part in alike[0] if not _passes(part)] or alike[0][-1:]
         for parts in zip(*alike, strict=True):
-            if frame is self.root:
-                self._place_inputs(parts[0], tails)
+            for address in (a for node in nodes_of(parts[:1]) for a in (*node.read, node.residual)):
+                box = self.outlets.get(address)
+                if frame is self.root and box and box.kind == "text" and box.frame is None:
+                    self._place([box], box, frame, tails)
             if parts[0] not in visible:
                 passed = [node.address for node in nodes_of(parts)]
                 self.outlets |= dict.fromkeys(passed, self.outlets[entry_of(parts[0])])
@@ -126,12 +128,6 @@ class _Drawer:
                 top = items[-1]  # a stack, or a node whose output is read at a first port or beside it
                 spine = isinstance(top, Frame) or not self.spine.isdisjoint(top.addresses)
                 self._place(items, entry, frame, tails if spine or parts[0] is visible[-1] else {})
-
-    def _place_inputs(self, part: Part, tails: dict[Box, Chain]) -> None:
-        for address in (address for node in nodes_of((part,)) for address in (*node.read, node.residual)):
-            box = self.outlets.get(address)
-            if box and box.kind == "text" and box.frame is None:
-                self._place([box], box, self.root, tails)
 
     def _place(self, items: Sequence[Drawn], entry: Box, frame: Frame, tails: dict[Box, Chain]) -> None:
         """Put items on top of the chain that ends in `entry`, or into a new chain."""
@@ -162,8 +158,9 @@ class _Drawer:
         info = self.registry.blocks[node.block] if node.block else None
         shown = labels.argument_notes(node, self.registry, self.varied.get(node.address, ())) if info else ()
         drawn, ports, adding = labels.node_boxes(node, info, [*shown, *self._notes(alike)], self.titles)
+        about = node.address if len(alike) == 1 else f"{node.address} … {alike[-1].address}"
         for box in drawn:
-            box.addresses, box.about = addresses, _about(alike)
+            box.addresses, box.about = addresses, f"{about}: {node.block}" if node.block else about
         for place, (port, reads) in enumerate(node.reads.items()):
             target, heads = (ports, 1 + (port == "kv")) if place else (drawn[0], 1)
             for index, source in enumerate(reads):
@@ -248,7 +245,13 @@ class _Drawer:
         part = alike[0]
         addresses = tuple(f"{other.address}.{index}" for other in alike for index in range(group.first, group.end))
         entry = self.outlets[entry_of(first_of(part.layers[group.first]))]
-        frame = Frame(addresses, plate=True, entry=entry, label=_layer_label(part, group, groups))
+        times = f"{group.times}×" if group.times > 1 else ""
+        if groups == 1:
+            shared = any(node.owner.startswith(f"{part.address}.0.") for node in nodes_of(part.layers[-1]))
+            which = "shared weights" if shared and times else ""
+        else:
+            which = f"layers {group.first}–{group.end - 1}" if times else f"layer {group.first}"
+        frame = Frame(addresses, plate=True, entry=entry, label=tuple(filter(None, (times, which))))
         for offset in range(group.period):
             self._graph([other.layers[index] for other in alike for index in group.alike(offset)], frame)
         return frame
@@ -305,20 +308,3 @@ def _are_copies(part: Parallel) -> bool:
     branches = [list(nodes_of(branch)) for branch in part.branches]
     groups = find_groups(part.address, branches, [""] * len(branches), {})
     return len(groups) == 1 and groups[0].period == 1 and groups[0].times > 1
-
-
-def _layer_label(part: Stack, group: LayerGroup, groups: int) -> tuple[str, ...]:
-    times = f"{group.times}×" if group.times > 1 else ""
-    if groups == 1:
-        shared = any(node.owner.startswith(f"{part.address}.0.") for node in nodes_of(part.layers[-1]))
-        which = "shared weights" if shared and times else ""
-    else:
-        which = f"layer {group.first}" if not times else f"layers {group.first}–{group.end - 1}"
-    return tuple(text for text in (times, which) if text)
-
-
-def _about(alike: Sequence[Node]) -> str:
-    """Return the sentence that a reader sees when pointing at a box."""
-    first, last = alike[0], alike[-1]
-    addresses = first.address if first is last else f"{first.address} … {last.address}"
-    return f"{addresses}: {first.block}" if first.block else addresses

@@ -100,27 +100,23 @@ def _primitives(item: Box | Frame, theme: Theme) -> Iterator[Primitive]:
         return
     if item.glyph == "box":
         yield Rect(item, 3, Pen(colour, theme.fills.get(item.kind, theme.background), width, dashed))
-    elif item.glyph != "text":
-        yield from _plus(item, Pen(colour, theme.background, width, dashed))
+    elif item.glyph != "text":  # a circled plus, and the circled wave beside it
+        pen, radius = Pen(colour, theme.background, width, dashed), item.width / 2
+        x, y = item.x + radius, item.y + radius
+        yield Circle(x, y, radius, pen)
+        yield Path([[(x - 4, y), (x + 4, y)], [(x, y - 4), (x, y + 4)]], pen)
+        if item.wave:
+            far, y = item.wave
+            sign, half, bend = -1 if far < x else 1, WAVE / 2, 11
+            yield Path([[(far - sign * WAVE, y), (x + sign * radius, y)]], pen)
+            yield Circle(far, y, WAVE, pen)
+            curve = [(far - WAVE, y), (far - half, y - bend), (far, y), (far + half, y + bend), (far + WAVE, y)]
+            yield Path([curve], pen)
     yield from (replace(text, colour=theme.faint) if text.size < 9 else text for text in item.texts)
     if mark and item.glyph == "box":
         yield Text(SIGNS[mark], item.x + item.width - 3, item.y + 10, 10, "end", colour)
     elif mark:
         yield Text(SIGNS[mark], item.x + item.width + 1, item.y + 3, 10, "start", colour)
-
-
-def _plus(box: Box, pen: Pen) -> Iterator[Primitive]:
-    """Yield a circled plus, and the circled wave beside it."""
-    radius = box.width / 2
-    x, y = box.x + radius, box.y + radius
-    yield Circle(x, y, radius, pen)
-    yield Path([[(x - 4, y), (x + 4, y)], [(x, y - 4), (x, y + 4)]], pen)
-    if box.wave:
-        far, y = box.wave
-        sign, half, bend = -1 if far < x else 1, WAVE / 2, 11
-        yield Path([[(far - sign * WAVE, y), (x + sign * radius, y)]], pen)
-        yield Circle(far, y, WAVE, pen)
-        yield Path([[(far - WAVE, y), (far - half, y - bend), (far, y), (far + half, y + bend), (far + WAVE, y)]], pen)
 
 
 def picture_of(spec: Spec, registry: Registry, content: Content) -> FigurePicture:
