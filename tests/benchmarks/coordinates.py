@@ -17,7 +17,12 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 
 WIDTHS = {"d_model": (64, 128, 256), "d_ff": (128, 256, 512), "heads": (2, 4, 8), "kv_heads": (1, 2, 4)}
-WIDTHS |= {"d_latent": (32, 64, 128), "d_query": (32, 64, 128), "d_expert": (64, 128, 256)}
+WIDTHS |= {
+    "d_latent": (32, 64, 128),
+    "d_query": (32, 64, 128),
+    "d_expert": (64, 128, 256),
+    "d_embedding": (32, 64, 128),
+}
 FIXED = {"layers": 2, "decoder_layers": 2}
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
