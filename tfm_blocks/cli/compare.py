@@ -52,7 +52,7 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report import comparison_tables as output
-    from tfm_blocks.report.matrix_table import matrix_table
+    from tfm_blocks.report.matrix import matrix_table
 
     comparison = _comparison(arguments)
     if arguments.scaling:

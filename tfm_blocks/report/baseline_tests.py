@@ -22,7 +22,7 @@ from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.measures import MEASURES, Floats, Statistics, answer_statistics, line_statistics
+from tfm_blocks.scoring.corpus import MEASURES, Floats, Statistics, answer_statistics, line_statistics
 from tfm_blocks.scoring.paired_test import (
     System,
     interval_over_sentences,

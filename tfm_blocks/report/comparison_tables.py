@@ -13,8 +13,7 @@ from tfm_blocks.errors import printable
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
-from tfm_blocks.report.matrix import Matrix
-from tfm_blocks.report.matrix_table import matrix_rows, matrix_table, mean_rows
+from tfm_blocks.report.matrix import Matrix, matrix_rows, matrix_table, mean_rows
 from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.report.screen import clock, print_json, print_table, screen, split_for_page
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, csv_text, latex, markdown, markdown_text, texts
