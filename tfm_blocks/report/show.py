@@ -13,9 +13,9 @@ from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_table, screen
-from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
+from tfm_blocks.report.table import COUNT, Cell, Table, Value, numbers, texts
 
-NODE = [*texts("node", "block", "reads", "shape"), Column("parameters", COUNT), Column("multiply-adds", COUNT)]
+NODE = [*texts("node", "block", "reads", "shape"), *numbers(COUNT, "parameters", "multiply-adds")]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def show_model(size: ModelSize, name: str) -> None:
     """Print the nodes, with similar layers of a stack in one row."""
     groups = _alike(size.rows)
     rows = [[*_cells(group), group[0].file] for group in groups]
-    print_table(Table(f"model {name}", [*NODE, Column("file")], rows))
+    print_table(Table(f"model {name}", [*NODE, *texts("file")], rows))
     console = screen()
     adapters = f", {size.trained:,} of them in adapters, the others frozen" * (size.trained < size.parameters)
     console.print(f"{size.parameters:,} parameters, tied and shared ones counted once{adapters}")

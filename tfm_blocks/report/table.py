@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean, stdev
 from typing import Literal
 
 from tfm_blocks.errors import printable
@@ -57,6 +58,14 @@ def texts(*headings: str) -> list[Column]:
 def numbers(form: str, *headings: str) -> list[Column]:
     """Return columns of numbers of one form."""
     return [Column(heading, form) for heading in headings]
+
+
+def spread(values: Sequence[float], form: str) -> Cell | None:
+    """Return a cell with the mean and the standard deviation of several values; None without values."""
+    if not values:
+        return None
+    deviation = f" ± {form.format(stdev(values))}" if len(values) > 1 else ""
+    return Cell(form.format(fmean(values)) + deviation, fmean(values))
 
 
 @dataclass(frozen=True)
