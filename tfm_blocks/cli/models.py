@@ -203,7 +203,8 @@ def _run_rates(spec: Spec, settings: RunSettings) -> RunRates:
     steps = np.unique(np.linspace(1, settings.trainer.steps, POINTS).round().astype(np.int64))
     rates = np.array([settings.schedule.rate(step) for step in steps.tolist()])
     groups = [GroupRates(*names, (min(own), max(own))) for names, own in factors.items()]
-    return RunRates(settings.schedule.name, steps, rates, groups)
+    followers = settings.schedule.model_dump(include={"momentum", "weight_decay"}, exclude_none=True)
+    return RunRates(settings.schedule.name, steps, rates, groups, followers)
 
 
 def _expect_effects(arguments: argparse.Namespace) -> None:

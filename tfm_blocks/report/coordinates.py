@@ -159,6 +159,7 @@ class RunRates:
     steps: npt.NDArray[np.int64]
     rates: npt.NDArray[np.float64]
     groups: list[GroupRates]
+    followers: dict[str, float]  # at a rate of 0: the momentum, and the factor of the weight decay
 
 
 def show_rates(run: RunRates, title: str) -> None:
@@ -173,6 +174,9 @@ def show_rates(run: RunRates, title: str) -> None:
     sampled = np.interp(np.linspace(1, run.steps[-1], CURVE), run.steps, run.rates)
     bars = (sampled / run.rates.max() * (len(BARS) - 1)).round().astype(int)
     screen().print(f"{run.name}, steps 1 to {run.steps[-1]:,}: " + "".join(BARS[bar] for bar in bars))
+    for name, low in run.followers.items():
+        values = f"{low:g} at a rate of 0" if name == "momentum" else f"× {low:g} at a rate of 0"
+        screen().print(f"{name.replace('_', ' ')} follows the rate: {values}, the optimizer's at the peak")
 
 
 def _span(values: Iterable[float]) -> str:
@@ -182,7 +186,8 @@ def _span(values: Iterable[float]) -> str:
 def rate_records(run: RunRates) -> dict[str, object]:
     """Return the rates for JSON."""
     groups = [{"group": one.group, "optimizer": one.optimizer, "factors": list(one.factors)} for one in run.groups]
-    return {"schedule": run.name, "steps": run.steps.tolist(), "rates": run.rates.tolist(), "groups": groups}
+    rates = {"steps": run.steps.tolist(), "rates": run.rates.tolist(), "groups": groups}
+    return {"schedule": run.name, **rates, **run.followers}
 
 
 def draw_rates(run: RunRates, title: str, path: Path) -> None:
