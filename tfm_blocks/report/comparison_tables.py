@@ -25,8 +25,8 @@ from tfm_blocks.report.table import (
     latex,
     markdown,
     markdown_text,
+    mean_cell,
     numbers,
-    spread,
     texts,
 )
 from tfm_blocks.runs.records import Measured
@@ -119,7 +119,7 @@ def rates_table(curves: Sequence[RateCurve]) -> Table:
     form = find_key(OBJECTIVE).form
     columns = [*texts("model", "setting", ""), *numbers("{:g}", "value"), *numbers(COUNT, "seeds")]
     rows = [
-        [curve.label, curve.key, _mark(curve, rate), rate.value, len(rate.losses), spread(rate.losses, form)]
+        [curve.label, curve.key, _mark(curve, rate), rate.value, len(rate.losses), mean_cell(rate.losses, form)]
         for curve in curves
         for rate in curve.rates
     ]
@@ -148,12 +148,12 @@ def seeds_table(comparison: Comparison) -> Table:
     for group in comparison.best_rate_groups:
         best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
         done = sum(bool(run.scored_on) for run in group.counted)
-        means = [spread(best, loss)]
+        means = [mean_cell(best, loss)]
         for score in scores:
             values = group.scores_over_seeds(score.name)  # none unless its runs share a test set and a method
             if score.kind == "token":
                 values = [run.values[score.name] for run in group.counted if score.name in run.values]
-            means.append(spread(values, score.mean))
+            means.append(mean_cell(values, score.mean))
         means = [replace(cell, ranked=done == len(group.counted)) if cell else None for cell in means]
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([group.label, Cell(count, done), *means])

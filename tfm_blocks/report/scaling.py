@@ -21,7 +21,7 @@ from tfm_blocks.network.weights import list_weights
 from tfm_blocks.report.comparison import NAMED, Comparison
 from tfm_blocks.report.differences import ABSENT, MODEL, Factor, Group
 from tfm_blocks.report.drawing import WIDTH, line_style
-from tfm_blocks.report.table import COUNT, Table, Value, numbers, spread, texts
+from tfm_blocks.report.table import COUNT, Table, Value, mean_cell, numbers, texts
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.scaling_law import (
@@ -260,7 +260,7 @@ def rungs_table(ladder: Ladder) -> Table:
             rung[0].parameters,
             tokens := fmean(point.tokens for point in rung),
             len(rung),
-            spread([point.loss for point in rung], "{:.4f}"),
+            mean_cell([point.loss for point in rung], "{:.4f}"),
             fit.law.loss(rung[0].parameters, tokens, fit.models.index(rung[0].model)),
         ]
         for rung in rungs(fit.points)

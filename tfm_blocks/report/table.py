@@ -60,7 +60,7 @@ def numbers(form: str, *headings: str) -> list[Column]:
     return [Column(heading, form) for heading in headings]
 
 
-def spread(values: Sequence[float], form: str) -> Cell | None:
+def mean_cell(values: Sequence[float], form: str) -> Cell | None:
     """Return a cell with the mean and the standard deviation of several values; None without values."""
     if not values:
         return None
