@@ -178,7 +178,7 @@ class BitTask(NumberTask):
 
     source: ClassVar = "Delétang et al. 2023"
     presets: ClassVar = CHOMSKY
-    marks: ClassVar = ("=",)
+    marks: ClassVar[tuple[str, ...]] = ("=",)
     numbers = 2
 
 

@@ -149,7 +149,7 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
     if baseline_row is not None:
         references = {column: baseline_row for column, rows in columns.items() if baseline_row in rows}
     means = {row: fmean(own) for row, own in complete.items() if len(own) == len(grid.tasks) > 1}
-    reference = best_of(means, key=lambda row: means[row], default=None)
+    reference: int | None = best_of(means, key=lambda row: means[row], default=None)
     if baseline_row is not None:
         reference = baseline_row if baseline_row in means else None
     tests = dict(_test(cells, columns, baseline_row, list(means)))
