@@ -59,9 +59,7 @@ def render_report(
         **_charts(comparison, matrix),
         **_samples(comparison.grid, sentence, plugins),
         models=models,
-        model_pages=b64encode(
-            gzip.compress(json.dumps([model["page"] for model in models]).encode(), mtime=0)
-        ).decode(),
+        model_pages=b64encode(gzip.compress(pages.encode(), mtime=0)).decode(),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
 
