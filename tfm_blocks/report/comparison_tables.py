@@ -271,12 +271,16 @@ def print_comparison_json(comparison: Comparison) -> None:
         rates = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
         best = {"best": curve.best.value, "edge": curve.edge}
         curves.append({"model": curve.label, "key": curve.key, **best, "values": rates})
+    groups = []
+    for group in comparison.groups:
+        runs = []
+        for run in group.runs:
+            settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
+            runs.append(run.describe() | {"seed": run.settings.get("seed"), "settings": settings})
+        groups.append({"group": group.label, "runs": runs})
     record = {
         "differences": factors,
-        "groups": [
-            {"group": group.label, "runs": [_run_record(run, comparison) for run in group.runs]}
-            for group in comparison.groups
-        ],
+        "groups": groups,
         "learning_rates": curves,
         "baseline": comparison.baseline.label if comparison.baseline else None,
         "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
@@ -290,8 +294,3 @@ def print_comparison_json(comparison: Comparison) -> None:
 def print_matrix_json(matrix: Matrix, notes: Sequence[str]) -> None:
     """Print the cells of the matrix and the notes, unrounded."""
     print_json({"matrix": list(matrix_rows(matrix)), "all_tasks": list(mean_rows(matrix)), "notes": notes})
-
-
-def _run_record(run: SavedRun, comparison: Comparison) -> dict[str, Any]:
-    settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
-    return {**run.describe(), "seed": run.settings.get("seed"), "settings": settings}
