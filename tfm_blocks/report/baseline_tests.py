@@ -82,8 +82,7 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
         p_values = {place: test.seeds for place, test in rows.items() if test.seeds is not None}
         seeds = correct(p_values, {place: test.least for place, test in rows.items()})
         for place, test in rows.items():
-            changes = {"sentences_corrected": sentences.get(place), "seeds_corrected": seeds.get(place)}
-            tests[place] = replace(test, **changes)
+            tests[place] = replace(test, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
     return tests, notes
 
 

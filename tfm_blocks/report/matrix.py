@@ -155,14 +155,14 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
     tests = dict(_test(cells, columns, baseline_row, list(means)))
     p_values = correct({key: test.p for key, test in tests.items()}, {key: test.least for key, test in tests.items()})
     overall: dict[int, tuple[float, float | None]] = {row: (mean, None) for row, mean in means.items()}
-    for (first, second, column), p in p_values.items():
-        against = reference if column is None else references.get(column)
+    for (first, second, task), p in p_values.items():
+        against = reference if task is None else references.get(task)
         if against in (first, second):
             row = second if against == first else first
-            if column is None:
+            if task is None:
                 overall[row] = means[row], p
             else:
-                cells[row, column] = replace(cells[row, column], p=p)
+                cells[row, task] = replace(cells[row, task], p=p)
     return Matrix(grid, score, cells, best, references, overall, reference, baseline_row, len(tests))
 
 

@@ -305,7 +305,7 @@ def scaling_record(ladder: Ladder) -> dict[str, Any]:
             "trend": asdict(trend) | {"p": trend.p} if trend else None,
         }
     errors = {name: fit.estimate(lambda law, name=name: getattr(law, name)).error for name in CONSTANTS}  # type: ignore[misc]
-    record = {"law": asdict(fit.law), "standard_errors": errors, "answers": list(answers(ladder))}
+    record: dict[str, Any] = {"law": asdict(fit.law), "standard_errors": errors, "answers": list(answers(ladder))}
     record |= {"baseline": fit.models[0], "factors": factors}
     record["points"] = [{**asdict(point), "compute": point.compute} for point in fit.points]
     return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
