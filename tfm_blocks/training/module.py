@@ -28,7 +28,7 @@ from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import saved_weights
-from tfm_blocks.tracking.logger import RunLogger
+from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
