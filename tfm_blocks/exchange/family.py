@@ -36,15 +36,23 @@ def _from_root(root: float) -> float:
     return round(square) if math.isclose(square, round(square), rel_tol=1e-9) else square
 
 
-def _to_half(value: Any) -> int:
-    if type(value) is not int or value % 2:
-        raise ValueError(f"must be an even number, but is {_written(value)}")
-    return value // 2
+def _whole(factor: int, offset: int, kind: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the conversions of `factor * knob + offset`, which is `kind`, to the knob and back."""
+
+    def to_knob(value: Any) -> int:
+        if type(value) is not int or (value - offset) % factor:
+            raise ValueError(f"must be {kind}, but is {_written(value)}")
+        return (value - offset) // factor
+
+    return to_knob, lambda knob: factor * knob + offset
 
 
 CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ROOT: (_to_root, _from_root),
-    "1/2": (_to_half, lambda half: 2 * half),
+    "1/2": _whole(2, 0, "an even number"),
+    "x - 2": _whole(1, 2, "a whole number"),
+    "x + 1": _whole(1, -1, "a whole number"),
+    "(x - 1)/3": _whole(3, 1, "1 more than a multiple of 3"),
 }
 
 
@@ -96,6 +104,7 @@ class Family:
     architectures: Sequence[str] = ()
     model_type: str = ""
     tokenizer: str = ""
+    encoder: bool = False
     start: Sequence[str] = ("bos_token_id",)
     missing: Mapping[str, Any] = field(default_factory=dict)
     rope: bool = False
