@@ -11,7 +11,7 @@ from tfm_blocks.errors import Problem
 from tfm_blocks.language.check import sight_of
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.training.groups import Learned, coupled_decays, wrong_scales
+from tfm_blocks.training.groups import Learned, coupled_decays, find_followers_problems, wrong_scales
 from tfm_blocks.training.optimizer_settings import names_used
 from tfm_blocks.training.optimizers import SPECTRAL
 from tfm_blocks.training.schedules import NoamSettings
@@ -89,6 +89,7 @@ def find_optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Lear
     if run.trainer.strategy == "fsdp2" and "adafactor" in names_used(run.optimizer):
         rule = "is fsdp2, but adafactor cannot divide its state among processes"
         yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp, or another optimizer")
+    yield from find_followers_problems(run.schedule, learned)
     if spec.base is None:
         return
     name, base = spec.parametrisation, spec.mapping["base"]
