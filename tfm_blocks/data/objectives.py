@@ -26,6 +26,8 @@ class ObjectiveBase(Settings):
     generates: ClassVar[bool] = False
     example: ClassVar[str] = "echo 'your text' | tfm translate"
 
+    name: str
+
     @property
     def special(self) -> tuple[str, ...]:
         """Return the tokens that a learned tokenizer gets."""

@@ -34,6 +34,7 @@ class Filler(Encoder):
         super().__init__(network, tokenizer)
         if tokenizer.mask is None:
             self.refuse()
+        self.mask = tokenizer.mask
 
     def fill(
         self, texts: Sequence[str], *, top: int = 1, steps: int = 1, batch_tokens: int = 4096, first: int = 1
@@ -51,7 +52,7 @@ class Filler(Encoder):
         return filled
 
     def _fill(self, rows: Sequence[list[int]], texts: Sequence[str], top: int, steps: int) -> Iterator[Filled]:
-        ids_BT, mask = self.padded(rows).cpu(), self.tokenizer.mask
+        ids_BT, mask = self.padded(rows).cpu(), self.mask
         masks_B = (ids_BT == mask).sum(1)
         best: list[dict[int, list[tuple[str, float]]]] = [{} for _ in rows]  # by position
         for step in range(min(steps, max(1, int(masks_B.max())))):
@@ -73,7 +74,7 @@ class Filler(Encoder):
         """Return the most probable tokens at each mask, and their probabilities."""
         device = next(self.network.parameters()).device
         x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
-        logits_NV = self.network.head(x_BTD[(ids_BT == self.tokenizer.mask).to(device)]).float()
+        logits_NV = self.network.head(x_BTD[(ids_BT == self.mask).to(device)]).float()
         logits_NV[:, sorted(self.tokenizer.special_ids)] = -torch.inf
         values = torch.softmax(logits_NV, 1).topk(min(top, logits_NV.shape[1]), 1)
         return values.indices.cpu(), values.values.cpu()
