@@ -18,7 +18,7 @@ from tfm_blocks.metric_schema import (
     keys_as_markdown,
 )
 from tfm_blocks.runs.metrics import summarise
-from tfm_blocks.scoring.measures import MEASURES
+from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.sweep.settings import OptunaSettings
 from tfm_blocks.tracking.dashboard import read_dashboard
 from tfm_blocks.training.callbacks import score_news, train_news

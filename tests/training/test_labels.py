@@ -19,8 +19,9 @@ from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.weights import Conversion, read_weight_table
 from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.scoring.corpus import MEASURES
+from tfm_blocks.scoring.label_scores import label_statistics
 from tfm_blocks.scoring.labels import label_scores
-from tfm_blocks.scoring.measures import MEASURES, label_statistics
 from tfm_blocks.training.labels import LabelObjective
 from tfm_blocks.translation.classify import Classifier
 

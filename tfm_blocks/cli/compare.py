@@ -52,7 +52,7 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report import comparison_tables as output
-    from tfm_blocks.report.matrix_table import matrix_table
+    from tfm_blocks.report.matrix import matrix_table
 
     comparison = _comparison(arguments)
     if arguments.scaling:
@@ -90,11 +90,10 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
         raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
     from tfm_blocks.report import comparison_tables as output
     from tfm_blocks.report import scaling
-    from tfm_blocks.report.ladder import read_ladder
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
-    ladder = read_ladder(comparison, arguments.plugins)
+    ladder = scaling.read_ladder(comparison, arguments.plugins)
     if arguments.json:
         print_json(scaling.scaling_record(ladder))
     elif arguments.csv:
@@ -105,17 +104,20 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
         tables = [scaling.rungs_table(ladder), scaling.factors_table(ladder)]
         show(tables, [*comparison.notes, *ladder.notes])
     if arguments.figures:
-        _name_files(scaling.save_scaling(ladder, arguments.figures))
+        from tfm_blocks.report.drawing import drawing_style, save_drawings
+
+        with drawing_style():
+            _name_files(save_drawings([("scaling", scaling.draw_scaling(ladder))], arguments.figures))
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
-    from tfm_blocks.report.comparison import compare_runs, read_comparison
+    from tfm_blocks.report.comparison import compare_runs
 
+    shape = vars(arguments)
+    scaling, tested = shape.get("scaling", False), not (shape.get("scaling") or shape.get("matrix"))
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
-    if getattr(arguments, "scaling", False):
-        return read_comparison(*given, held_out_seeds=arguments.held_out_seeds, several_lengths=True)
-    compare = read_comparison if getattr(arguments, "matrix", False) else compare_runs
-    return compare(*given, held_out_seeds=arguments.held_out_seeds)
+    options = {"held_out_seeds": arguments.held_out_seeds, "several_lengths": scaling, "tested": tested}
+    return compare_runs(*given, **options)
 
 
 def _report(arguments: argparse.Namespace) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_model, read_model_or_run
 from tfm_blocks.errors import ConfigError, print_warnings, printable
-from tfm_blocks.figures.drawing import Fold
-from tfm_blocks.figures.themes import THEMES
+from tfm_blocks.figures.drawing import THEMES, Fold
 
 if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec

@@ -42,7 +42,7 @@ def add_commands(commands: options.Commands) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.lists import print_runs_json, show_runs
+    from tfm_blocks.report.lists import show_runs
     from tfm_blocks.runs.listing import list_runs
     from tfm_blocks.runs.saved_run import UNFINISHED
 
@@ -55,7 +55,7 @@ def _runs(arguments: argparse.Namespace) -> None:
         help = suggest(arguments.state, states - {""})
         raise ConfigError(Problem("--state", f"is {shown(arguments.state)}, which is not a state of a run", help=help))
     matches = [run for run in runs if run.has(arguments.words) and arguments.state in (None, run.state)]
-    (print_runs_json if arguments.json else show_runs)(matches)
+    show_runs(matches, as_json=arguments.json)
 
 
 def _delete(arguments: argparse.Namespace) -> None:

@@ -41,6 +41,8 @@ def _add_fill(commands: options.Commands) -> None:
     options.add_checkpoint(command)
     what = "print a JSON object for each line, with the K most probable tokens of each <mask>"
     command.add_argument("--top", type=options.count, metavar="K", help=what)
+    what = "fill the masks of a line in N steps, the most probable tokens first (1: each on its own)"
+    command.add_argument("--steps", type=options.count, default=1, metavar="N", help=what)
     command.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
     options.add_computing(command)
 
@@ -125,7 +127,7 @@ def _fill(arguments: argparse.Namespace) -> None:
     with options.precision_of(arguments, filler.network):
         source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
         for lines in source:
-            options_of_lines = {"batch_tokens": arguments.batch_tokens, "first": first}
+            options_of_lines = {"batch_tokens": arguments.batch_tokens, "first": first, "steps": arguments.steps}
             write_filled(filler, lines, sys.stdout, top=arguments.top, **options_of_lines)
             first += len(lines)
 

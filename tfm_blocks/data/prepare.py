@@ -111,10 +111,7 @@ def _tokenizer(splits: Mapping[str, Split], settings: LinesSettings, vocab: int,
     """
     if settings.tokenizer:
         tokenizer = read_tokenizer(settings.tokenizer)
-        if MASK in special and tokenizer.mask is None:
-            rule = f"has no mask token, which objective=masked reads at hidden positions: {settings.tokenizer}"
-            help = "name a tokenizer with <mask> or [MASK], or write data.tokenizer=null to learn one"
-            raise ConfigError(Problem("data.tokenizer", rule, help=help))
+        _expect_special(tokenizer, settings.tokenizer, special)
         return tokenizer
     add_prefix_space = isinstance(settings, TextSettings) and settings.add_prefix_space
 
@@ -134,6 +131,19 @@ def _tokenizer(splits: Mapping[str, Split], settings: LinesSettings, vocab: int,
     key = cache_key(*parts, *special)
     folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / key, build)
     return Tokenizer.load(folder / "tokenizer.json")
+
+
+def _expect_special(tokenizer: Tokenizer, path: str, special: Sequence[str]) -> None:
+    """Raise ConfigError if a tokenizer that was not learned for the objective has no mask, or too few sentinels."""
+    learn = "write data.tokenizer=null to learn one"
+    if MASK in special and tokenizer.mask is None:
+        rule = f"has no mask token, which the objective reads at hidden positions: {path}"
+        raise ConfigError(Problem("data.tokenizer", rule, help=f"name a tokenizer with <mask> or [MASK], or {learn}"))
+    needed, known = sum(name != MASK for name in special), len(tokenizer.sentinels)
+    if known < needed:
+        rule = f"has {known} of the {needed} sentinels <extra_id_0>, <extra_id_1>, … of the objective: {path}"
+        help = f"write objective.sentinels={known}" if known else f"name a tokenizer of T5, or {learn}"
+        raise ConfigError(Problem("data.tokenizer", rule, help=help))
 
 
 def _samples(split: Split) -> int:

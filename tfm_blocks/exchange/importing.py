@@ -274,7 +274,7 @@ def with_current_names(stored: PublishedFolder, family: Family) -> PublishedFold
         written = reduce(lambda name, former: name.replace(*former), FORMER, stored_name)
         options = (written, f"{family.prefix}.{written}", written.removeprefix(f"{family.prefix}."))
         name = next((name for name in options if name in family.tied or known.fullmatch(name)), "")
-        if not name and (RECOMPUTED.fullmatch(written) or {*options} & family.ignored):
+        if not name and (RECOMPUTED.fullmatch(written) or {*options}.intersection(family.ignored)):
             continue
         name = name or written
         if name in tensors:

@@ -131,7 +131,7 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
         return
     objective = read_objective(job.config.get("objective"))
     if objective and not objective.generates:
-        yield f"next: echo 'your <mask> text' | tfm fill {job.folder}{plugins}"
+        yield f"next: {objective.example} {job.folder}{plugins}"
         return
     command = "translate" if status.translation else "generate"
     yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

@@ -16,8 +16,7 @@ from tfm_blocks.metric_schema import columns
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import Row, read_rows
 from tfm_blocks.tracking.lightning_loggers import CsvLogger, FaultTolerantLogger, LightningLogger, in_a_line
-from tfm_blocks.tracking.logger import LoggedRun
-from tfm_blocks.tracking.settings import LOGGERS
+from tfm_blocks.tracking.loggers import LOGGERS, LoggedRun
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.settings import RunSettings
 

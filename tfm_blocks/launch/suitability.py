@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfm_blocks.data.objectives import LabelSettings, MaskedSettings, ObjectiveSettings
+from tfm_blocks.data.objectives import HidingSettings, LabelSettings, NoisyPairSettings, ObjectiveSettings
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, columns_of
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.check import sight_of
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.training.groups import Learned, coupled_decays, wrong_scales
+from tfm_blocks.training.groups import Learned, coupled_decays, find_followers_problems, wrong_scales
 from tfm_blocks.training.optimizer_settings import names_used
 from tfm_blocks.training.optimizers import SPECTRAL
 from tfm_blocks.training.schedules import NoamSettings
@@ -20,8 +20,15 @@ from tfm_blocks.training.settings import RunSettings
 
 def find_data_problems(spec: Spec, data: DataSettings | None, objective: ObjectiveSettings) -> Iterator[Problem]:
     """Yield a problem unless each input is a column of the data, and the data can train such a model."""
-    if isinstance(objective, MaskedSettings):
-        yield from _masked_problems(spec, data, objective)
+    if isinstance(objective, HidingSettings | NoisyPairSettings) and isinstance(data, ProbeSettings):
+        rule = (
+            f"objective={objective.name} reads a text, but data={data.task} is a probe task, which has its own answers"
+        )
+        yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
+    if isinstance(objective, HidingSettings):
+        yield from _hiding_problems(spec, objective)
+    elif isinstance(objective, NoisyPairSettings):
+        yield from _pair_problems(spec, objective)
     elif isinstance(objective, LabelSettings):
         yield from _label_problems(spec, data, objective)
     elif TARGET not in names(spec.inputs) and not isinstance(data, ProbeSettings):
@@ -34,8 +41,8 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
     if isinstance(data, ProbeSettings):
         yield from _probe_problems(spec, data)
     columns = columns_of(data) if data else ()
-    if isinstance(objective, MaskedSettings) and len(columns) == 1:
-        columns = (*columns, *names(spec.sources))  # an encoder reads plain text under any name
+    if isinstance(objective, NoisyPairSettings) or (isinstance(objective, HidingSettings) and len(columns) == 1):
+        columns = (*columns, *names(spec.sources))  # the objective makes the source, or a text has one column
     for source in spec.sources:
         address = f"model.inputs.{source.name}"
         if not source.tokens:
@@ -50,12 +57,22 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
             yield Problem(address, rule, help=help)
 
 
-def _masked_problems(spec: Spec, data: DataSettings | None, objective: MaskedSettings) -> Iterator[Problem]:
+def _pair_problems(spec: Spec, objective: NoisyPairSettings) -> Iterator[Problem]:
+    """Yield a problem unless a model generates a target, from at most one source."""
+    name, inputs = f"objective={objective.name}", names(spec.inputs)
+    if TARGET not in inputs:
+        rule = f"{name} predicts {TARGET} from left to right, but the model reads {', '.join(inputs)}"
+        yield Problem(
+            "model.inputs", rule, help="write model=base or model=decoder_only; objective=masked trains this model"
+        )
+    elif len(inputs) > 2:
+        rule = f"{name} makes one source of each row, but the model reads {', '.join(names(spec.sources))}"
+        yield Problem("model.inputs", rule, help="leave the other inputs out")
+
+
+def _hiding_problems(spec: Spec, objective: HidingSettings) -> Iterator[Problem]:
     """Yield a problem unless a model predicts at the positions of its one input, and sees both sides of each."""
     name, inputs = f"objective={objective.name}", names(spec.inputs)
-    if isinstance(data, ProbeSettings):
-        rule = f"{name} hides words of a text, but data={data.task} is a probe task, which has its own answers"
-        yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
     if TARGET in inputs:
         rule = f"{name} predicts hidden tokens from both sides, but the model reads {TARGET} from left to right"
         help = "write model=encoder_only, or inputs: {tgt: null, src: B S}; objective=next_token trains this model"
@@ -124,6 +141,7 @@ def find_optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Lear
     if run.trainer.strategy == "fsdp2" and "adafactor" in names_used(run.optimizer):
         rule = "is fsdp2, but adafactor cannot divide its state among processes"
         yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp, or another optimizer")
+    yield from find_followers_problems(run.schedule, learned)
     if spec.base is None:
         return
     name, base = spec.parametrisation, spec.mapping["base"]

@@ -118,14 +118,10 @@ class LabelScorer(SplitScorer):
         """Add the losses and the outputs of a batch."""
         assert isinstance(objective, LabelObjective), "the module makes both"
         loss_N, nll_N, labels_N, outputs_NC = objective.label_outputs(batch)
-        row_N = torch.tensor(batch.rows, device=labels_N.device)[batch.kept_N // batch.labels_BT.shape[1]]
-        best_N = outputs_NC.argmax(1) + 1
-        loss, nll, correct = (x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, best_N == labels_N))
-        self.tokens.update(loss, nll, correct, len(batch.kept_N))
-        self.rows.update(loss_N, nll_N, row_N)
-        for row, outputs in zip(row_N.tolist(), outputs_NC.tolist(), strict=True):
+        predictions = self.add(batch, loss_N, nll_N, labels_N, outputs_NC.argmax(1) + 1)
+        for row, outputs in zip(predictions.row_N.tolist(), outputs_NC.tolist(), strict=True):
             self.predicted.setdefault(row, []).append(outputs)
-        return Predictions(row_N, labels_N, best_N)
+        return predictions
 
     def score(
         self,

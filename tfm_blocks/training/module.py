@@ -28,12 +28,12 @@ from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import saved_weights
-from tfm_blocks.tracking.logger import RunLogger
+from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
-from tfm_blocks.training.groups import build_optimizer, freeze
+from tfm_blocks.training.groups import build_optimizer, freeze, set_rates
 from tfm_blocks.training.labels import LabelObjective, LabelScorer, class_weights
 from tfm_blocks.training.loss import Objective, Trunk, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
@@ -153,9 +153,7 @@ class TrainingModule(LightningModule):
         norm = self._clip([parameter for group in optimizer.param_groups for parameter in group["params"]])
         skipped = ~norm.isfinite()
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels and by JointOptimizer
-        rate = self.settings.schedule.rate(self.global_step + 1)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group["rate"]
+        rate = set_rates(optimizer.param_groups, self.settings.schedule, self.global_step + 1)
         optimizer.step()
         self.skipped.note(skipped, self.global_step, step.rows)
         self.steps.update(sums, step, norm, skipped)
@@ -299,9 +297,10 @@ class TrainingModule(LightningModule):
 
 
 def _translator(network: Network, prepared: Prepared, objective: ObjectiveSettings) -> Translator | None:
-    """Return the translator, or None if the model predicts at positions of its input."""
+    """Return the translator, or None if the objective or the model generates no text."""
     layout = layout_of(prepared.train, names(network.spec.inputs), objective)
-    return None if layout.at_positions else Translator(network, prepared.tokenizer, prepared.train.columns)
+    generates = objective.generates and not layout.at_positions
+    return Translator(network, prepared.tokenizer, prepared.train.columns) if generates else None
 
 
 def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:

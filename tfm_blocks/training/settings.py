@@ -14,7 +14,7 @@ from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.devices import kind_problem
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
-from tfm_blocks.tracking.settings import LoggerSettings
+from tfm_blocks.tracking.loggers import LoggerSettings
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 from tfm_blocks.training.schedules import ScheduleSettings, length_context
 from tfm_blocks.translation.settings import BleuTokenizer, Search

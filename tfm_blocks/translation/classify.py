@@ -51,7 +51,6 @@ class Classifier(Encoder):
         data = read_data(SavedRun(run).config.get("data"))
         if not isinstance(data, LabelsSettings):
             self.refuse()
-            return
         self.coder = data.coder
 
     def classify(self, texts: Sequence[str], *, batch_tokens: int = 4096, first: int = 1) -> list[Classified]:

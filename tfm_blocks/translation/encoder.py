@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Encoder:
             self.refuse()
         self.input = self.inputs[0]
 
-    def refuse(self) -> None:
+    def refuse(self) -> NoReturn:
         """Raise RunError for a run that is not made for this use."""
         rule, help = self.unfit
         raise RunError(Problem("model", rule, help=help))

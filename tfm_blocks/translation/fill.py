@@ -1,4 +1,4 @@
-"""Fill in the hidden tokens of texts with a run of objective=masked."""
+"""Fill in the hidden tokens of texts with a run of an objective that hides tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import torch
+from torch import Tensor
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.network.graph import Network, evaluating
@@ -27,39 +28,56 @@ class Filled(NamedTuple):
 class Filler(Encoder):
     """Predicts the tokens at each <mask> of a text. Raises RunError if the run was not trained to do so."""
 
-    unfit = ("was not trained to predict hidden tokens", "name a run of objective=masked")
+    unfit = ("was not trained to predict hidden tokens", "name a run of objective=masked or masked_diffusion")
 
     def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
         super().__init__(network, tokenizer)
         if tokenizer.mask is None:
             self.refuse()
+        self.mask = tokenizer.mask
 
-    def fill(self, texts: Sequence[str], *, top: int = 1, batch_tokens: int = 4096, first: int = 1) -> list[Filled]:
+    def fill(
+        self, texts: Sequence[str], *, top: int = 1, steps: int = 1, batch_tokens: int = 4096, first: int = 1
+    ) -> list[Filled]:
         """Return the filled texts; a text without a mask is unchanged. Raises DataError for one that is too long.
 
-        Each mask is filled on its own. Lines count from `first`.
+        Each of `steps` predictions fills an equal number of masks of a text, the most probable tokens first, which the
+        next predictions read (Nie et al. 2025, low-confidence remasking). Lines count from `first`.
         """
         rows = self.encode(texts, first=first, masked=True)
         filled: list[Filled] = []
         with evaluating(self.network), torch.inference_mode():
             for start, end in batch_bounds(rows, batch_tokens):
-                filled += self._fill(rows[start:end], texts[start:end], top)
+                filled += self._fill(rows[start:end], texts[start:end], top, steps)
         return filled
 
-    def _fill(self, rows: Sequence[list[int]], texts: Sequence[str], top: int) -> Iterator[Filled]:
-        ids_BT = self.padded(rows)
-        x_BTD = self.network.trunk_with_losses({self.input: ids_BT})[0]
-        logits_NV = self.network.head(x_BTD[ids_BT == self.tokenizer.mask]).float()
+    def _fill(self, rows: Sequence[list[int]], texts: Sequence[str], top: int, steps: int) -> Iterator[Filled]:
+        ids_BT, mask = self.padded(rows).cpu(), self.mask
+        masks_B = (ids_BT == mask).sum(1)
+        best: list[dict[int, list[tuple[str, float]]]] = [{} for _ in rows]  # by position
+        for step in range(min(steps, max(1, int(masks_B.max())))):
+            row_N, position_N = (ids_BT == mask).nonzero(as_tuple=True)
+            ids_NK, p_NK = self._predict(ids_BT, top)
+            for row in range(len(rows)):
+                at_N = (row_N == row).nonzero()[:, 0]
+                count = int(masks_B[row] // steps + (step < masks_B[row] % steps))
+                for n in at_N[p_NK[at_N, 0].argsort(descending=True, stable=True)][:count].tolist():
+                    ids_BT[row, position_N[n]] = ids_NK[n, 0]
+                    tokens = zip(ids_NK[n].tolist(), p_NK[n].tolist(), strict=True)
+                    best[row][int(position_N[n])] = [(self.tokenizer.piece(id), p) for id, p in tokens]
+        for ids, whole_T, text, found in zip(rows, ids_BT, texts, best, strict=True):
+            whole = whole_T[: len(ids)].tolist()
+            masks = [found[position] for position in sorted(found)]
+            yield Filled(self.tokenizer.decode(whole) if masks else text, masks)
+
+    def _predict(self, ids_BT: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """Return the most probable tokens at each mask, and their probabilities."""
+        device = next(self.network.parameters()).device
+        x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
+        logits_NV = self.network.head(x_BTD[(ids_BT == self.mask).to(device)]).float()
         logits_NV[:, sorted(self.tokenizer.special_ids)] = -torch.inf
         values = torch.softmax(logits_NV, 1).topk(min(top, logits_NV.shape[1]), 1)
-        best = iter(zip(values.indices.tolist(), values.values.tolist(), strict=True))
-        mask = self.tokenizer.mask
-        for ids, text in zip(rows, texts, strict=True):
-            chosen = [next(best) for id in ids if id == mask]
-            tokens = iter([tokens[0] for tokens, _ in chosen])
-            whole = [next(tokens) if id == mask else id for id in ids]
-            masks = [[(self.tokenizer.piece(id), p) for id, p in zip(tokens, ps, strict=True)] for tokens, ps in chosen]
-            yield Filled(self.tokenizer.decode(whole) if chosen else text, masks)
+        return values.indices.cpu(), values.values.cpu()
 
 
 def write_filled(filler: Filler, lines: Sequence[str], target: TextIO, *, top: int | None, **options: int) -> None:
