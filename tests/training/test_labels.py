@@ -20,9 +20,8 @@ from tfm_blocks.exchange.weights import Conversion, read_weight_table
 from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.scoring.corpus import MEASURES
-from tfm_blocks.scoring.label_scores import label_statistics
-from tfm_blocks.scoring.labels import label_scores
-from tfm_blocks.training.labels import LabelObjective
+from tfm_blocks.scoring.labels import label_statistics
+from tfm_blocks.training.labels import LabelObjective, label_scores
 from tfm_blocks.translation.classify import Classifier
 
 KNOBS = {"d_model": 16, "d_ff": 28, "heads": 4, "layers": 2, "vocab": 37, "max_length": 20, "dropout": 0.0}

@@ -23,7 +23,7 @@ from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.corpus import MEASURES, Statistics, answer_statistics, line_statistics
-from tfm_blocks.scoring.label_scores import Floats, label_statistics
+from tfm_blocks.scoring.labels import Floats, label_statistics
 from tfm_blocks.scoring.paired_test import System, interval_over_sentences, p_of_sacrebleu, p_over_sentences
 from tfm_blocks.scoring.significance import correct, seed_test
 

@@ -16,7 +16,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from tfm_blocks.runs.records import Score
-from tfm_blocks.scoring.label_scores import Floats, correlation, f1, mcc
+from tfm_blocks.scoring.labels import Floats, correlation, f1, mcc
 
 RESAMPLES = 1000
 TOKENISED = "BLEU, tokenised lower-cased"

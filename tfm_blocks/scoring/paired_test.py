@@ -17,7 +17,7 @@ from sacrebleu.metrics.base import Metric
 
 from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.corpus import MEASURES, RESAMPLES, Statistics, score
-from tfm_blocks.scoring.label_scores import Floats
+from tfm_blocks.scoring.labels import Floats
 from tfm_blocks.scoring.significance import quantile
 
 TRIALS = 10_000  # of the randomization test, as in sacreBLEU
