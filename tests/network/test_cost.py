@@ -11,7 +11,7 @@ from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.cost import axis_lengths, decoding_state
 from tfm_blocks.network.incremental import start, step
 
-WITHOUT_TARGET = ("encoder", "bert", "electra")  # parts of the names of models without a target
+WITHOUT_TARGET = ("encoder", "bert", "electra", "classifier")  # parts of the names of models without a target
 WITH_TARGET = [path for path in SHIPPED if not any(part in path.stem for part in WITHOUT_TARGET)]
 SIZES = ["d_model=48", "d_ff=24", "heads=4", "layers=3", "vocab=30"]
 
