@@ -49,9 +49,8 @@ def test_it_learns_one_batch_by_heart(path):
     inputs = inputs_of(network)
     rows, positions, outputs = network(**inputs).shape
     pooled = outputs < 30  # a classifier: one label for all positions of a row
-    drawn = torch.randint(
-        *((1, outputs) if pooled else (4, 30)), (rows, positions), generator=torch.Generator().manual_seed(1)
-    )
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randint(1 if pooled else 4, outputs, (rows, positions), generator=generator)
     labels = drawn[:, :1].expand(-1, positions) if pooled else drawn
     optimizer = torch.optim.Adam(network.parameters(), 5e-3)
     for _ in range(1200):  # of which most models need less than 200
