@@ -168,3 +168,13 @@ def test_a_mask_in_a_text_has_the_space_before_it(add_prefix_space):
         if not add_prefix_space and 0 not in hidden:
             expected = [*tokenizer.encode("ban"), *expected[len(whole[0]) :]]
         assert ids == expected
+
+
+def test_a_text_with_number_signs_keeps_its_words_whole() -> None:
+    learned = Tokenizer.train(["## the houses of the towns", "### the towns of the houses"] * 5, 300, special=[MASK])
+    begins = learned.word_begins()
+    pieces = [learned.piece(id) for id in range(learned.size)]
+    assert any(piece.startswith("##") for piece in pieces)
+    assert {piece for piece, one in zip(pieces, begins, strict=True) if one} == {
+        piece for piece in pieces if piece.startswith(("▁", "⏎"))
+    }

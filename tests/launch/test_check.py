@@ -204,6 +204,7 @@ def test_a_run_trains_to_the_same_bits_as_without_the_trial_of_its_plug_ins(
 CAUSAL = "+model.graph.encoder.layer.attn.mask=causal"
 LEFT_TO_RIGHT = "but the model reads tgt from left to right"
 PROBE = "but data=parity is a probe task"
+LABELS = ["data=labels", "data.dir=x", "data.labels=[a,b]"]
 WRONG_PAIRS = [
     (["model=base", "objective=masked"], "model.inputs", LEFT_TO_RIGHT),
     (["model=decoder_only", "objective=masked"], "model.inputs", LEFT_TO_RIGHT),
@@ -230,6 +231,8 @@ WRONG_PAIRS = [
     (["model=encoder_only", "objective=prefix_lm"], "model.inputs", "predicts tgt from left to right, but the model reads src"),
     (["model=two_sources", "objective=prefix_lm"], "model.inputs", "makes one source of each row, but the model reads"),
     (["model=base", "data=parity", "objective=prefix_lm"], "objective", PROBE),
+    (["model=base", *LABELS, "objective=denoising"], "objective", "data.kind=labels has labels, but objective=denoising reads"),
+    (["model=encoder_only", *LABELS, "objective=masked"], "objective", "data.kind=labels has labels, but objective=masked reads"),
 ]  # fmt: skip
 
 

@@ -263,7 +263,7 @@ WRONG = {
     "data=text needs next_token": (["data=text"], "objective", "data.kind=text has none"),
     "plain text": (["data=lm"], "objective", "data.kind=lm has none"),
     "probe": (["data=parity", "model=probe_encoder"], "objective", "data.kind=probe has none"),
-    "next_token": (["objective=next_token"], "objective", "would generate as text"),
+    "next_token": (["objective=next_token"], "objective", "reads a text"),
     "decoder": (["model=decoder_only"], "model.inputs", "reads tgt from left to right"),
     "pairs": (["model=base"], "model.inputs", "reads tgt from left to right"),
     "too few outputs": (["data.labels=[a,b,c]"], "model.graph.logits", "has 2 outputs from the id 1 on, but needs one for each of the 3"),

@@ -6,6 +6,7 @@ import torch
 from tests.data.test_objectives import WORDS
 from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.errors import RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.translation.fill import Filler
 
@@ -45,3 +46,11 @@ def test_each_step_fills_the_masks_with_the_most_probable_tokens(filler, steps):
 
 def test_steps_change_the_text(filler):
     assert filler.fill(TEXTS[3:], steps=7)[0].text != filler.fill(TEXTS[3:])[0].text
+
+
+def test_a_classifier_with_a_mask_fills_nothing() -> None:
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 3, 400, special=[MASK])
+    sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
+    composed = JobComposer(None).compose(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes])
+    with pytest.raises(RunError, match="was not trained to predict hidden tokens"):
+        Filler(build_network(check_model(composed.model), seed=3), tokenizer)

@@ -203,10 +203,10 @@ class Tokenizer:
         return token if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
 
     def word_begins(self) -> npt.NDArray[np.bool_]:
-        """Return True for the ids that begin a word: after a space, or without ## where the vocabulary has it."""
-        pieces = [self.piece(id) for id in range(self.size)]
-        if any(piece.startswith("##") for piece in pieces):
-            return np.array([not piece.startswith("##") for piece in pieces])
+        """Return True for the ids that begin a word: after a space, or of WordPiece without its prefix, ##."""
+        pieces, model = [self.piece(id) for id in range(self.size)], self._pieces.model
+        if isinstance(model, models.WordPiece):
+            return np.array([not piece.startswith(model.continuing_subword_prefix) for piece in pieces])
         return np.array([piece.startswith(("▁", "Ġ", "⏎")) for piece in pieces])
 
     def sentence_ends(self) -> npt.NDArray[np.bool_]:

@@ -35,8 +35,8 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
         rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
         help = "objective=masked trains an encoder on text, and probe tasks, such as data=parity, a model without tgt"
         yield Problem("model.inputs", rule, help=help)
-    if isinstance(data, LabelsSettings) and objective.generates:
-        rule = f"data.kind=labels has labels, which objective={objective.name} would generate as text"
+    if isinstance(data, LabelsSettings) and not isinstance(objective, LabelSettings):
+        rule = f"data.kind=labels has labels, but objective={objective.name} reads a text"
         yield Problem("objective", rule, help="write objective=label, or data=text")
     if isinstance(data, ProbeSettings):
         yield from _probe_problems(spec, data)

@@ -32,7 +32,8 @@ class Filler(Encoder):
 
     def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
         super().__init__(network, tokenizer)
-        if tokenizer.mask is None:
+        outputs = int(str(network.spec.sink.shape[-1]))
+        if tokenizer.mask is None or outputs < tokenizer.size:  # a classifier has an output for each label
             self.refuse()
         self.mask = tokenizer.mask
 
