@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar, overload
@@ -212,6 +212,11 @@ def write_corpus(
                     yield from ids
 
     _write(folder, columns, encoded_rows(), tokenizer, counts)
+    _write_text(folder, lines, tokenizer, max_length)
+
+
+def _write_text(folder: Path, lines: Mapping[str, Sequence[str]], tokenizer: Tokenizer, max_length: int | None) -> None:
+    """Write the text of each column of held-out rows, if the tokenizer is not lossless."""
     if max_length is None and not tokenizer.lossless:
         (folder / TEXT).write_text(json.dumps(lines), "utf-8")
 
@@ -239,13 +244,9 @@ def write_labelled(
     def encoded_rows() -> Iterator[Sequence[int]]:
         for number, texts in enumerate(rows, 1):
             try:
-                ids = labels.encode(texts[target]) if texts[target].strip() or row_filter is None else []
-                if labels.predict == "words":
-                    read, places = encode_words(texts[source], tokenizer)
-                    if len(places) != len(ids) and (ids or row_filter is None):
-                        raise ValueError(f"has {len(places)} words, but {len(ids)} labels")
-                else:
-                    read, places = tokenizer.encode(texts[source]), []
+                read, ids, places = _encode_labelled(
+                    texts[source], texts[target], tokenizer, labels, row_filter is None
+                )
             except ValueError as error:
                 rule = f"row {number:,} {error}"
                 help = "data.predict says what a label is, and data.labels names the classes"
@@ -266,8 +267,23 @@ def write_labelled(
 
     stored = [*columns, *([POSITIONS] if labels.predict == "words" else [])]
     _write(folder, stored, encoded_rows(), tokenizer, counts)
-    if max_length is None and not tokenizer.lossless:
-        (folder / TEXT).write_text(json.dumps(lines), "utf-8")
+    _write_text(folder, lines, tokenizer, max_length)
+
+
+def _encode_labelled(
+    text: str, label: str, tokenizer: Tokenizer, labels: LabelCoder, needed: bool
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the ids of a text, those of its label, and the place of each word with a label.
+
+    Raises ValueError for a wrong label, and if one is `needed` for a missing one.
+    """
+    ids = labels.encode(label) if label.strip() or needed else []
+    if labels.predict != "words":
+        return tokenizer.encode(text), ids, []
+    read, places = encode_words(text, tokenizer)
+    if len(places) != len(ids) and (ids or needed):
+        raise ValueError(f"has {len(places)} words, but {len(ids)} labels")
+    return read, ids, places
 
 
 def write_packed(folder: Path, column: str, documents: Iterable[str], tokenizer: Tokenizer, *, context: int) -> None:

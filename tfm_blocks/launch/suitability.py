@@ -116,13 +116,7 @@ def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSetti
             f"write classes={data.coder.outputs}, and at the last node block: unembed, vocab: classes + 1, first_id: 1"
         )
         yield Problem(".".join(map(str, sink.path)), rule, help=help)
-    if isinstance(objective.weights, dict) and set(objective.weights) != set(data.labels or ()):
-        wrong = sorted(set(objective.weights) ^ set(data.labels or ()))
-        rule = f"must have a weight for each of data.labels and no other, but {', '.join(wrong)} differ"
-        yield Problem("objective.weights", rule, help="write objective.weights={CLASS: WEIGHT}, or balanced, or null")
-    elif objective.weights and data.predict == "number":
-        rule = f"is {objective.weights}, but data.predict=number has no classes"
-        yield Problem("objective.weights", rule, help="write objective.weights=null")
+    yield from _weight_problems(data, objective)
     if data.predict != "words" and sight_of(spec, inputs[0], REGISTRY) != "all":
         rule = f"the label is predicted at the first position, which sees no later tokens of {inputs[0]}"
         yield Problem(
@@ -134,6 +128,17 @@ def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSetti
     if data.predict == "words" and pooled:
         rule = f"gives all words the same vector ({pooled.arguments['kind']}), but data.predict=words labels each word"
         yield Problem(".".join(map(str, pooled.path)), rule, help="write pooling=none")
+
+
+def _weight_problems(data: LabelsSettings, objective: LabelSettings) -> Iterator[Problem]:
+    """Yield a problem unless each class has a weight, if there are weights."""
+    if isinstance(objective.weights, dict) and set(objective.weights) != set(data.labels or ()):
+        wrong = sorted(set(objective.weights) ^ set(data.labels or ()))
+        rule = f"must have a weight for each of data.labels and no other, but {', '.join(wrong)} differ"
+        yield Problem("objective.weights", rule, help="write objective.weights={CLASS: WEIGHT}, or balanced, or null")
+    elif objective.weights and data.predict == "number":
+        rule = f"is {objective.weights}, but data.predict=number has no classes"
+        yield Problem("objective.weights", rule, help="write objective.weights=null")
 
 
 def find_optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Learned]) -> Iterator[Problem]:
