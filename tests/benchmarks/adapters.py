@@ -1,7 +1,7 @@
 """Compare fine-tuning of all weights with adapters, with half of the layers frozen, and with Muon: memory and time.
 
 The variants take a step in turn. Then each takes three steps in a process of its own, whose largest resident memory
-counts, less that of a process that only builds the model.
+is printed, and how much it exceeds a process that only builds the model.
 
     python tests/benchmarks/adapters.py --rounds 7
 """

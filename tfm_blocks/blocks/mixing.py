@@ -114,7 +114,7 @@ class Gate(nn.Module):
     source="Reimers and Gurevych 2019 (Sentence-BERT), section 3, pooling strategies",
 )
 class Pool(nn.Module):
-    """Give all positions one vector: the mean, the largest values, or that of the first position: x_BND -> x_BND.
+    """Give all positions the mean, the maximum or the vector of the first position: x_BND -> x_BND.
 
     Padding is left out. With `kind: none` each position keeps its vector.
 
