@@ -15,6 +15,7 @@ from tfm_blocks.metric_schema import (
     Key,
     columns,
     find_key,
+    find_score,
     keys_as_markdown,
 )
 from tfm_blocks.runs.metrics import summarise
@@ -102,3 +103,13 @@ def test_every_column_is_of_one_key() -> None:
         assert len(names) == len(set(names))
     assert {find_key(name).name for name in (*text, *probe, *labels)} == {key.name for key in METRIC_KEYS}
     assert "test/accuracy@64" in probe and "test/accuracy" not in text and "test/bleu" not in probe
+
+
+def test_each_corpus_of_a_mix_has_columns_and_scores() -> None:
+    mixed = columns([], ["a", "b"], ["a", "b"])
+    new = set(mixed) - set(columns([], ["a", "b"]))
+    names = ("loss", "perplexity", "token_accuracy", "bleu", "chrf")
+    assert new == {f"{split}/{name}/{part}" for split in ("val", "test") for name in names for part in "ab"}
+    assert find_score("loss/a").key == "loss/a" and find_score("loss/a").better == "lower"
+    with pytest.raises(KeyError):
+        find_score("nothing/a")

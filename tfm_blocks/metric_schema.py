@@ -29,8 +29,8 @@ class Key:
     headline: `tfm runs` shows the measured metric with the lowest number. translated: it requires translations.
     answered: it requires a probe task. labelled: it requires objective=label.
 
-    A name that ends in {node}, {group} or {length} stands for several keys: one for each block with an auxiliary loss,
-    each group of the text, or each test length of a probe task.
+    A name that ends in {node}, {group}, {corpus} or {length} stands for several keys: one for each block with an
+    auxiliary loss, each group of the text, each corpus of a mix, or each test length of a probe task.
     """
 
     name: str
@@ -139,6 +139,11 @@ SPLIT_KEYS = (  # of val/ and test/
     ),
     Key("length_ratio", "tokens of TEXTS per token of their references", translated=True),
     Key("exact_match/{group}", "the same for TEXTS of the group, 0 to 1", "max", translated=True),
+    Key("loss/{corpus}", "the loss of a corpus of `data.mix`", "min"),
+    Key("perplexity/{corpus}", "the perplexity of a corpus of `data.mix`", "min"),
+    Key("token_accuracy/{corpus}", "the token accuracy of a corpus of `data.mix`, 0 to 1", "max"),
+    Key("bleu/{corpus}", "BLEU of TEXTS of a corpus of `data.mix`, 0 to 100", "max", translated=True),
+    Key("chrf/{corpus}", "chrF of TEXTS of a corpus of `data.mix`, 0 to 100", "max", translated=True),
 )
 
 
@@ -249,15 +254,20 @@ FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
 
 
 def columns(
-    nodes: Sequence[str], groups: Sequence[str], *, answered: bool = False, labelled: bool = False
+    nodes: Sequence[str],
+    groups: Sequence[str],
+    corpora: Sequence[str] = (),
+    *,
+    answered: bool = False,
+    labelled: bool = False,
 ) -> list[str]:
-    """Return the keys of a run with auxiliary losses at `nodes`, and with these groups in its text.
+    """Return the keys of a run with auxiliary losses at `nodes`, and with these groups or mixed corpora in its text.
 
     In a run of a probe task, which is `answered`, the groups are test lengths. A run of labels is `labelled`.
     """
     absent = {"translated": answered or labelled, "answered": not answered, "labelled": not labelled}
     keys = (key for key in METRIC_KEYS if _is_measured(key, absent))
-    return [name for key in keys for name in _expand(key.name, nodes, groups)]
+    return [name for key in keys for name in _expand(key.name, nodes, groups, corpora)]
 
 
 def _is_measured(key: Key, absent: Mapping[str, bool]) -> bool:
@@ -266,12 +276,12 @@ def _is_measured(key: Key, absent: Mapping[str, bool]) -> bool:
     return not required or not all(absent[kind] for kind in required)
 
 
-def _expand(name: str, nodes: Sequence[str], groups: Sequence[str]) -> Iterator[str]:
+def _expand(name: str, nodes: Sequence[str], groups: Sequence[str], corpora: Sequence[str]) -> Iterator[str]:
     head, brace, kind = name.partition("{")
     if not brace:
         yield name
         return
-    for suffix in nodes if kind == "node}" else groups:
+    for suffix in {"node}": nodes, "corpus}": corpora}.get(kind, groups):
         yield head + suffix
 
 
@@ -285,7 +295,14 @@ def find_key(name: str) -> Key:
 
 
 def find_score(name: str) -> FinalScore:
-    """Return the score with this name or key; `accuracy@64` is the score of answers of length 64. Raises KeyError."""
+    """Return the score with this name or key. Raises KeyError.
+
+    `accuracy@64` is the score of answers of length 64, and `loss/NAME` that of a corpus of a mix.
+    """
+    base, slash, corpus = name.partition("/")
+    for score in FINAL_SCORES:
+        if slash and corpus and base == score.key and score.kind == "token":
+            return replace(score, name=name, key=name)
     base, at, length = name.partition("@")
     for score in FINAL_SCORES:
         if base in (score.name, score.key) and (not at or (score.in_percent and length.isdecimal())):

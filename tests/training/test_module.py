@@ -261,6 +261,31 @@ def test_validation_scores_match_all_pairs_one_by_one(small: Callable[..., Compo
     assert len(module.scorer.outputs) == 4
 
 
+def test_scores_of_a_corpus_of_a_mix_are_those_of_its_text_alone(
+    small: Callable[..., Composed], tmp_path: Path
+) -> None:
+    for name, words in (("a", ("red boat", "rotes boot")), ("b", ("big dog", "großer hund"))):
+        for side, text in zip(("src", "tgt"), words, strict=True):
+            (tmp_path / f"{name}.{side}").write_text("".join(f"{text} {number % 3}\n" for number in range(12)))
+
+    def scores(val_of_b: str) -> dict[str, float]:
+        files = "train: {src: b.src, tgt: b.tgt}, val: " + val_of_b
+        text = ("data=text", f"data.dir={tmp_path}", "data.train={src: a.src, tgt: a.tgt}", "data.test=null")
+        mix = "data.mix={a: {weight: 2}, b: {%s}}" % files  # noqa: UP031
+        module, data = make(small(*text, "data.val={src: a.src, tgt: a.tgt}", mix, "trainer.validate_sentences=10"))
+        Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(module, data, verbose=False)
+        return module.latest
+
+    both, first = scores("{src: b.src, tgt: b.tgt}"), scores("null")
+    keys = ("loss", "perplexity", "token_accuracy")
+    assert [both[f"val/{key}/a"] for key in keys] == pytest.approx([first[f"val/{key}"] for key in keys], rel=1e-5)
+    assert both["val/loss/b"] != pytest.approx(both["val/loss/a"], rel=1e-3)
+    low, high = sorted([both["val/loss/a"], both["val/loss/b"]])
+    assert low < both["val/loss"] < high
+    assert {"val/bleu/a", "val/bleu/b", "val/chrf/b", "val/exact_match/a"} <= set(both)
+    assert "val/bleu/b" not in first
+
+
 def test_dropout_of_a_step_does_not_depend_on_what_was_drawn_before(small: Callable[..., Composed]) -> None:
     weights = []
     for draws in (0, 17):

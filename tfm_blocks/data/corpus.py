@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar, overload
 
 import numpy as np
@@ -23,7 +24,8 @@ from tfm_blocks.language.spec import TARGET
 from tfm_blocks.probes.task import Example
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-NO_RULES = CleanSettings()
+Tags = Mapping[str, str]  # the tag in front of each column
+NO_RULES, NO_TAGS = CleanSettings(), MappingProxyType[str, str]({})
 FORMAT = 4  # version of the files
 CHUNK = 8192  # maximum rows that are encoded together
 CHUNK_SIZE = 1 << 22  # characters, or tokens, at which a chunk ends early
@@ -40,7 +42,10 @@ class Corpus:
     rows. They are equal if the tokenizer is lossless. With `labels`, the target is a label.
     `groups` names a group for each row, or is empty. `skipped`
     counts skipped rows by reason, `cut` the truncated rows, and `unknown` the unknown tokens of each column.
+    `mixed` are the names of the corpora of a mix, which are its groups, or ().
     """
+
+    mixed: tuple[str, ...] = ()
 
     def __init__(
         self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = (), labels: LabelCoder | None = None
@@ -78,6 +83,18 @@ class Corpus:
         """Return a hash of the ids of all rows, made from the checksums of the cache."""
         digests = {name: sum[-1] for name, sum in json.loads((self._opened_with[0] / SUMS).read_text()).items()}
         return hashlib.sha256(f"{digests['ids.bin']} {digests['lengths.bin']}".encode()).hexdigest()
+
+    def drawn(self, seed: int, epoch: int) -> Corpus:
+        """Return the corpus of an epoch, if its rows or their ids are drawn from the seed and the epoch."""
+        return self
+
+    def originals(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the row of the corpus for each row of an epoch."""
+        return np.asarray(rows)
+
+    def keys(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return a number for each row of an epoch, from which an objective draws."""
+        return np.asarray(rows)
 
     def lengths_N(self, column: str) -> npt.NDArray[np.int32]:
         """Return the number of tokens of every row."""
@@ -183,8 +200,9 @@ def write_corpus(
     *,
     max_length: int | None,
     clean: CleanSettings = NO_RULES,
+    tags: Tags = NO_TAGS,
 ) -> None:
-    """Encode rows of text into `folder`, in chunks.
+    """Encode rows of text into `folder`, in chunks, each column after its tag.
 
     With `max_length`, rows that `RowFilter` refuses are skipped and counted. Without it, as for held-out
     text, every row is kept; columns are truncated to LONGEST tokens, and the truncated rows counted. The text of these
@@ -193,11 +211,15 @@ def write_corpus(
     counts = {"blank": 0, "long": 0, "cut": 0}
     row_filter = None if max_length is None else RowFilter(columns, max_length, clean)
     lines: dict[str, list[str]] = {column: [] for column in columns}
+    shown = {column: f"{tag} " for column, tag in tags.items() if column != TARGET}  # tags that are part of the text
+    hidden = {column: [tokenizer.ids[tag]] for column, tag in tags.items() if column == TARGET}
 
     def encoded_rows() -> Iterator[list[int]]:
         for chunk in _chunks(rows, lambda texts: sum(map(len, texts))):
-            by_column = zip(columns, zip(*chunk, strict=True), strict=True)
-            encoded = [tokenizer.of(column).encode_batch(texts) for column, texts in by_column]
+            encoded = []
+            for column, texts in zip(columns, zip(*chunk, strict=True), strict=True):
+                tagged = [shown.get(column, "") + text for text in texts]
+                encoded.append([hidden.get(column, []) + ids for ids in tokenizer.of(column).encode_batch(tagged)])
             for texts, ids in zip(chunk, zip(*encoded, strict=True), strict=True):
                 if row_filter is None:
                     counts["cut"] += max(map(len, ids)) > LONGEST
@@ -205,7 +227,8 @@ def write_corpus(
                     for column, text, column_ids in zip(columns, texts, ids, strict=True):
                         if not tokenizer.lossless:
                             is_cut = len(column_ids) > LONGEST
-                            lines[column].append(tokenizer.decode(column_ids[:LONGEST]) if is_cut else text)
+                            text = tokenizer.decode(column_ids[:LONGEST]) if is_cut else shown.get(column, "") + text
+                            lines[column].append(text)
                 elif reason := row_filter.reason(texts, ids):
                     counts[reason] = counts.get(reason, 0) + 1
                 else:
@@ -286,20 +309,25 @@ def _encode_labelled(
     return read, ids, places
 
 
-def write_packed(folder: Path, column: str, documents: Iterable[str], tokenizer: Tokenizer, *, context: int) -> None:
+def write_packed(
+    folder: Path, column: str, documents: Iterable[str], tokenizer: Tokenizer, *, context: int, tags: Tags = NO_TAGS
+) -> None:
     """Encode documents, concatenate them with eos after each, and split them into rows of `context` tokens.
+
+    A tag precedes each document.
 
     Blank documents are skipped and counted; the last row may be shorter. A row that begins with the bos of a published
     tokenizer loses it, because bos precedes every row.
     """
     counts = {"blank": 0, "long": 0, "cut": 0}
+    before = "".join(f"{tag} " for tag in tags.values())
 
     def packed() -> Iterator[Sequence[int]]:
         buffer: list[int] = []
         for chunk in _chunks(documents, len):
             nonblank = [document for document in chunk if document.strip()]
             counts["blank"] += len(chunk) - len(nonblank)
-            for ids in tokenizer.encode_batch(nonblank):
+            for ids in tokenizer.encode_batch([before + document for document in nonblank]):
                 buffer += [*ids, Tokenizer.EOS]
             end = len(buffer) // context * context
             yield from split_rows(buffer[:end], context)

@@ -24,7 +24,7 @@ from tfm_blocks.data.files import (
     read_lines,
     text_of,
 )
-from tfm_blocks.data.settings import LmSettings
+from tfm_blocks.data.settings import LmSettings, MixedDocuments
 from tfm_blocks.data.text import Split
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem
 from tfm_blocks.language.spec import TARGET
@@ -32,15 +32,18 @@ from tfm_blocks.language.spec import TARGET
 BLANK_LINES = "blank_lines"
 
 
-def find_document_splits(settings: LmSettings) -> dict[str, Split]:
-    """Return the splits train, val and, unless null, test. Raises ConfigError that lists all missing files."""
-    folder = expand_home("data.dir", settings.dir)
+def find_document_splits(settings: LmSettings | MixedDocuments, parent: str = "data") -> dict[str, Split]:
+    """Return the splits train, val and test, unless null. Raises ConfigError that lists all missing files.
+
+    `parent` is the address of the settings in the config.
+    """
+    folder = expand_home(f"{parent}.dir", settings.dir)
     kind, key = settings.documents, settings.text_key
     splits: dict[str, Split] = {}
     problems: list[Problem] = []
     for name, patterns in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
         if patterns is not None:
-            address = f"data.{name}"
+            address = f"{parent}.{name}"
             files = find_files(folder, patterns)
             problems += file_problems(address, folder, patterns)
             rows = partial(_rows, files, address, kind, key)

@@ -283,7 +283,7 @@ class Noisy(Layout):
         """Return the ids of these rows, with eos if `adds_eos` is true or a row has no tokens."""
         sequences = [corpus.ids(self.column, int(row)).astype(np.int64) for row in rows]
         eos = np.full(int(adds_eos), EOS)
-        return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], np.asarray(rows))
+        return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], corpus.keys(rows))
 
     def parts(self, corpus: Corpus, *, adds_eos: bool = False) -> Iterator[Flat]:
         """Yield the ids of all rows, in chunks."""

@@ -112,7 +112,7 @@ def epoch_plan(
     """
     tokens_N = labels_N if tokens_N is None else tokens_N
     random = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
-    rows_N = _permute(len(labels_N), random)
+    rows_N = permute(len(labels_N), random)
     rows_N = rows_N[_sort_by_length(widths_NC[rows_N], tokens_N[rows_N], POOL * step_tokens)]
     ends_N = np.cumsum(tokens_N[rows_N], dtype=np.int64)
     total = int(ends_N[-1])
@@ -122,7 +122,7 @@ def epoch_plan(
     return EpochPlan(
         rows_N=rows_N,
         bounds_K1=bounds_K1,
-        order_K=_permute(len(bounds_K1) - 1, random),
+        order_K=permute(len(bounds_K1) - 1, random),
         widths_NC=widths_NC,
         labels_N=labels_N,
         batch_tokens=batch_tokens,
@@ -130,7 +130,7 @@ def epoch_plan(
     )
 
 
-def _permute(count: int, random: np.random.PCG64) -> Ints:
+def permute(count: int, random: np.random.PCG64) -> Ints:
     """Return a random permutation from raw bits, which NumPy keeps stable, unlike Generator.permutation."""
     return np.argsort(random.random_raw(count), kind="stable")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -12,17 +12,39 @@ from typing import Any
 import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
-from tfm_blocks.data.corpus import FORMAT, LONGEST, NO_RULES, Corpus, write_corpus, write_labelled, write_packed
+from tfm_blocks.data.corpus import (
+    FORMAT,
+    LONGEST,
+    NO_RULES,
+    Corpus,
+    Tags,
+    write_corpus,
+    write_labelled,
+    write_packed,
+)
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.documents import find_document_splits
 from tfm_blocks.data.files import LINES
+from tfm_blocks.data.mix import Mix, counts_of
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.data.settings import DataSettings, DatesSettings, LabelsSettings, LmSettings, TextSettings
-from tfm_blocks.data.text import Split, find_splits
+from tfm_blocks.data.settings import (
+    CleanSettings,
+    DataSettings,
+    DatesSettings,
+    LabelsSettings,
+    LmSettings,
+    MixedCorpus,
+    MixedDocuments,
+    MixedPairs,
+    TextSettings,
+    columns_of,
+)
+from tfm_blocks.data.text import Split, find_splits, join_splits
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.language.spec import TARGET
 
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
 SAMPLE_CHARACTERS = 100 * SAMPLE  # approximate maximum, for long rows
@@ -60,13 +82,19 @@ def prepare(
         return Prepared(tokenizer=tokenizer, **probes)
     splits, cache = _splits(settings), cache_folder(settings.cache)
     tokenizer = _tokenizer(splits, settings, vocab, special)
-    corpora: dict[str, Corpus] = {
-        name: _corpus(cache / "corpora", splits[name], tokenizer, settings, training=name == "train")
-        for name in ("val", "test", "train")  # small splits first, so that their errors appear early
-        if name in splits
-    }
+    mix, by_split = _mix_of(settings), dict[str, dict[str, Corpus]]()
+    for name in ("val", "test", "train"):  # small splits first, so that their errors appear early
+        for corpus, split in splits.get(name, {}).items():
+            part = _corpus(cache / "corpora", split, tokenizer, settings, mix.get(corpus), training=name == "train")
+            by_split.setdefault(name, {})[corpus] = part
+    corpora = {name: parts[""] if "" in parts else Mix(parts) for name, parts in by_split.items()}
+    if mix:
+        corpora["train"] = _mixed(by_split["train"], settings)
     for name in splits:
-        tell(_report(name, corpora[name], settings))
+        for corpus, part in by_split[name].items():
+            tell(_report(name, part, settings, corpus, mix.get(corpus)))
+    if mix:
+        tell("\n".join(_reads(corpora["train"])))
     requested = f", {vocab:,} requested" if tokenizer.size < vocab and not settings.tokenizer else ""
     tell(f"data: vocabulary of {tokenizer.size:,} subwords{requested}")
     for name, corpus in corpora.items():
@@ -94,51 +122,103 @@ def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
     return settings.model_copy(update={"tokenizer": str(run)})
 
 
-def _splits(settings: LinesSettings) -> dict[str, Split]:
-    if isinstance(settings, DatesSettings):
-        splits = date_splits(settings)
-    else:
-        splits = find_document_splits(settings) if isinstance(settings, LmSettings) else find_splits(settings)
-    first = settings.first
-    return {name: split.first(first) for name, split in splits.items()} if first else splits
+def _mix_of(settings: LinesSettings) -> Mapping[str, MixedPairs] | Mapping[str, MixedDocuments]:
+    """Return the corpora of a mix by name, or nothing."""
+    return {} if isinstance(settings, DatesSettings) else settings.mix or {}
 
 
-def _tokenizer(splits: Mapping[str, Split], settings: LinesSettings, vocab: int, special: Sequence[str]) -> Tokenizer:
+def _splits(settings: LinesSettings) -> dict[str, dict[str, Split]]:
+    """Return the splits by name, of each the corpora of a mix by name, or the single corpus ''."""
+    splits: dict[str, dict[str, Split]] = {}
+    for corpus, part, address in [(name, part, f"data.mix.{name}") for name, part in _mix_of(settings).items()] or [
+        ("", settings, "data")
+    ]:
+        if isinstance(part, DatesSettings):
+            found = date_splits(part)
+        elif isinstance(part, LmSettings | MixedDocuments):
+            found = find_document_splits(part, address)
+        else:
+            found = find_splits(part, address, labelled=isinstance(settings, LabelsSettings))
+        for name, split in found.items():
+            splits.setdefault(name, {})[corpus] = split.first(part.first) if part.first else split
+    return {name: splits[name] for name in ("train", "val", "test") if name in splits}
+
+
+def _mixed(parts: Mapping[str, Corpus], settings: LinesSettings) -> Mix:
+    """Return the training text of a mix."""
+    sizes, mix = [len(part) for part in parts.values()], _mix_of(settings)
+    weights = [part.weight for part in mix.values()]
+    temperature = 1.0 if isinstance(settings, DatesSettings) else settings.temperature
+    by_size = [size ** (1 / temperature) for size in sizes]
+    factors = [weight or 1.0 for weight in weights] if any(weights) else by_size
+    return Mix(parts, counts_of(sizes, factors))
+
+
+def _reads(mix: Corpus) -> Iterator[str]:
+    """Yield a line for each corpus of a mix: how many rows an epoch reads of it."""
+    assert isinstance(mix, Mix)
+    for (name, part), count in zip(mix.parts.items(), mix.counts_P, strict=True):
+        share = f"{count / len(mix):.1%} of {len(mix):,}"
+        yield f"data: an epoch reads {count:,} rows of {name} ({share}), each {count / len(part):.2f} times"
+
+
+def _tags_of(part: MixedCorpus | None, columns: Sequence[str]) -> Tags:
+    """Return the tag of each column that has one."""
+    target = part.target_tag if isinstance(part, MixedPairs) else part and part.tag
+    tags = {column: target if column == TARGET else part and part.tag for column in columns}
+    return {column: tag for column, tag in tags.items() if tag}
+
+
+def _tokenizer(
+    splits: Mapping[str, Mapping[str, Split]], settings: LinesSettings, vocab: int, special: Sequence[str]
+) -> Tokenizer:
     """Read data.tokenizer, else train a tokenizer on the training text of all columns.
 
     If the text is larger than a sample, it is trained on every Nth row. A sample has at most SAMPLE rows and about
     SAMPLE_CHARACTERS.
     """
+    tags = {  # True for those that are part of a text
+        tag: isinstance(part, MixedDocuments) or column != TARGET
+        for part in _mix_of(settings).values()
+        for column, tag in _tags_of(part, columns_of(settings)).items()
+    }
     if settings.tokenizer:
         tokenizer = read_tokenizer(settings.tokenizer)
-        _expect_special(tokenizer, settings.tokenizer, special)
+        _expect_special(tokenizer, settings.tokenizer, special, tags)
         return tokenizer
     add_prefix_space = isinstance(settings, TextSettings) and settings.add_prefix_space
+    train = join_splits([*splits["train"].values()])
 
     def build(folder: Path) -> None:
         # read all text once to detect its errors before the slow work
-        samples = {name: _samples(split) for name, split in splits.items()}
-        rows = islice(splits["train"].rows(), 0, None, samples["train"])
-        columns = splits["train"].columns
+        samples = {name: _samples(join_splits([*parts.values()])) for name, parts in splits.items()}
+        rows = islice(train.rows(), 0, None, samples["train"])
+        columns = train.columns
         learned = [columns.index("src")] if isinstance(settings, LabelsSettings) else range(len(columns))
         texts = (row[column] for row in rows for column in learned)
-        tokenizer = Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, special=special)
+        tokenizer = Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, special=special, tags=tags)
         tokenizer.save(folder / "tokenizer.json")
 
     sample = SAMPLE, SAMPLE_CHARACTERS
-    parts = [FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, splits["train"].fingerprint]
+    parts: list[object] = [FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, train.fingerprint]
     parts += ["src"] if isinstance(settings, LabelsSettings) else []
+    parts += [tags] if tags else []
     key = cache_key(*parts, *special)
     folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / key, build)
     return Tokenizer.load(folder / "tokenizer.json")
 
 
-def _expect_special(tokenizer: Tokenizer, path: str, special: Sequence[str]) -> None:
-    """Raise ConfigError if a tokenizer that was not learned for the objective has no mask, or too few sentinels."""
+def _expect_special(tokenizer: Tokenizer, path: str, special: Sequence[str], tags: Mapping[str, bool]) -> None:
+    """Raise ConfigError if a tokenizer that was not learned for the run lacks its mask, sentinels or tags."""
     learn = "write data.tokenizer=null to learn one"
     if MASK in special and tokenizer.mask is None:
         rule = f"has no mask token, which the objective reads at hidden positions: {path}"
         raise ConfigError(Problem("data.tokenizer", rule, help=f"name a tokenizer with <mask> or [MASK], or {learn}"))
+    own = tokenizer.special_ids
+    of_text = {tag for tag, is_of_text in tags.items() if is_of_text and own.isdisjoint(tokenizer.encode(tag))}
+    if lacking := [tag for tag in tags if tag in of_text or tokenizer.ids.get(tag) not in own]:
+        rule = f"has no token {lacking[0]}, which is a tag of data.mix: {path}"
+        raise ConfigError(Problem("data.tokenizer", rule, help=f"leave the tag out, or {learn}"))
     needed, known = sum(name != MASK for name in special), len(tokenizer.sentinels)
     if known < needed:
         rule = f"has {known} of the {needed} sentinels <extra_id_0>, <extra_id_1>, … of the objective: {path}"
@@ -155,20 +235,30 @@ def _samples(split: Split) -> int:
     return max(1, -(-rows // SAMPLE), -(-characters // SAMPLE_CHARACTERS))
 
 
-def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSettings, *, training: bool) -> Corpus:
+def _corpus(
+    cache: Path,
+    split: Split,
+    tokenizer: Tokenizer,
+    settings: LinesSettings,
+    part: MixedPairs | MixedDocuments | None,
+    *,
+    training: bool,
+) -> Corpus:
     context = settings.context if isinstance(settings, LmSettings) else None
     max_length = None if isinstance(settings, LmSettings) or not training else settings.max_length
-    clean = settings.clean if isinstance(settings, TextSettings) and training else NO_RULES
+    clean = _clean_of(part or settings) if training else NO_RULES
     labels = settings.coder if isinstance(settings, LabelsSettings) else None
+    tags = _tags_of(part, split.columns)
 
     def build(folder: Path) -> None:
         if context is not None:
-            write_packed(folder, split.columns[0], (text for (text,) in split.rows()), tokenizer, context=context)
+            texts = (text for (text,) in split.rows())
+            write_packed(folder, split.columns[0], texts, tokenizer, context=context, tags=tags)
         elif labels:
             options: dict[str, Any] = {"max_length": max_length, "clean": clean, "address": split.address}
             write_labelled(folder, split.rows(), tokenizer, labels, columns=split.columns, **options)
         else:
-            write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length, clean=clean)
+            write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length, clean=clean, tags=tags)
         if not (folder / "ids.bin").stat().st_size:
             help = "the text is empty, or every row is longer than data.max_length"
             if clean != NO_RULES:
@@ -177,27 +267,35 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSett
 
     rules: list[object] = [] if clean == NO_RULES else [clean.model_dump()]
     rules += [asdict(labels)] if labels else []
+    rules += [tags] if tags else []
     key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context, *rules)
     return Corpus(find_or_build(cache / key, build), tokenizer, split.groups, labels)
 
 
-def _report(name: str, corpus: Corpus, settings: LinesSettings) -> str:
+def _clean_of(part: LinesSettings | MixedPairs | MixedDocuments) -> CleanSettings:
+    return part.clean if isinstance(part, TextSettings | MixedPairs) else NO_RULES
+
+
+def _report(
+    split: str, corpus: Corpus, settings: LinesSettings, name: str, part: MixedPairs | MixedDocuments | None
+) -> str:
     """Format a line such as `data: 28,990 train pairs (skipped: 3 with a blank side, 7 longer than 128 tokens)`."""
     if isinstance(settings, LmSettings):
-        label, reasons = f"{name} rows of {settings.context} tokens", {"blank": "blank documents"}
-        if settings.documents == LINES:
+        label, reasons = f"{split} rows of {settings.context} tokens", {"blank": "blank documents"}
+        if (part if isinstance(part, MixedDocuments) else settings).documents == LINES:
             reasons = {"blank": "blank lines"}
     else:
-        label = f"{name} {'texts' if corpus.labels else 'pairs' if len(corpus.columns) == 2 else 'rows'}"
+        label = f"{split} {'texts' if corpus.labels else 'pairs' if len(corpus.columns) == 2 else 'rows'}"
         reasons = {"blank": "with a blank side", "long": f"longer than {settings.max_length} tokens"}
-        if isinstance(settings, TextSettings):
-            reasons |= {
-                "short": f"shorter than {settings.clean.min_length} tokens",
-                "ratio": f"with a side more than {settings.clean.max_ratio or 1:g} times as long as another",
-                "identical": "with identical sides",
-                "letters": f"with fewer letters than {100 * (settings.clean.min_letters or 0):g} %",
-                "duplicate": "equal to an earlier one",
-            }
+        clean = _clean_of(part or settings)
+        reasons |= {
+            "short": f"shorter than {clean.min_length} tokens",
+            "ratio": f"with a side more than {clean.max_ratio or 1:g} times as long as another",
+            "identical": "with identical sides",
+            "letters": f"with fewer letters than {100 * (clean.min_letters or 0):g} %",
+            "duplicate": "equal to an earlier one",
+        }
+    label += f" of {name}" if name else ""
     skipped = [f"{count:,} {label}" for reason, label in reasons.items() if (count := corpus.skipped.get(reason))]
     cut = f"cut: {corpus.cut:,} to {LONGEST:,} tokens a side" if corpus.cut else ""
     note = f"skipped: {', '.join(skipped)}" if skipped else cut  # held-out rows are never skipped, others never cut

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from babel import Locale, UnknownLocaleError
@@ -18,12 +21,15 @@ from pydantic import (
     field_validator,
 )
 
-from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
+from tfm_blocks.config.settings import Above0, Count, CountOrZero, RuleError, Settings
 from tfm_blocks.data.labels import LabelCoder, Predicted
 from tfm_blocks.data.probe_settings import ProbeSettings
+from tfm_blocks.data.vocabulary import MASK, SENTINEL, SPECIAL, TAG
 from tfm_blocks.errors import ConfigError, shown
 from tfm_blocks.language.spec import TARGET
 
+Documents = Literal["lines", "blank_lines", "jsonl"]
+INHERITED = ("dir", "fields", "train", "val", "test", "clean", "documents", "text_key", "first")  # by a corpus of a mix
 CASES = {"upper": str.upper, "lower": str.lower}
 FIELDS = {
     "day": {"d", "dd"},
@@ -193,6 +199,16 @@ Files = Annotated[
 ]
 
 
+def has_the_columns_of_train(files: dict[str, list[str]] | None, info: ValidationInfo) -> dict[str, list[str]] | None:
+    """Return the files of a split. Raises RuleError if their columns are not those of `train`, or of `fields`."""
+    first = "fields" if info.field_name == "train" else "train"
+    columns = info.data.get(first)
+    if files is not None and columns is not None and list(files) != list(columns):
+        rule = f"has the columns {', '.join(files)}, but {first} has {', '.join(columns)}"
+        raise RuleError(rule, "every split needs a file for each column, in the same order")
+    return files
+
+
 LabelName = Annotated[
     str,
     Field(min_length=1),
@@ -216,6 +232,107 @@ class CleanSettings(Settings):
     duplicates: bool = False
 
 
+def _is_a_tag(tag: str) -> str:
+    if not TAG.fullmatch(tag) or tag in (*SPECIAL, MASK) or SENTINEL.fullmatch(tag):
+        rule = f"must be a name in angle brackets that no other token has, but is {shown(tag)}"
+        raise RuleError(rule, "write a tag such as '<bt>' or '<2de>', of ASCII letters, digits and signs")
+    return tag
+
+
+Tag = Annotated[str, AfterValidator(_is_a_tag)]
+
+
+def _names_a_corpus(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise RuleError(f"is no name of a corpus: {shown(name)}", "use letters, digits, _, . and -")
+    return name
+
+
+CorpusName = Annotated[str, AfterValidator(_names_a_corpus)]
+
+
+class MixedCorpus(Settings):
+    """One corpus of `data.mix`. A key that is left out has the value of the same key of `data`.
+
+    weight: how often its rows are read, relative to the weights of the other corpora; if one has a weight, that of the
+    others is 1 by default. tag: a token in front of each source, or of each document of plain text.
+    dir: a folder, relative to data.dir. val and test may be null: the corpus has no such rows.
+    """
+
+    weight: Above0 | None = None
+    tag: Tag | None = None
+    dir: str
+    first: Count | None
+
+
+class MixedPairs(MixedCorpus):
+    """One corpus of pairs; target_tag: a token in front of each target, which outputs do not show."""
+
+    target_tag: Tag | None = None
+    fields: Fields | None
+    train: Files
+    val: Files | None
+    test: Files | None
+    clean: CleanSettings
+
+    _has_the_columns_of_train = field_validator("train", "val", "test")(has_the_columns_of_train)
+
+
+class MixedDocuments(MixedCorpus):
+    """One corpus of plain text."""
+
+    train: Shards
+    val: Shards | None
+    test: Shards | None
+    documents: Documents
+    text_key: str
+
+
+def with_defaults(mix: object, info: ValidationInfo) -> object:
+    """Add to each corpus of a mix the settings that it leaves out."""
+    if not isinstance(mix, dict):
+        return mix
+    defaults = {name: info.data[name] for name in INHERITED if name in info.data}
+    return {name: _with_defaults(corpus, defaults) for name, corpus in mix.items()}
+
+
+def _with_defaults(corpus: object, defaults: Mapping[str, Any]) -> object:
+    if not isinstance(corpus, dict):
+        return corpus
+    folder = corpus.get("dir", ".")
+    if isinstance(folder, str) and not folder.startswith("~"):
+        corpus = corpus | {"dir": str(Path(defaults.get("dir", "")) / folder)}
+    return dict(defaults) | corpus
+
+
+def expect_mix(mix: Mapping[str, MixedCorpus] | None, columns: Sequence[str]) -> None:
+    """Raise RuleError if a mix has no corpus or no validation text, or its tags or columns do not agree."""
+    if mix is None:
+        return
+    if not mix:
+        raise RuleError("has no corpora", "write data.mix={NAME: {dir: PATH}}, or data.mix=null")
+    if all(corpus.val is None for corpus in mix.values()):  # type: ignore[attr-defined]
+        raise RuleError("has no validation text, because val is null in each corpus", "leave val out of a corpus")
+    for name, corpus in mix.items():
+        if isinstance(corpus, MixedPairs) and list(corpus.train) != list(columns):
+            rule = f"{name} has the columns {', '.join(corpus.train)}, but data.train has {', '.join(columns)}"
+            raise RuleError(rule, "all corpora need the same columns, in the same order")
+    sides = {corpus.tag for corpus in mix.values()}, {getattr(corpus, "target_tag", None) for corpus in mix.values()}
+    if shared := sorted((sides[0] & sides[1]) - {None}):  # type: ignore[type-var]
+        raise RuleError(f"has {shared[0]} as a tag and as a target_tag", "write another name for one of them")
+
+
+def expect_temperature(temperature: float, mix: Mapping[str, MixedCorpus] | None) -> None:
+    """Raise RuleError if a temperature has no mix, or a mix that has weights."""
+    if temperature == 1:
+        return
+    if not mix:
+        raise RuleError(f"is {temperature:g}, but data.mix is null", "write data.mix={NAME: {dir: PATH}, …}")
+    if weighted := [name for name, corpus in mix.items() if corpus.weight is not None]:
+        rule = f"is {temperature:g}, but data.mix.{weighted[0]} has a weight"
+        raise RuleError(rule, "write either weights, or a temperature")
+
+
 class TextSettings(PairSettings):
     """Settings of row-aligned files in the folder `dir`, for columns such as src and tgt.
 
@@ -225,6 +342,8 @@ class TextSettings(PairSettings):
     clean: rules for training pairs.
     add_prefix_space: learn a tokenizer that reads a space before each text, so that the first word has the same
     subwords as elsewhere; configs of earlier versions have none.
+    mix: several corpora by name, each with any of the settings of MixedPairs; null: one corpus. temperature: the rows
+    of a corpus with n rows have the fraction n^(1/temperature) of the rows of an epoch, up to a common factor.
     """
 
     kind: Literal["text"]
@@ -235,6 +354,20 @@ class TextSettings(PairSettings):
     test: Files | None
     clean: CleanSettings = CleanSettings()
     add_prefix_space: bool = False
+    mix: Annotated[dict[CorpusName, MixedPairs] | None, BeforeValidator(with_defaults)] = None
+    temperature: Above0 = 1.0
+
+    @field_validator("mix")
+    @classmethod
+    def _is_a_mix(cls, mix: dict[str, MixedPairs] | None, info: ValidationInfo) -> dict[str, MixedPairs] | None:
+        expect_mix(mix, list(info.data.get("train", ())) or [*next(iter((mix or {}).values())).train])
+        return mix
+
+    @field_validator("temperature")
+    @classmethod
+    def _suits_the_mix(cls, temperature: float, info: ValidationInfo) -> float:
+        expect_temperature(temperature, info.data.get("mix"))
+        return temperature
 
     @field_validator("clean")
     @classmethod
@@ -245,17 +378,7 @@ class TextSettings(PairSettings):
             raise RuleError(rule, f"write data.clean.min_length={longest} or less, or a larger data.max_length")
         return clean
 
-    @field_validator("train", "val", "test")
-    @classmethod
-    def _has_the_columns_of_train(
-        cls, files: dict[str, list[str]] | None, info: ValidationInfo
-    ) -> dict[str, list[str]] | None:
-        first = "fields" if info.field_name == "train" else "train"
-        columns = info.data.get(first)
-        if files is not None and columns is not None and list(files) != list(columns):
-            rule = f"has the columns {', '.join(files)}, but {first} has {', '.join(columns)}"
-            raise RuleError(rule, "every split needs a file for each column, in the same order")
-        return files
+    _has_the_columns_of_train = field_validator("train", "val", "test")(has_the_columns_of_train)
 
 
 class LabelsSettings(TextSettings):
@@ -292,6 +415,15 @@ class LabelsSettings(TextSettings):
             raise RuleError(rule, "write names without spaces")
         return labels
 
+    @field_validator("mix")
+    @classmethod
+    def _has_no_tags(cls, mix: dict[str, MixedPairs] | None) -> dict[str, MixedPairs] | None:
+        for name, corpus in (mix or {}).items():
+            if corpus.tag or corpus.target_tag:
+                raise RuleError(f"{name} has a tag, but data.kind=labels reads texts as they are", "leave it out")
+            cls._compares_texts_only(corpus.clean)
+        return mix
+
     @field_validator("clean")
     @classmethod
     def _compares_texts_only(cls, clean: CleanSettings) -> CleanSettings:
@@ -311,7 +443,8 @@ class LmSettings(Settings):
 
     train, val, test: files, or patterns such as train-*.txt, whose files are sorted by name; test may be null.
     documents: the texts that end with eos; blank_lines separates them by blank lines, and jsonl reads a JSON object
-    from each line, with the text in the key `text_key`, as in Parquet files. The other settings are as in PairSettings.
+    from each line, with the text in the key `text_key`, as in Parquet files. The other settings are as in PairSettings,
+    mix and temperature as in TextSettings.
     """
 
     kind: Literal["lm"]
@@ -319,7 +452,7 @@ class LmSettings(Settings):
     train: Shards
     val: Shards
     test: Shards | None
-    documents: Literal["lines", "blank_lines", "jsonl"] = "lines"
+    documents: Documents = "lines"
     text_key: str = "text"
     context: Annotated[int, Field(ge=2)]
     step_tokens: int
@@ -327,6 +460,20 @@ class LmSettings(Settings):
     first: Count | None = None
     tokenizer: str | None = None
     cache: str | None = None
+    mix: Annotated[dict[CorpusName, MixedDocuments] | None, BeforeValidator(with_defaults)] = None
+    temperature: Above0 = 1.0
+
+    @field_validator("mix")
+    @classmethod
+    def _is_a_mix(cls, mix: dict[str, MixedDocuments] | None) -> dict[str, MixedDocuments] | None:
+        expect_mix(mix, ())
+        return mix
+
+    @field_validator("temperature")
+    @classmethod
+    def _suits_the_mix(cls, temperature: float, info: ValidationInfo) -> float:
+        expect_temperature(temperature, info.data.get("mix"))
+        return temperature
 
     @field_validator("step_tokens", "batch_tokens")
     @classmethod

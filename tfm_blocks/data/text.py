@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfm_blocks.data.cache import expand_home
 from tfm_blocks.data.files import PARQUET, file_kind, file_problems, find_files, path_digest, read_fields
-from tfm_blocks.data.settings import LabelsSettings, TextSettings
+from tfm_blocks.data.settings import MixedPairs, TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.language.spec import TARGET
 
@@ -44,15 +44,18 @@ class Split:
         )
 
 
-def find_splits(settings: TextSettings) -> dict[str, Split]:
-    """Return the splits train, val and, unless null, test. Raises ConfigError that lists all missing files."""
-    folder, fields = expand_home("data.dir", settings.dir), settings.fields or {}
-    labels = [TARGET] if isinstance(settings, LabelsSettings) else []
+def find_splits(settings: TextSettings | MixedPairs, key: str = "data", *, labelled: bool = False) -> dict[str, Split]:
+    """Return the splits train, val and test, unless null. Raises ConfigError that lists all missing files.
+
+    `key` is the address of the settings in the config.
+    """
+    folder, fields = expand_home(f"{key}.dir", settings.dir), settings.fields or {}
+    labels = [TARGET] if labelled else []
     splits: dict[str, Split] = {}
     problems: list[Problem] = []
     for split, patterns in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
         if patterns is not None:
-            address = f"data.{split}"
+            address = f"{key}.{split}"
             files = {column: find_files(folder, names) for column, names in patterns.items()}
             splits[split] = Split(
                 address, tuple(files), partial(_rows, address, files, fields, labels), partial(_digest, files, fields)
@@ -65,6 +68,16 @@ def find_splits(settings: TextSettings) -> dict[str, Split]:
             list({(problem.rule, problem.help): problem for problem in reversed(problems)}.values())[::-1]
         )
     return splits
+
+
+def join_splits(splits: Sequence[Split]) -> Split:
+    """Return the rows of several splits, one after the other."""
+    return replace(
+        splits[0],
+        rows=lambda: chain.from_iterable(split.rows() for split in splits),
+        digest=lambda: "+".join(split.fingerprint for split in splits),
+        groups=(),
+    )
 
 
 def _shard_problems(address: str, files: Mapping[str, list[Path]], fields: Mapping[str, str]) -> Iterator[Problem]:

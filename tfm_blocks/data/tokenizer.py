@@ -5,25 +5,22 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
-from tfm_blocks.data.vocabulary import Conventions
+from tfm_blocks.data.vocabulary import MASK, SENTINEL, SPECIAL, TAG, Conventions
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
-SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-MASK = "<mask>"  # of tokenizers that are learned for objectives that hide tokens
-SENTINEL = re.compile(r"<extra_id_\d+>")  # of tokenizers that are learned for objective=span_corruption, as in T5
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "⏎", "Ċ")  # of subwords; the last two are a line break
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
 LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
@@ -45,10 +42,10 @@ class Tokenizer:
 
     All bytes are in the vocabulary, so `encode` never returns UNK; it exists because other tools expect it. The
     tokenizer of a probe task has a fixed alphabet instead, whose words are separated by spaces; others become UNK.
+    A tag of a source is matched in a text.
     """
 
     PAD, BOS, EOS, UNK = range(4)
-    lossless = True  # decode(encode(text)) == text
     conventions = Conventions()
 
     def __init__(self, pieces: Pieces) -> None:
@@ -60,12 +57,19 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, lines: Iterable[str], vocab: int, *, add_prefix_space: bool = False, special: Sequence[str] = ()
+        cls,
+        lines: Iterable[str],
+        vocab: int,
+        *,
+        add_prefix_space: bool = False,
+        special: Sequence[str] = (),
+        tags: Mapping[str, bool] = MappingProxyType({}),
     ) -> Tokenizer:
         """Learn at most `vocab` subwords, special tokens included; each must occur at least twice.
 
         The ids of the tokens `special` follow those of SPECIAL, except for sentinels: theirs are the last ids, from the
-        last one downward.
+        last one downward. The ids of `tags` are before those. A tag is True if it is part of a text, as those of
+        sources are, and False if a text neither contains nor shows it.
 
         With `add_prefix_space`, `encode` reads a space before the text and `decode` removes it, so that the first word
         of a text has the same subwords as elsewhere.
@@ -74,7 +78,7 @@ class Tokenizer:
         at LONGEST bytes; `encode` is linear and splits nothing. Raises ConfigError if `vocab` has no room for the
         special tokens and all bytes.
         """
-        if vocab < (smallest := SMALLEST + len(special)):
+        if vocab < (smallest := SMALLEST + len(special) + len(tags)):
             rule = f"must have room for {smallest - 256} special tokens and 256 bytes, but is {vocab}"
             raise ConfigError(Problem("vocab", rule, help=f"write vocab={smallest} or more"))
         pieces = Pieces(models.BPE())
@@ -87,7 +91,7 @@ class Tokenizer:
         pieces.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
         sentinels = list(filter(SENTINEL.fullmatch, special))
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab - len(sentinels),
+            vocab_size=vocab - len(sentinels) - len(tags),
             min_frequency=2,
             special_tokens=[*SPECIAL, *(name for name in special if name not in sentinels)],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -95,6 +99,9 @@ class Tokenizer:
         )
         pieces.train_from_iterator(lines, trainer)
         pieces.pre_tokenizer = words
+        for tag, of_text in tags.items():
+            token = AddedToken(tag, special=not of_text, rstrip=of_text and add_prefix_space, normalized=False)
+            (pieces.add_tokens if of_text else pieces.add_special_tokens)([token])
         pieces.add_special_tokens(sentinels[::-1])
         del trainer
         _return_freed_memory()
@@ -108,6 +115,11 @@ class Tokenizer:
         pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         pieces.add_special_tokens(list(SPECIAL))
         return cls(pieces)
+
+    @cached_property
+    def lossless(self) -> bool:
+        """Return True if decode(encode(text)) == text for any text."""
+        return all(token.special for token in self._pieces.get_added_tokens_decoder().values())
 
     @property
     def size(self) -> int:
@@ -255,14 +267,18 @@ def is_learned(record: object) -> bool:
     """Return True if the JSON of a tokenizer has the settings and the first ids of `Tokenizer.train` or `of_words`."""
     if not isinstance(record, dict) or not _has_known_settings(record):
         return False
-    known, added = {*SPECIAL, MASK}, record.get("added_tokens", ())
-    names = [token["content"] for token in added if token["special"]]
-    if len(names) < len(added) or any(name not in known and not SENTINEL.fullmatch(name) for name in names):
+    if any(not _is_own_token(token) for token in record.get("added_tokens", ())):
         return False  # these tokens are matched in a text
     if record["pre_tokenizer"].get("add_prefix_space") or record["normalizer"] not in (None, PREPEND_SPACE):
         return False  # decode(encode(text)) could begin with a different character from `text`
     vocabulary = record["model"].get("vocab")
     return isinstance(vocabulary, dict) and [vocabulary.get(name) for name in SPECIAL] == [0, 1, 2, 3]
+
+
+def _is_own_token(token: Mapping[str, object]) -> bool:
+    name = str(token["content"])
+    tag = bool(TAG.fullmatch(name)) and not token["normalized"] and not token["lstrip"] and not token["single_word"]
+    return bool(token["special"]) if name in (*SPECIAL, MASK) or SENTINEL.fullmatch(name) else tag
 
 
 def expect_small(path: Path, most: int = LARGEST_FILE) -> None:

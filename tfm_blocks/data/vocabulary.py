@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+MASK = "<mask>"  # of tokenizers that are learned for objectives that hide tokens
+SENTINEL = re.compile(r"<extra_id_\d+>")  # of tokenizers that are learned for objective=span_corruption, as in T5
+TAG = re.compile(r"<[!-;=?-~]+>")  # of tokenizers that are learned for a mix of corpora with tags
 BOS, EOS = 1, 2
 OTHERS = 3  # the first id after padding, begin and end
 

@@ -41,9 +41,9 @@ class AnswerScorer(SplitScorer):
         self.forced, self.generated = RowAnswers(rows), RowAnswers(rows)
         self.answers: dict[int, list[int]] = {}
 
-    def restart(self) -> None:
-        """Reset the metrics before another split."""
-        super().restart()
+    def restart(self, corpus: Corpus) -> None:
+        """Reset the metrics before a split."""
+        super().restart(corpus)
         self.forced.reset()
         self.generated.reset()
         self.answers = {}

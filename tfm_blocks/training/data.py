@@ -29,8 +29,8 @@ class PlannedCorpus:
     settings: DataSettings
 
     def plan(self, *, seed: int, epoch: int) -> EpochPlan:
-        layout = self.layout.drawn(seed, epoch)
-        widths_NC, labels_N = layout.widths_NC(self.corpus), layout.labels_N(self.corpus)
+        layout, corpus = self.layout.drawn(seed, epoch), self.corpus.drawn(seed, epoch)
+        widths_NC, labels_N = layout.widths_NC(corpus), layout.labels_N(corpus)
         return epoch_plan(
             widths_NC,
             labels_N,
@@ -38,7 +38,7 @@ class PlannedCorpus:
             epoch=epoch,
             step_tokens=_step_tokens(self.settings, labels_N),
             batch_tokens=self.settings.batch_tokens,
-            tokens_N=layout.tokens_N(self.corpus),
+            tokens_N=layout.tokens_N(corpus),
         )
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
@@ -46,7 +46,14 @@ class PlannedCorpus:
 
     def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
         """Return the micro-batch of these rows of a step."""
-        return self.layout.drawn(*step.draw).batch(self.corpus, rows_B, empty=step.idle(ranks.rank, ranks.world))
+        return self._batch(step, rows_B, step.idle(ranks.rank, ranks.world))
+
+    def empty_batch(self, step: PlanStep) -> Batch:
+        """Return a micro-batch of a step that predicts nothing."""
+        return self._batch(step, step.rows_N[:1], True)
+
+    def _batch(self, step: PlanStep, rows_B: Rows, empty: bool) -> Batch:
+        return self.layout.drawn(*step.draw).batch(self.corpus.drawn(*step.draw), rows_B, empty=empty)
 
 
 def _step_tokens(settings: DataSettings, labels_N: Lengths) -> int:
@@ -131,9 +138,9 @@ class TrainStream(IterableDataset[StepBatches]):
         if self.even:
             world = self.ranks.world
             missing = max(len(step.share(rank, world)) for rank in range(world)) - len(batches)
-            corpus = self.planned_corpus.corpus
-            batches += missing * [self.planned_corpus.layout.batch(corpus, step.rows_N[:1], empty=True)]
-        return StepBatches(step.tokens, batches, cursor, step.rows_N.tolist())
+            batches += missing * [self.planned_corpus.empty_batch(step)]
+        rows_N = self.planned_corpus.corpus.drawn(*step.draw).originals(step.rows_N)
+        return StepBatches(step.tokens, batches, cursor, rows_N.tolist())
 
 
 @dataclass(eq=False)

@@ -23,15 +23,15 @@ class Scorer(SplitScorer):
     """Compute the metrics of one split of text at a time; the outputs are translations."""
 
     def __init__(self, translator: Translator, prepared: Prepared, ranks: Ranks, *, bleu: str) -> None:
-        super().__init__(ranks, len(prepared.last_scored[1]))
+        super().__init__(ranks, len(prepared.last_scored[1]), prepared.train.mixed)
         self.translator, self.bleu = translator, bleu
         test = prepared.test.groups if prepared.test is not None else ()
         self.exact = ExactMatch([*prepared.val.groups, *test])
         self.lengths = LengthRatio()
 
-    def restart(self) -> None:
-        """Reset the metrics before another split."""
-        super().restart()
+    def restart(self, corpus: Corpus) -> None:
+        """Reset the metrics before a split."""
+        super().restart(corpus)
         self.exact.reset()
         self.lengths.reset()
 
@@ -56,7 +56,13 @@ class Scorer(SplitScorer):
         references = [row[TARGET] for row in rows]
         sources = [" | ".join(row[name] for name in self.translator.sources) for row in rows]
         self.samples = list(zip(sources, self.outputs, references, strict=True))
-        return scores | text_scores(self.outputs, references, self.bleu) | self.exact.compute() | self.lengths.compute()
+        scores |= text_scores(self.outputs, references, self.bleu) | self.exact.compute() | self.lengths.compute()
+        for name in corpus.mixed:
+            lines = [line for line, group in enumerate(corpus.groups[: len(rows)]) if group == name]
+            texts = [self.outputs[line] for line in lines], [references[line] for line in lines]
+            part = text_scores(*texts, self.bleu) if lines else {}
+            scores |= {f"{key}/{name}": value for key, value in part.items()}
+        return scores
 
     def _rank_rows(self, rows: Sequence[object]) -> slice:
         """Return the rows of this rank: every world-th."""

@@ -137,15 +137,15 @@ class LabelScorer(SplitScorer):
     """Compute the loss and the scores of the labels of one split at a time."""
 
     def __init__(self, prepared: Prepared, ranks: Ranks) -> None:
-        super().__init__(ranks, max(len(prepared.val), len(prepared.last_scored[1])))
+        super().__init__(ranks, max(len(prepared.val), len(prepared.last_scored[1])), prepared.train.mixed)
         coder = prepared.train.labels
         assert coder is not None, "objective=label needs data=labels"
         self.coder = coder
         self.predicted: dict[int, list[list[float]]] = {}  # outputs of the labels of each row
 
-    def restart(self) -> None:
-        """Reset the metrics before another split."""
-        super().restart()
+    def restart(self, corpus: Corpus) -> None:
+        """Reset the metrics before a split."""
+        super().restart(corpus)
         self.predicted = {}
 
     def count(self, objective: Objective, batch: Batch) -> None:

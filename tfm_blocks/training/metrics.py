@@ -146,12 +146,39 @@ class TokenScores(_Sums):
 
     def compute(self) -> dict[str, float]:
         """Return the metrics by name."""
-        loss, nll, correct, tokens, labels = self.sums.tolist()
-        return {
-            "loss": loss / tokens,
-            "perplexity": perplexity_of_loss(nll / tokens),
-            "token_accuracy": correct / max(labels, 1),
-        }
+        return token_means(*self.sums.tolist())
+
+
+def token_means(loss: float, nll: float, correct: float, tokens: float, labels: float) -> dict[str, float]:
+    """Return the scores of these sums over tokens."""
+    return {
+        "loss": loss / tokens,
+        "perplexity": perplexity_of_loss(nll / tokens),
+        "token_accuracy": correct / max(labels, 1),
+    }
+
+
+class PartScores(_Sums):
+    """The scores of TokenScores for each corpus of a mix."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(5 * len(names))
+        self.names = list(names)
+
+    def update(self, values_N3: Tensor, part_N: Tensor, tokens_B: Tensor, part_B: Tensor) -> None:
+        """Add the loss, -log p and correctness of some labels, and the tokens of rows, each of a corpus."""
+        sums_P5 = self.sums.view(-1, 5)
+        sums_P5[:, :3].index_add_(0, part_N, values_N3.to(self.sums.dtype))
+        sums_P5[:, 3].index_add_(0, part_B, tokens_B.to(self.sums.dtype))
+        sums_P5[:, 4].index_add_(0, part_N, torch.ones_like(part_N, dtype=self.sums.dtype))
+
+    def compute(self) -> dict[str, float]:
+        """Return the metrics of each corpus with tokens, such as `loss/NAME`."""
+        scores: dict[str, float] = {}
+        for name, sums in zip(self.names, self.sums.view(-1, 5).tolist(), strict=True):
+            if sums[3]:
+                scores |= {f"{key}/{name}": value for key, value in token_means(*sums).items()}
+        return scores
 
 
 class RowLosses(_Sums):

@@ -97,7 +97,7 @@ class TrainingModule(LightningModule):
         if isinstance(data, ProbeSettings):
             return AnswerScorer(self.translator, prepared, self.ranks, data.probe.chance)
         if self.translator is None:
-            return SplitScorer(self.ranks, len(prepared.last_scored[1]))
+            return SplitScorer(self.ranks, len(prepared.last_scored[1]), prepared.train.mixed)
         return Scorer(self.translator, prepared, self.ranks, bleu=self.settings.trainer.bleu)
 
     @property
@@ -207,7 +207,7 @@ class TrainingModule(LightningModule):
         self.skipped.flush()
 
     def on_validation_epoch_start(self) -> None:
-        self.scorer.restart()
+        self.scorer.restart(self.prepared.val)
 
     def validation_step(self, batch: Batch) -> None:
         """Count the batch, unless a stop was requested."""
@@ -243,7 +243,8 @@ class TrainingModule(LightningModule):
         """Return True during training, including its validations."""
         return self.trainer.state.fn == TrainerFn.FITTING
 
-    on_test_epoch_start = on_validation_epoch_start
+    def on_test_epoch_start(self) -> None:
+        self.scorer.restart(self.prepared.last_scored[1])
 
     def test_step(self, batch: Batch) -> None:
         """Add the batch to the sums of the split and of each row."""
@@ -268,7 +269,8 @@ class TrainingModule(LightningModule):
         if not math.isfinite(scores["loss"]):
             raise diverged(self.global_step, f"{split} loss {scores['loss']}")
         self.throughput.restart()
-        return scores
+        parts = self.scorer.parts.compute() if corpus.mixed else {}
+        return scores | {name: value for name, value in parts.items() if name.partition("/")[0] in scores}
 
     @property
     def samples(self) -> list[tuple[str, str, str]]:

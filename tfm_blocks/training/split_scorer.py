@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.training.loss import Objective
-from tfm_blocks.training.metrics import RowLosses, TokenScores
+from tfm_blocks.training.metrics import PartScores, RowLosses, TokenScores
 from tfm_blocks.translation.settings import Search
 
 
@@ -30,23 +30,41 @@ class SplitScorer(nn.Module):
     """Compute the loss, the perplexity and the token accuracy of one split at a time. Subclasses also score outputs.
 
     `outputs` are the newest outputs, and `samples` the same with their texts as (source, output, reference).
+    `parts` are the scores of each corpus of a mix.
     """
 
-    def __init__(self, ranks: Ranks, rows: int) -> None:
+    def __init__(self, ranks: Ranks, rows: int, mixed: Sequence[str] = ()) -> None:
         super().__init__()
         self.ranks = ranks
-        self.tokens, self.rows = TokenScores(), RowLosses(rows)
+        self.tokens, self.rows, self.parts = TokenScores(), RowLosses(rows), PartScores(mixed)
         self.outputs: list[str] = []
         self.samples: list[tuple[str, str, str]] = []
+        self._part_R: Tensor | None = None  # of the split, the number of the corpus of each row
 
-    def restart(self) -> None:
-        """Reset the metrics before another split."""
+    def restart(self, corpus: Corpus) -> None:
+        """Reset the metrics before a split."""
         self.tokens.reset()
         self.rows.reset()
+        self.parts.reset()
+        self._part_R = torch.tensor([self.parts.names.index(name) for name in corpus.groups]) if corpus.mixed else None
 
     def count(self, objective: Objective, batch: Batch) -> None:
         """Add the losses of a batch of a validation."""
-        self.tokens.update(*objective.scores(batch), batch.tokens, len(batch.kept_N))
+        if self._part_R is None:
+            self.tokens.update(*objective.scores(batch), batch.tokens, len(batch.kept_N))
+            return
+        loss_N, nll_N, best_N = objective.position_scores(batch)
+        labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
+        self._count(batch, loss_N, nll_N, best_N == labels_N)
+
+    def _count(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, correct_N: Tensor) -> None:
+        """Add sums over all rows, and over those of each corpus of a mix."""
+        values = [x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, correct_N)]
+        self.tokens.update(*values, batch.tokens, len(batch.kept_N))
+        if self._part_R is not None:
+            part_B = self._part_R[list(batch.rows)].to(loss_N.device)
+            part_N = part_B[batch.kept_N // batch.labels_BT.shape[1]]
+            self.parts.update(torch.stack([loss_N, nll_N, correct_N], 1), part_N, batch.counts_B, part_B)
 
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
         """Add the losses of a batch and of each of its rows, and return its predictions."""
@@ -58,8 +76,7 @@ class SplitScorer(nn.Module):
         """Add the losses of the labels of a batch and of each of its rows, and return the predictions `best_N`."""
         row_B = torch.tensor(batch.rows, device=labels_N.device)
         row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
-        loss, nll, correct = (x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, best_N == labels_N))
-        self.tokens.update(loss, nll, correct, batch.tokens, len(batch.kept_N))
+        self._count(batch, loss_N, nll_N, best_N == labels_N)
         self.rows.update(loss_N, nll_N, row_N, batch.counts_B, row_B)
         return Predictions(row_N, labels_N, best_N)
 

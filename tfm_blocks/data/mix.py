@@ -1,0 +1,161 @@
+"""Several corpora as one: how often an epoch reads the rows of each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tfm_blocks.data.corpus import Corpus, Ids
+from tfm_blocks.data.plan import Ints, permute
+
+ORDER = 1  # stream of the draws, which differs from that of plans
+
+
+class Mix(Corpus):
+    """The rows of several corpora of the same columns, by name.
+
+    Training reads them as `drawn` returns them: an epoch has `counts_P` rows of each corpus. It reads a corpus in
+    random orders, one after the other, and the next epoch continues where it ended. So all rows of a corpus are read
+    equally often since the begin of a run, up to 1.
+    Without `counts_P`, the rows of all corpora alternate, and `groups` are the names of the corpora.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Corpus],
+        counts_P: Sequence[int] = (),
+        rows_N: Ints | None = None,
+        copies_N: Ints | None = None,
+    ) -> None:
+        first, *_ = corpora = [*parts.values()]
+        self.parts, self.counts_P, self.mixed = dict(parts), tuple(counts_P), tuple(parts)
+        self.tokenizer, self.conventions, self.labels = first.tokenizer, first.conventions, first.labels
+        self.columns = first.columns
+        self.cut = sum(corpus.cut for corpus in corpora)
+        self.skipped = dict(sum((Counter(corpus.skipped) for corpus in corpora), Counter[str]()))
+        self.unknown = {name: sum(corpus.unknown[name] for corpus in corpora) for name in self.columns}
+        self._corpora, sizes_P = corpora, np.array([len(corpus) for corpus in corpora])
+        self._firsts_P = np.cumsum(sizes_P) - sizes_P
+        rows_N = _alternating(sizes_P, len(counts_P) > 0) if rows_N is None else rows_N
+        self._rows_N, self._copies_N = rows_N, np.zeros_like(rows_N) if copies_N is None else copies_N
+        self._part_N = np.searchsorted(self._firsts_P, rows_N, "right") - 1
+        self.lengths_NC = np.concatenate([corpus.lengths_NC for corpus in corpora])[rows_N]
+        self.text = {name: MixedText(self, name) for name in self.columns}
+        self.groups = () if counts_P else [self.mixed[part] for part in self._part_N.tolist()]
+        self._epoch: tuple[tuple[int, int], Mix] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the folders of the corpora instead of their content."""
+        return Mix, (self.parts, self.counts_P, self._rows_N, self._copies_N)
+
+    @property
+    def sha256(self) -> str:
+        """Return a hash of the ids of all corpora, and of the number of rows that an epoch reads of each."""
+        parts = [(name, corpus.sha256) for name, corpus in self.parts.items()]
+        return hashlib.sha256(repr((parts, self.counts_P)).encode()).hexdigest()
+
+    def drawn(self, seed: int, epoch: int) -> Corpus:
+        if not self.counts_P:
+            return self
+        if self._epoch is None or self._epoch[0] != (seed, epoch):
+            reads = [
+                _reads(len(corpus), count, seed, epoch, part) for part, (corpus, count) in enumerate(self._counted())
+            ]
+            rows_N = np.concatenate([first + rows for first, (rows, _) in zip(self._firsts_P, reads, strict=True)])
+            copies_N = np.concatenate([copies for _, copies in reads])
+            self._epoch = (seed, epoch), Mix(self.parts, self.counts_P, rows_N, copies_N)
+        return self._epoch[1]
+
+    def _counted(self) -> Iterable[tuple[Corpus, int]]:
+        return zip(self._corpora, self.counts_P, strict=True)
+
+    def originals(self, rows: Sequence[int] | Ints) -> Ints:
+        originals_N: Ints = self._rows_N[np.asarray(rows)]
+        return originals_N
+
+    def keys(self, rows: Sequence[int] | Ints) -> Ints:
+        """Return a number for each reading of a row, so that an objective draws again if an epoch repeats it."""
+        total = sum(map(len, self._corpora))
+        return self.originals(rows) + total * self._copies_N[np.asarray(rows)]
+
+    def ids(self, column: str, row: int) -> Ids:
+        corpus, place = self.place(row)
+        return corpus.ids(column, place)
+
+    @property
+    def positional(self) -> bool:
+        return self._corpora[0].positional
+
+    def positions(self, row: int) -> Ids:
+        corpus, place = self.place(row)
+        return corpus.positions(place)
+
+    def place(self, row: int) -> tuple[Corpus, int]:
+        """Return the corpus of a row, and its row there."""
+        part = self._part_N[row]
+        return self._corpora[part], int(self._rows_N[row] - self._firsts_P[part])
+
+
+class MixedText(Sequence[str]):
+    """The text of a column of a mix."""
+
+    def __init__(self, mix: Mix, column: str) -> None:
+        self._mix, self._column = mix, column
+
+    def __len__(self) -> int:
+        return len(self._mix)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        rows = range(len(self))[place]
+        if isinstance(rows, int):
+            corpus, row = self._mix.place(rows)
+            return corpus.text[self._column][row]
+        return [self[row] for row in rows]
+
+
+def counts_of(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Return the rows that an epoch reads of each corpus: as many as all corpora have, in proportion to the weights.
+
+    The largest remainders are rounded up.
+    """
+    total, weight = sum(sizes), sum(weights)
+    exact = [total * (part / weight) for part in weights]
+    counts = [int(count + 1e-9) for count in exact]
+    by_remainder = sorted(range(len(counts)), key=lambda part: (counts[part] - exact[part], part))
+    for part in by_remainder[: total - sum(counts)]:
+        counts[part] += 1
+    return counts
+
+
+def _alternating(sizes_P: npt.NDArray[np.int64], training: bool) -> Ints:
+    """Return all rows in their order, or for scores with the corpora spread evenly."""
+    total = int(sizes_P.sum())
+    if training:
+        return np.arange(total)
+    places_N = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes_P.tolist()])
+    return np.argsort(places_N, kind="stable")
+
+
+def _reads(size: int, count: int, seed: int, epoch: int, part: int) -> tuple[Ints, Ints]:
+    """Return the rows of a corpus that an epoch reads, in their order, and how often it read each row before."""
+    first, end = epoch * count, (epoch + 1) * count
+    pieces: list[Ints] = [np.zeros(0, np.int64)]
+    for number in range(first // size, -(-end // size)):
+        start, stop = max(first - number * size, 0), min(end - number * size, size)
+        if stop - start == size:
+            pieces.append(np.arange(size))
+        else:
+            random = np.random.PCG64(np.random.SeedSequence((seed, number, part), spawn_key=(ORDER,)))
+            pieces.append(permute(size, random)[start:stop])
+    rows_N = np.sort(np.concatenate(pieces))
+    starts_N = np.searchsorted(rows_N, rows_N, "left")
+    return rows_N, np.arange(len(rows_N)) - starts_N
