@@ -4,13 +4,19 @@ import gzip
 import json
 
 import pytest
+import torch
 
 from tests.data.conftest import read_data
+from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data import corpus as corpus_module
 from tfm_blocks.data import prepare as prepare_module
 from tfm_blocks.data.documents import find_document_splits
+from tfm_blocks.data.layout import PlainText
+from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, DataError
+from tfm_blocks.network.build import build_network, read_model
+from tfm_blocks.training.data import EvalStream, PlannedCorpus
 
 TEXTS = ["the boat\nis blue", "the house", " a  garden \n\tis  green\nthe end"]
 
@@ -153,3 +159,42 @@ def test_the_tokenizer_learns_a_sample_of_long_documents(plain, monkeypatch):
     tokenizer = prepare(plain({"train.txt": jsonl(texts)}, documents="jsonl"), 300).tokenizer
     assert len(tokenizer.encode("lateword")) == len(tokenizer.encode("early")) == 1
     assert len(tokenizer.encode("between")) > 1, "the third document and each third after it, which this is not"
+
+
+INSIDE = "the boat is blue\n\nthe house\na garden is green and the boat is in the garden of the house\nthe boat\n"
+KNOBS = [
+    ["attention_position=rotary"],
+    ["attention_position=null", "position=learned_position"],
+    ["attention_position=null", "position=sinusoidal"],
+    ["attention_position=alibi", "near=none"],
+    ["mixer=lstm"],
+    ["mixer=gated_delta_rule"],
+]
+
+
+def test_rows_inside_documents_have_each_token_once_and_one_document(plain):
+    settings = plain({"train.txt": INSIDE}, inside_documents=True, context=12)
+    lines = []
+    train = prepare(settings, 300, lines.append).train
+    texts = [line for line in INSIDE.splitlines() if line]
+    expected = [[*train.tokenizer.encode(text), 2] for text in texts]
+    pieces = [ids[first : first + 12] for ids in expected for first in range(0, len(ids), 12)]
+    assert [train.ids("tgt", row).tolist() for row in range(len(train))] == pieces and len(pieces) > len(texts)
+    assert f"data: {len(pieces)} train rows of at most 12 tokens (skipped: 1 blank lines)" in lines
+    packed = prepare(plain({"train.txt": INSIDE}, context=12), 300, lines.append).train
+    assert len(packed) < len(train) and packed.lengths_NC.sum() == train.lengths_NC.sum()
+
+
+@pytest.mark.parametrize("knobs", KNOBS)
+def test_logits_of_a_document_in_a_batch_are_those_of_the_document_alone(plain, knobs):
+    settings = plain({"train.txt": INSIDE}, inside_documents=True, context=40, step_tokens=400, batch_tokens=400)
+    train = prepare(settings, 300, lambda text: None).train
+    sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=2", f"vocab={train.tokenizer.size}"]
+    network = build_network(read_model(compose_model("probe_decoder", [*sizes, *knobs]).model), seed=1).eval()
+    (batch,) = EvalStream(PlannedCorpus(train, PlainText(), settings), Ranks())
+    with torch.no_grad():
+        logits_BTV = network(**batch.inputs)
+        for row, logits_TV in zip(batch.rows, logits_BTV, strict=True):
+            ids = train.ids("tgt", row).tolist()
+            alone_TV = network(tgt=torch.tensor([[1, *ids[:-1]]]))[0]
+            torch.testing.assert_close(logits_TV[: len(ids), 1:], alone_TV[:, 1:], atol=1e-5, rtol=1e-5)

@@ -153,7 +153,9 @@ def slow_denoising(objective, tokenizer, ids, u):
     words = []
     for place, id in enumerate(ids):
         piece = tokenizer.piece(id)
+        after_break = place > 0 and tokenizer.piece(ids[place - 1]).endswith("⏎")
         begins = not objective.whole_words or piece.startswith(("▁", "⏎")) or place == 0 or not can[place - 1]
+        begins = begins or after_break
         if can[place]:
             words += [[]] if begins else []
             words[-1].append(place)

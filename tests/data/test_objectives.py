@@ -5,7 +5,7 @@ import pytest
 
 from tfm_blocks.data.corpus import Corpus, write_corpus, write_packed
 from tfm_blocks.data.layout import layout_of
-from tfm_blocks.data.noise import uniforms
+from tfm_blocks.data.noise import Flat, Masking, uniforms
 from tfm_blocks.data.objectives import MaskedSettings
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.errors import ConfigError
@@ -172,9 +172,21 @@ def test_a_mask_in_a_text_has_the_space_before_it(add_prefix_space):
 
 def test_a_text_with_number_signs_keeps_its_words_whole() -> None:
     learned = Tokenizer.train(["## the houses of the towns", "### the towns of the houses"] * 5, 300, special=[MASK])
-    begins = learned.word_begins()
+    begins = learned.words()[:, 0]
     pieces = [learned.piece(id) for id in range(learned.size)]
     assert any(piece.startswith("##") for piece in pieces)
     assert {piece for piece, one in zip(pieces, begins, strict=True) if one} == {
         piece for piece in pieces if piece.startswith(("▁", "⏎"))
     }
+
+
+def test_a_line_break_and_the_word_after_it_are_two_words() -> None:
+    tokenizer = Tokenizer.train(["a red\nboat is\nred"] * 5, 300, special=[MASK])
+    ids = np.array(tokenizer.encode("red\nboat is\n\nred"))
+    plain_V, rates = np.arange(tokenizer.size) > 4, {"rate": 0.01, "eval_rate": 0.01, "mask": 1.0, "random": 0.0}
+    noise = Masking(mask_id=4, plain_V=plain_V, words_V2=tokenizer.words(), static=False, **rates)
+    parts = set()
+    for row in range(60):
+        flat = Flat.of([ids], np.array([row]))
+        parts.add(tokenizer.decode(ids[noise.hidden_L(flat)].tolist()))
+    assert {part.strip(" ") for part in parts} == {"red", "\n", "boat", "is", "\n\n"}

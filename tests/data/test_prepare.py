@@ -258,3 +258,14 @@ def test_rules_that_skip_everything_are_an_error_that_names_them(text):
 def test_wrong_rules_are_errors(text, clean, rule):
     with pytest.raises(ConfigError, match=rule):
         text(clean=clean)
+
+
+@pytest.mark.parametrize("predict", ["class", "several", "number", "words"])
+def test_a_blank_line_of_held_out_labels_is_an_error_and_no_label(text, predict):
+    right = {"class": "x", "several": "x y", "number": "1.5", "words": "x y"}[predict]
+    files = {f"{split}.src": ["a b", "", "c d"] for split in ("train", "val")}
+    files |= {f"{split}.tgt": [right, "", right] for split in ("train", "val")}
+    base = text(files).model_dump() | {"kind": "labels", "predict": predict, "test": None}
+    settings = read_data(base | {"labels": None if predict == "number" else ["x", "y"]})
+    with pytest.raises(DataError, match=r"data\.val: row 2 (has|must be)"):
+        prepared(settings)

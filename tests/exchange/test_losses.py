@@ -27,7 +27,7 @@ def layout_for(objective, tokenizer):
         noise = SpanCorruption(density=0.15, span=3.0, sentinels=ids[:29:-1], draw=(1, 2))
         return NoisyPairs(Sides(["src"]), "tgt", noise)
     options = {"mask": 0.3, "span": 3.5, "random": 0.1, "permute": 1.0, "rotate": 0.0, "insert": 0.0}
-    noise = Denoising(mask_id=int(ids[30]), plain_V=words_V, begins_V=None, ends_V=~words_V, draw=(1, 2), **options)
+    noise = Denoising(mask_id=int(ids[30]), plain_V=words_V, words_V2=None, ends_V=~words_V, draw=(1, 2), **options)
     return NoisyPairs(Sides(["src"]), "tgt", noise)
 
 

@@ -7,10 +7,11 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,15 @@ POSITIONS = "positions"  # hidden column: where the target tokens are expected i
 LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a network can grow quadratically
 
 
+class Dropout(Protocol):
+    """What gives the rows of a corpus other subwords in each epoch, of at most `max_length` tokens."""
+
+    @property
+    def max_length(self) -> int: ...
+
+    def __call__(self, corpus: Corpus, seed: int, epoch: int) -> Corpus: ...
+
+
 class Corpus:
     """Rows of id sequences, as the tokenizer encodes them, one sequence per column, read from `folder`.
 
@@ -42,10 +52,15 @@ class Corpus:
     rows. They are equal if the tokenizer is lossless. With `labels`, the target is a label.
     `groups` names a group for each row, or is empty. `skipped`
     counts skipped rows by reason, `cut` the truncated rows, and `unknown` the unknown tokens of each column.
-    `mixed` are the names of the corpora of a mix, which are its groups, or ().
+    `mixed` are the names of the corpora of a mix, which are its groups, or (). With `dropout`, each epoch has other
+    subwords, within the words that the file `words` marks.
     """
 
     mixed: tuple[str, ...] = ()
+    dropout: Dropout | None = None
+    words: Path | None = None
+    _epoch: tuple[tuple[int, int], Corpus] | None = None
+    _begins: npt.NDArray[np.uint8] | None = None
 
     def __init__(
         self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = (), labels: LabelCoder | None = None
@@ -71,9 +86,9 @@ class Corpus:
             self.text[TARGET], self.unknown[TARGET] = Decoded(self, TARGET, labels), 0
         self.groups = groups
 
-    def __reduce__(self) -> tuple[type[Corpus], tuple[Path, Tokenizer, Sequence[str], LabelCoder | None]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder instead of its content: another process maps the same files."""
-        return Corpus, self._opened_with
+        return Corpus, self._opened_with, {"dropout": self.dropout, "words": self.words}
 
     def __len__(self) -> int:
         return len(self.lengths_NC)
@@ -86,7 +101,32 @@ class Corpus:
 
     def drawn(self, seed: int, epoch: int) -> Corpus:
         """Return the corpus of an epoch, if its rows or their ids are drawn from the seed and the epoch."""
+        if not (self.dropout or self.draws_rows):
+            return self
+        if self._epoch is None or self._epoch[0] != (seed, epoch):
+            corpus = self.read(seed, epoch)
+            self._epoch = (seed, epoch), self.dropout(corpus, seed, epoch) if self.dropout else corpus
+        return self._epoch[1]
+
+    @property
+    def draws_rows(self) -> bool:
+        """Return True if an epoch does not have each row once."""
+        return False
+
+    def read(self, seed: int, epoch: int) -> Corpus:
+        """Return the rows of an epoch, with their usual subwords."""
         return self
+
+    @property
+    def longest(self) -> Corpus:
+        """Return the corpus with the largest lengths over all epochs."""
+        if self.dropout is None:
+            return self
+        other = copy(self)
+        is_text_C = [not (self.labels and name == TARGET) for name in self.columns]
+        longest_NC = np.maximum(self.lengths_NC, np.where(is_text_C, self.dropout.max_length, 0))
+        other.lengths_NC = longest_NC.astype(np.int32)
+        return other
 
     def originals(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the row of the corpus for each row of an epoch."""
@@ -105,6 +145,14 @@ class Corpus:
         """Return the ids of a row, as a view of the file."""
         place = row * len(self._stored) + self._stored.index(column)
         return self._ids[self._bounds[place] : self._bounds[place + 1]]
+
+    def begins(self, column: str, row: int) -> npt.NDArray[np.uint8]:
+        """Return 1 for each id of a row that begins a word, as a view of the file `words`."""
+        if self._begins is None:
+            assert self.words is not None, "the preparation of the data writes it"
+            self._begins = np.memmap(self.words, np.uint8, "r").view(np.ndarray)
+        place = row * len(self._stored) + self._stored.index(column)
+        return self._begins[self._bounds[place] : self._bounds[place + 1]]
 
     @property
     def positional(self) -> bool:
@@ -310,11 +358,18 @@ def _encode_labelled(
 
 
 def write_packed(
-    folder: Path, column: str, documents: Iterable[str], tokenizer: Tokenizer, *, context: int, tags: Tags = NO_TAGS
+    folder: Path,
+    column: str,
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    *,
+    context: int,
+    tags: Tags = NO_TAGS,
+    inside: bool = False,
 ) -> None:
     """Encode documents, concatenate them with eos after each, and split them into rows of `context` tokens.
 
-    A tag precedes each document.
+    A tag precedes each document. With `inside`, each row has tokens of one document.
 
     Blank documents are skipped and counted; the last row may be shorter. A row that begins with the bos of a published
     tokenizer loses it, because bos precedes every row.
@@ -329,6 +384,9 @@ def write_packed(
             counts["blank"] += len(chunk) - len(nonblank)
             for ids in tokenizer.encode_batch([before + document for document in nonblank]):
                 buffer += [*ids, Tokenizer.EOS]
+                if inside:
+                    yield from split_rows(buffer, context)
+                    buffer = []
             end = len(buffer) // context * context
             yield from split_rows(buffer[:end], context)
             buffer = buffer[end:]

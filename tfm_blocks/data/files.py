@@ -92,7 +92,8 @@ def path_digest(path: Path) -> str:
     return "/".join(map(file_digest, sorted(path.glob("*.arrow")))) if path.is_dir() else file_digest(path)
 
 
-def _package(name: str, extra: str, address: str, path: Path) -> Any:
+def import_package(name: str, extra: str, address: str, path: Path) -> Any:
+    """Return the module of an extra. Raises ConfigError if it is not installed."""
     try:
         return import_module(name)
     except ImportError:
@@ -106,7 +107,7 @@ def _zstd(address: str, path: Path) -> Any:
     try:
         return import_module("compression.zstd")
     except ImportError:
-        return _package("backports.zstd", "zstd", address, path)
+        return import_package("backports.zstd", "zstd", address, path)
 
 
 def read_lines(path: Path, address: str) -> Iterator[str]:
@@ -217,10 +218,12 @@ def _table_rows(path: Path, fields: Sequence[str], address: str) -> Iterator[dic
     """Yield the rows of a Parquet file or a saved dataset, of which only the columns of these fields are read."""
     try:
         if path.is_dir():
-            dataset = _package("datasets", "datasets", address, path).load_from_disk(str(path)).with_format("arrow")
+            dataset = (
+                import_package("datasets", "datasets", address, path).load_from_disk(str(path)).with_format("arrow")
+            )
             known: list[str] = dataset.column_names
         else:
-            file = _package("pyarrow.parquet", "parquet", address, path).ParquetFile(path)
+            file = import_package("pyarrow.parquet", "parquet", address, path).ParquetFile(path)
             known = file.schema_arrow.names
         columns = {field if field in known else field.split(".")[0]: field for field in fields}
         if unknown := [field for column, field in columns.items() if column not in known]:

@@ -47,11 +47,10 @@ class Mix(Corpus):
         self.lengths_NC = np.concatenate([corpus.lengths_NC for corpus in corpora])[rows_N]
         self.text = {name: MixedText(self, name) for name in self.columns}
         self.groups = () if counts_P else [self.mixed[part] for part in self._part_N.tolist()]
-        self._epoch: tuple[tuple[int, int], Mix] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folders of the corpora instead of their content."""
-        return Mix, (self.parts, self.counts_P, self._rows_N, self._copies_N)
+        return Mix, (self.parts, self.counts_P, self._rows_N, self._copies_N), {"dropout": self.dropout}
 
     @property
     def sha256(self) -> str:
@@ -59,17 +58,14 @@ class Mix(Corpus):
         parts = [(name, corpus.sha256) for name, corpus in self.parts.items()]
         return hashlib.sha256(repr((parts, self.counts_P)).encode()).hexdigest()
 
-    def drawn(self, seed: int, epoch: int) -> Corpus:
-        if not self.counts_P:
-            return self
-        if self._epoch is None or self._epoch[0] != (seed, epoch):
-            reads = [
-                _reads(len(corpus), count, seed, epoch, part) for part, (corpus, count) in enumerate(self._counted())
-            ]
-            rows_N = np.concatenate([first + rows for first, (rows, _) in zip(self._firsts_P, reads, strict=True)])
-            copies_N = np.concatenate([copies for _, copies in reads])
-            self._epoch = (seed, epoch), Mix(self.parts, self.counts_P, rows_N, copies_N)
-        return self._epoch[1]
+    @property
+    def draws_rows(self) -> bool:
+        return bool(self.counts_P)
+
+    def read(self, seed: int, epoch: int) -> Mix:
+        reads = [_reads(len(corpus), count, seed, epoch, part) for part, (corpus, count) in enumerate(self._counted())]
+        rows_N = np.concatenate([first + rows for first, (rows, _) in zip(self._firsts_P, reads, strict=True)])
+        return Mix(self.parts, self.counts_P, rows_N, np.concatenate([copies for _, copies in reads]))
 
     def _counted(self) -> Iterable[tuple[Corpus, int]]:
         return zip(self._corpora, self.counts_P, strict=True)
@@ -81,11 +77,16 @@ class Mix(Corpus):
     def keys(self, rows: Sequence[int] | Ints) -> Ints:
         """Return a number for each reading of a row, so that an objective draws again if an epoch repeats it."""
         total = sum(map(len, self._corpora))
-        return self.originals(rows) + total * self._copies_N[np.asarray(rows)]
+        keys_N: Ints = self.originals(rows) + total * self._copies_N[np.asarray(rows)]
+        return keys_N
 
     def ids(self, column: str, row: int) -> Ids:
         corpus, place = self.place(row)
         return corpus.ids(column, place)
+
+    def begins(self, column: str, row: int) -> npt.NDArray[np.uint8]:
+        corpus, place = self.place(row)
+        return corpus.begins(column, place)
 
     @property
     def positional(self) -> bool:

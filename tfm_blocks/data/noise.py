@@ -16,9 +16,23 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 GOLDEN, FIRST, SECOND = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 # the draws of a row
-COUNT, PLACE, KIND, TOKEN, KEPT, NOISED, LENGTH, SLOT, SLOT_KIND, SLOT_TOKEN, SENTENCE, SHUFFLE, TURN, OFFSET = range(
-    14
-)
+(
+    COUNT,
+    PLACE,
+    KIND,
+    TOKEN,
+    KEPT,
+    NOISED,
+    LENGTH,
+    SLOT,
+    SLOT_KIND,
+    SLOT_TOKEN,
+    SENTENCE,
+    SHUFFLE,
+    TURN,
+    OFFSET,
+    SUBWORD,
+) = range(15)
 LONGEST_SPAN = 128  # words; of the usual means, longer spans have a probability below 1e-100
 
 
@@ -84,12 +98,13 @@ def _can_be_hidden(flat: Flat, plain_V: Bools) -> Bools:
     return plain_L | ~has_plain_R[flat.row_L]
 
 
-def _first_of_units(flat: Flat, can_L: Bools, begins_V: Bools | None) -> Bools:
+def _first_of_units(flat: Flat, can_L: Bools, words_V2: Bools | None) -> Bools:
     """Return True for the first token of each unit that can be hidden: a token, or a word."""
-    if begins_V is None:
+    if words_V2 is None:
         return can_L
-    follows_L = np.concatenate(([False], can_L[:-1])) & (flat.position_L > 0)
-    return can_L & (begins_V[flat.ids_L] | ~follows_L)
+    continues_L = can_L & ~words_V2[flat.ids_L, 1]
+    follows_L = np.concatenate(([False], continues_L[:-1])) & (flat.position_L > 0)
+    return can_L & (words_V2[flat.ids_L, 0] | ~follows_L)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +154,14 @@ class Hiding(Noise, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Masking(Hiding):
-    """Hide a fraction of the tokens of each row, as in BERT. begins_V: ids that begin a word, if words are hidden."""
+    """Hide a fraction of the tokens of each row, as in BERT. words_V2: `Tokenizer.words`, if words are hidden."""
 
     rate: float
     eval_rate: float
     mask: float
     random: float
     static: bool
-    begins_V: Bools | None
+    words_V2: Bools | None
 
     def drawn(self, seed: int, epoch: int) -> Self:
         return super().drawn(seed, 0 if self.static else epoch)
@@ -156,14 +171,14 @@ class Masking(Hiding):
         return replace(self, rate=self.eval_rate)
 
     def labels_R(self, flat: Flat) -> Integers:
-        if self.begins_V is not None:
+        if self.words_V2 is not None:
             return np.bincount(flat.row_L[self.hidden_L(flat)], minlength=len(flat.rows_R))
         return self._counts(np.bincount(flat.row_L[_can_be_hidden(flat, self.plain_V)]), flat.rows_R)
 
     def hidden_L(self, flat: Flat) -> Bools:
         """Return True for the tokens of the units with the smallest of uniform draws in each row."""
         can_L = _can_be_hidden(flat, self.plain_V)
-        first_L = _first_of_units(flat, can_L, self.begins_V)
+        first_L = _first_of_units(flat, can_L, self.words_V2)
         row_U = flat.row_L[first_L]
         key_U = self.uniforms(flat.rows_R[row_U], PLACE, flat.position_L[first_L])
         counts_R = self._counts(np.bincount(row_U, minlength=len(flat.rows_R)), flat.rows_R)
@@ -308,7 +323,7 @@ class Prefix(PairNoise):
 class Denoising(PairNoise):
     """Permute sentences, replace spans of words by one mask each, insert masks, and rotate the row, as in BART.
 
-    plain_V: the ids that can be masked, and that replace others. begins_V: ids that begin a word, or None: each token
+    plain_V: the ids that can be masked, and that replace others. words_V2: `Tokenizer.words`, or None: each token
     is a word. ends_V: ids that end a sentence.
     """
 
@@ -320,7 +335,7 @@ class Denoising(PairNoise):
     insert: float
     mask_id: int
     plain_V: Bools
-    begins_V: Bools | None
+    words_V2: Bools | None
     ends_V: Bools
 
     def pairs(self, flat: Flat) -> tuple[Flat, Flat]:
@@ -349,7 +364,7 @@ class Denoising(PairNoise):
     def _masked(self, flat: Flat) -> tuple[Flat, Integers]:
         """Replace each span by a mask; also return the number of spans without words in each row."""
         can_L, rows = _can_be_hidden(flat, self.plain_V), len(flat.rows_R)
-        first_L = _first_of_units(flat, can_L, self.begins_V)
+        first_L = _first_of_units(flat, can_L, self.words_V2)
         row_U, unit_L = flat.row_L[first_L], np.cumsum(first_L) - 1
         units_R = np.bincount(row_U, minlength=rows)
         length_S, spans_R, empty_R = self._spans(np.ceil(self.mask * units_R - 1e-9).astype(np.int64), flat.rows_R)

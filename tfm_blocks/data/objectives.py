@@ -77,9 +77,9 @@ class MaskedSettings(HidingSettings):
     whole_words: bool
 
     def noise(self, tokenizer: Tokenizer) -> Masking:
-        begins_V = tokenizer.word_begins() if self.whole_words else None
+        words_V2 = tokenizer.words() if self.whole_words else None
         options = self.model_dump(exclude={"name", "whole_words"})
-        return Masking(mask_id=mask_of(tokenizer), plain_V=_plain(tokenizer), begins_V=begins_V, **options)
+        return Masking(mask_id=mask_of(tokenizer), plain_V=_plain(tokenizer), words_V2=words_V2, **options)
 
     @field_validator("random")
     @classmethod
@@ -167,7 +167,7 @@ class DenoisingSettings(NoisyPairSettings):
         return Denoising(
             mask_id=mask_of(tokenizer),
             plain_V=_plain(tokenizer),
-            begins_V=tokenizer.word_begins() if self.whole_words else None,
+            words_V2=tokenizer.words() if self.whole_words else None,
             ends_V=tokenizer.sentence_ends(),
             **self.model_dump(exclude={"name", "whole_words"}),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -25,9 +26,11 @@ from tfm_blocks.data.corpus import (
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.documents import find_document_splits
 from tfm_blocks.data.files import LINES
+from tfm_blocks.data.hub import with_stored_splits
 from tfm_blocks.data.mix import Mix, counts_of
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
+from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.settings import (
     CleanSettings,
     DataSettings,
@@ -40,6 +43,7 @@ from tfm_blocks.data.settings import (
     TextSettings,
     columns_of,
 )
+from tfm_blocks.data.subword_dropout import WORDS, SubwordDropout, write_words
 from tfm_blocks.data.text import Split, find_splits, join_splits
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import read_tokenizer
@@ -84,15 +88,17 @@ def prepare(
     tokenizer = _tokenizer(splits, settings, vocab, special)
     mix, by_split = _mix_of(settings), dict[str, dict[str, Corpus]]()
     for name in ("val", "test", "train"):  # small splits first, so that their errors appear early
-        for corpus, split in splits.get(name, {}).items():
-            part = _corpus(cache / "corpora", split, tokenizer, settings, mix.get(corpus), training=name == "train")
-            by_split.setdefault(name, {})[corpus] = part
-    corpora = {name: parts[""] if "" in parts else Mix(parts) for name, parts in by_split.items()}
+        for part, split in splits.get(name, {}).items():
+            encoded = _corpus(cache / "corpora", split, tokenizer, settings, mix.get(part), training=name == "train")
+            by_split.setdefault(name, {})[part] = encoded
+    corpora: dict[str, Corpus] = {name: parts[""] if "" in parts else Mix(parts) for name, parts in by_split.items()}
     if mix:
         corpora["train"] = _mixed(by_split["train"], settings)
+    if isinstance(settings, TextSettings) and settings.bpe_dropout:
+        corpora["train"].dropout = _dropout(cache, by_split["train"].values(), tokenizer, settings)
     for name in splits:
-        for corpus, part in by_split[name].items():
-            tell(_report(name, part, settings, corpus, mix.get(corpus)))
+        for part, encoded in by_split[name].items():
+            tell(_report(name, encoded, settings, part, mix.get(part)))
     if mix:
         tell("\n".join(_reads(corpora["train"])))
     requested = f", {vocab:,} requested" if tokenizer.size < vocab and not settings.tokenizer else ""
@@ -129,17 +135,19 @@ def _mix_of(settings: LinesSettings) -> Mapping[str, MixedPairs] | Mapping[str, 
 
 def _splits(settings: LinesSettings) -> dict[str, dict[str, Split]]:
     """Return the splits by name, of each the corpora of a mix by name, or the single corpus ''."""
-    splits: dict[str, dict[str, Split]] = {}
-    for corpus, part, address in [(name, part, f"data.mix.{name}") for name, part in _mix_of(settings).items()] or [
-        ("", settings, "data")
-    ]:
+    parts: dict[str, LinesSettings | MixedPairs | MixedDocuments] = {"": settings}
+    parts = dict(_mix_of(settings)) or parts
+    splits, cache = dict[str, dict[str, Split]](), cache_folder(settings.cache)
+    for corpus, part in parts.items():
+        address = f"data.mix.{corpus}" if corpus else "data"
         if isinstance(part, DatesSettings):
-            found = date_splits(part)
+            by_name = date_splits(part)
         elif isinstance(part, LmSettings | MixedDocuments):
-            found = find_document_splits(part, address)
+            by_name = find_document_splits(with_stored_splits(part, address, cache), address)
         else:
-            found = find_splits(part, address, labelled=isinstance(settings, LabelsSettings))
-        for name, split in found.items():
+            labelled = isinstance(settings, LabelsSettings)
+            by_name = find_splits(with_stored_splits(part, address, cache), address, labelled=labelled)
+        for name, split in by_name.items():
             splits.setdefault(name, {})[corpus] = split.first(part.first) if part.first else split
     return {name: splits[name] for name in ("train", "val", "test") if name in splits}
 
@@ -152,6 +160,20 @@ def _mixed(parts: Mapping[str, Corpus], settings: LinesSettings) -> Mix:
     by_size = [size ** (1 / temperature) for size in sizes]
     factors = [weight or 1.0 for weight in weights] if any(weights) else by_size
     return Mix(parts, counts_of(sizes, factors))
+
+
+def _dropout(cache: Path, corpora: Iterable[Corpus], tokenizer: Tokenizer, settings: TextSettings) -> SubwordDropout:
+    """Write which tokens of the training text begin a word, and return what draws its subwords. Raises ConfigError."""
+    if isinstance(tokenizer, PublishedTokenizer):
+        rule = (
+            f"is {settings.bpe_dropout:g}, but the merges of {settings.tokenizer} are not those of a learned tokenizer"
+        )
+        help = "write data.tokenizer=null to learn one, or data.bpe_dropout=0.0"
+        raise ConfigError(Problem("data.bpe_dropout", rule, help=help))
+    for corpus in corpora:
+        key = cache_key("words", FORMAT, corpus.sha256, tokenizer.text)
+        corpus.words = find_or_build(cache / "corpora" / key, partial(write_words, corpus=corpus)) / WORDS
+    return SubwordDropout(tokenizer=tokenizer, rate=settings.bpe_dropout, max_length=settings.max_length)
 
 
 def _reads(mix: Corpus) -> Iterator[str]:
@@ -248,12 +270,12 @@ def _corpus(
     max_length = None if isinstance(settings, LmSettings) or not training else settings.max_length
     clean = _clean_of(part or settings) if training else NO_RULES
     labels = settings.coder if isinstance(settings, LabelsSettings) else None
-    tags = _tags_of(part, split.columns)
+    tags, inside = _tags_of(part, split.columns), isinstance(settings, LmSettings) and settings.inside_documents
 
     def build(folder: Path) -> None:
         if context is not None:
             texts = (text for (text,) in split.rows())
-            write_packed(folder, split.columns[0], texts, tokenizer, context=context, tags=tags)
+            write_packed(folder, split.columns[0], texts, tokenizer, context=context, tags=tags, inside=inside)
         elif labels:
             options: dict[str, Any] = {"max_length": max_length, "clean": clean, "address": split.address}
             write_labelled(folder, split.rows(), tokenizer, labels, columns=split.columns, **options)
@@ -268,6 +290,7 @@ def _corpus(
     rules: list[object] = [] if clean == NO_RULES else [clean.model_dump()]
     rules += [asdict(labels)] if labels else []
     rules += [tags] if tags else []
+    rules += ["inside"] if inside else []
     key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context, *rules)
     return Corpus(find_or_build(cache / key, build), tokenizer, split.groups, labels)
 
@@ -281,7 +304,8 @@ def _report(
 ) -> str:
     """Format a line such as `data: 28,990 train pairs (skipped: 3 with a blank side, 7 longer than 128 tokens)`."""
     if isinstance(settings, LmSettings):
-        label, reasons = f"{split} rows of {settings.context} tokens", {"blank": "blank documents"}
+        most = "at most " if settings.inside_documents else ""
+        label, reasons = f"{split} rows of {most}{settings.context} tokens", {"blank": "blank documents"}
         if (part if isinstance(part, MixedDocuments) else settings).documents == LINES:
             reasons = {"blank": "blank lines"}
     else:

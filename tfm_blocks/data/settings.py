@@ -29,6 +29,7 @@ from tfm_blocks.errors import ConfigError, shown
 from tfm_blocks.language.spec import TARGET
 
 Documents = Literal["lines", "blank_lines", "jsonl"]
+HUB = "hub:"  # before the name of a dataset, in place of a folder
 INHERITED = ("dir", "fields", "train", "val", "test", "clean", "documents", "text_key", "first")  # by a corpus of a mix
 CASES = {"upper": str.upper, "lower": str.lower}
 FIELDS = {
@@ -300,7 +301,7 @@ def _with_defaults(corpus: object, defaults: Mapping[str, Any]) -> object:
     if not isinstance(corpus, dict):
         return corpus
     folder = corpus.get("dir", ".")
-    if isinstance(folder, str) and not folder.startswith("~"):
+    if isinstance(folder, str) and not folder.startswith(("~", HUB)):
         corpus = corpus | {"dir": str(Path(defaults.get("dir", "")) / folder)}
     return dict(defaults) | corpus
 
@@ -336,6 +337,8 @@ def expect_temperature(temperature: float, mix: Mapping[str, MixedCorpus] | None
 class TextSettings(PairSettings):
     """Settings of row-aligned files in the folder `dir`, for columns such as src and tgt.
 
+    dir: a folder, or hub:NAME or hub:NAME:CONFIG for a dataset, of which train, val and test name splits.
+
     fields: the field of each column in files that have fields, which end in .jsonl, .tsv or .parquet, or are folders of
     a saved dataset; null: every file has lines. train, val, test: files of each column, or of all columns, by name,
     pattern or folder; test may be null. All splits have the columns of train.
@@ -344,6 +347,8 @@ class TextSettings(PairSettings):
     subwords as elsewhere; configs of earlier versions have none.
     mix: several corpora by name, each with any of the settings of MixedPairs; null: one corpus. temperature: the rows
     of a corpus with n rows have the fraction n^(1/temperature) of the rows of an epoch, up to a common factor.
+    bpe_dropout: the probability that a merge of a learned tokenizer is dropped, so that training texts have other
+    subwords in each epoch; a side that would get longer than max_length keeps its usual ones.
     """
 
     kind: Literal["text"]
@@ -356,6 +361,7 @@ class TextSettings(PairSettings):
     add_prefix_space: bool = False
     mix: Annotated[dict[CorpusName, MixedPairs] | None, BeforeValidator(with_defaults)] = None
     temperature: Above0 = 1.0
+    bpe_dropout: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @field_validator("mix")
     @classmethod
@@ -415,6 +421,14 @@ class LabelsSettings(TextSettings):
             raise RuleError(rule, "write names without spaces")
         return labels
 
+    @field_validator("predict")
+    @classmethod
+    def _suits_the_subwords(cls, predict: str, info: ValidationInfo) -> str:
+        if predict == "words" and (rate := info.data.get("bpe_dropout")):
+            rule = f"labels the first subword of each word, which data.bpe_dropout={rate:g} changes"
+            raise RuleError(rule, "write data.bpe_dropout=0.0")
+        return predict
+
     @field_validator("mix")
     @classmethod
     def _has_no_tags(cls, mix: dict[str, MixedPairs] | None) -> dict[str, MixedPairs] | None:
@@ -443,8 +457,9 @@ class LmSettings(Settings):
 
     train, val, test: files, or patterns such as train-*.txt, whose files are sorted by name; test may be null.
     documents: the texts that end with eos; blank_lines separates them by blank lines, and jsonl reads a JSON object
-    from each line, with the text in the key `text_key`, as in Parquet files. The other settings are as in PairSettings,
-    mix and temperature as in TextSettings.
+    from each line, with the text in the key `text_key`, as in Parquet files. inside_documents:
+    each row has tokens of one document, so that no token sees another document. The other settings are as in
+    PairSettings, mix and temperature as in TextSettings.
     """
 
     kind: Literal["lm"]
@@ -455,6 +470,7 @@ class LmSettings(Settings):
     documents: Documents = "lines"
     text_key: str = "text"
     context: Annotated[int, Field(ge=2)]
+    inside_documents: bool = False
     step_tokens: int
     batch_tokens: int
     first: Count | None = None

@@ -18,10 +18,13 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
-from tfm_blocks.data.vocabulary import MASK, SENTINEL, SPECIAL, TAG, Conventions
+from tfm_blocks.data.vocabulary import MASK as MASK
+from tfm_blocks.data.vocabulary import SENTINEL, TAG, Conventions
+from tfm_blocks.data.vocabulary import SPECIAL as SPECIAL
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
-SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "⏎", "Ċ")  # of subwords; the last two are a line break
+BREAKS = ("⏎", "Ċ")  # a line break in subwords
+SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", *BREAKS)  # of subwords
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
 LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
 LARGEST_OF_RUN = 4 * LARGEST_FILE  # a run stores all files of a tokenizer in one
@@ -191,6 +194,11 @@ class Tokenizer:
         """Encode each text, on all cores."""
         return [encoding.ids for encoding in self._pieces.encode_batch_fast(list(texts))]
 
+    def words_of(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the number of the word of each id of each text; nothing is merged across words. A tag has -1."""
+        numbers = [encoding.word_ids for encoding in self._pieces.encode_batch(list(texts))]
+        return [[-1 if number is None else number for number in words] for words in numbers]
+
     def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
         """Return the text of `ids`, as it continues the text of `after`.
 
@@ -214,12 +222,15 @@ class Tokenizer:
         text = decoders.ByteLevel().decode([token])
         return token if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
 
-    def word_begins(self) -> npt.NDArray[np.bool_]:
-        """Return True for the ids that begin a word: after a space, or of WordPiece without its prefix, ##."""
+    def words(self) -> npt.NDArray[np.bool_]:
+        """Return words_V2: whether an id begins a word, and whether the next id begins another.
+
+        A word begins after a space or a line break, and in WordPiece without its prefix, ##.
+        """
         pieces, model = [self.piece(id) for id in range(self.size)], self._pieces.model
         if isinstance(model, models.WordPiece):
-            return np.array([not piece.startswith(model.continuing_subword_prefix) for piece in pieces])
-        return np.array([piece.startswith(("▁", "Ġ", "⏎")) for piece in pieces])
+            return np.array([(not piece.startswith(model.continuing_subword_prefix), False) for piece in pieces])
+        return np.array([(piece.startswith(("▁", "Ġ", *BREAKS)), piece.endswith(BREAKS)) for piece in pieces])
 
     def sentence_ends(self) -> npt.NDArray[np.bool_]:
         """Return True for the ids that end a sentence: eos, and subwords that end in a full stop or the like."""

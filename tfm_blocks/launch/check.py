@@ -286,7 +286,7 @@ def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
             continue
-        for input, width in zip(layout.inputs, layout.longest_C(corpus).tolist(), strict=True):
+        for input, width in zip(layout.inputs, layout.longest_C(corpus.longest).tolist(), strict=True):
             bound = network.longest(input)
             if bound.node and width > bound.tokens:
                 rule = f"has {bound.tokens} positions, but {input} of {name} has up to {width} tokens with eos"

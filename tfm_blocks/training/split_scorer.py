@@ -55,12 +55,12 @@ class SplitScorer(nn.Module):
             return
         loss_N, nll_N, best_N = objective.position_scores(batch)
         labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
-        self._count(batch, loss_N, nll_N, best_N == labels_N)
+        self._sum(batch, loss_N, nll_N, best_N == labels_N)
 
-    def _count(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, correct_N: Tensor) -> None:
+    def _sum(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, correct_N: Tensor) -> None:
         """Add sums over all rows, and over those of each corpus of a mix."""
-        values = [x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, correct_N)]
-        self.tokens.update(*values, batch.tokens, len(batch.kept_N))
+        loss, nll, correct = (x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, correct_N))
+        self.tokens.update(loss, nll, correct, batch.tokens, len(batch.kept_N))
         if self._part_R is not None:
             part_B = self._part_R[list(batch.rows)].to(loss_N.device)
             part_N = part_B[batch.kept_N // batch.labels_BT.shape[1]]
@@ -76,7 +76,7 @@ class SplitScorer(nn.Module):
         """Add the losses of the labels of a batch and of each of its rows, and return the predictions `best_N`."""
         row_B = torch.tensor(batch.rows, device=labels_N.device)
         row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
-        self._count(batch, loss_N, nll_N, best_N == labels_N)
+        self._sum(batch, loss_N, nll_N, best_N == labels_N)
         self.rows.update(loss_N, nll_N, row_N, batch.counts_B, row_B)
         return Predictions(row_N, labels_N, best_N)
 
