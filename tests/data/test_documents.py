@@ -15,6 +15,7 @@ from tfm_blocks.data.layout import PlainText
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, DataError
+from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.training.data import EvalStream, PlannedCorpus
 
@@ -190,7 +191,9 @@ def test_logits_of_a_document_in_a_batch_are_those_of_the_document_alone(plain, 
     settings = plain({"train.txt": INSIDE}, inside_documents=True, context=40, step_tokens=400, batch_tokens=400)
     train = prepare(settings, 300, lambda text: None).train
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=2", f"vocab={train.tokenizer.size}"]
-    network = build_network(read_model(compose_model("probe_decoder", [*sizes, *knobs]).model), seed=1).eval()
+    network = build_network(
+        read_model(compose_model("probe_decoder", [*sizes, *knobs]).model, Sources()), seed=1
+    ).eval()
     (batch,) = EvalStream(PlannedCorpus(train, PlainText(), settings), Ranks())
     with torch.no_grad():
         logits_BTV = network(**batch.inputs)

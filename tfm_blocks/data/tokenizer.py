@@ -103,7 +103,11 @@ class Tokenizer:
         pieces.train_from_iterator(lines, trainer)
         pieces.pre_tokenizer = words
         for tag, of_text in tags.items():
-            token = AddedToken(tag, special=not of_text, rstrip=of_text and add_prefix_space, normalized=False)
+            marks = {
+                "rstrip": of_text and add_prefix_space,
+                "single_word": not of_text,
+            }  # by which a file shows its tags
+            token = AddedToken(tag, special=not of_text, normalized=False, **marks)
             (pieces.add_tokens if of_text else pieces.add_special_tokens)([token])
         pieces.add_special_tokens(sentinels[::-1])
         del trainer
@@ -287,9 +291,12 @@ def is_learned(record: object) -> bool:
 
 
 def _is_own_token(token: Mapping[str, object]) -> bool:
+    """Return True for the added tokens of `Tokenizer.train`: special ones, and tags."""
     name = str(token["content"])
-    tag = bool(TAG.fullmatch(name)) and not token["normalized"] and not token["lstrip"] and not token["single_word"]
-    return bool(token["special"]) if name in (*SPECIAL, MASK) or SENTINEL.fullmatch(name) else tag
+    if name in (*SPECIAL, MASK) or SENTINEL.fullmatch(name):
+        return bool(token["special"])
+    is_marked = token["special"] == token["single_word"] and not token["normalized"] and not token["lstrip"]
+    return is_marked and bool(TAG.fullmatch(name))
 
 
 def expect_small(path: Path, most: int = LARGEST_FILE) -> None:
