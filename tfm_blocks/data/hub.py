@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tfm_blocks.data.cache import cache_key, find_or_build
 from tfm_blocks.data.files import import_package
 from tfm_blocks.data.settings import HUB, LmSettings, MixedDocuments, MixedPairs, TextSettings
 from tfm_blocks.errors import ConfigError, Problem, cut, listed
 
-ReadFiles = TypeVar("ReadFiles", TextSettings, LmSettings, MixedPairs, MixedDocuments)
+ReadFiles = TypeVar("ReadFiles", bound=TextSettings | LmSettings | MixedPairs | MixedDocuments)
 
 
 def with_stored_splits(settings: ReadFiles, address: str, cache: Path) -> ReadFiles:
@@ -29,7 +29,7 @@ def with_stored_splits(settings: ReadFiles, address: str, cache: Path) -> ReadFi
         for split, value in files.items()
         if value is not None
     }
-    return settings.model_copy(update={"dir": str(cache), **folders})
+    return cast(ReadFiles, settings.model_copy(update={"dir": str(cache), **folders}))
 
 
 def _stored_split(name: str, config: str, split: str, address: str, cache: Path) -> Path:

@@ -104,7 +104,8 @@ def _first_of_units(flat: Flat, can_L: Bools, words_V2: Bools | None) -> Bools:
         return can_L
     continues_L = can_L & ~words_V2[flat.ids_L, 1]
     follows_L = np.concatenate(([False], continues_L[:-1])) & (flat.position_L > 0)
-    return can_L & (words_V2[flat.ids_L, 0] | ~follows_L)
+    first_L: Bools = can_L & (words_V2[flat.ids_L, 0] | ~follows_L)
+    return first_L
 
 
 @dataclass(frozen=True, kw_only=True)

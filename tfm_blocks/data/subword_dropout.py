@@ -21,6 +21,7 @@ from tfm_blocks.data.noise import SUBWORD, Integers, uniforms
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET
 
+Numbers = npt.NDArray[np.integer]
 WORDS = "words.bin"  # for each id of a corpus, 1 if it begins a word, across which nothing is merged
 
 
@@ -46,7 +47,7 @@ class SubwordDropout:
     def __reduce__(self) -> tuple[object, ...]:
         return _restored, (self.tokenizer, self.rate, self.max_length)
 
-    def divide(self, ids: Sequence[Ids], begins: Sequence[Ids], keys_R: Integers, *draw: int) -> list[Ids]:
+    def divide(self, ids: Sequence[Numbers], begins: Sequence[Numbers], keys_R: Integers, *draw: int) -> list[Numbers]:
         """Return other subwords of rows of ids, whose words begin where `begins` is 1."""
         flat_L, row_L = np.concatenate(ids).astype(np.int64), np.repeat(np.arange(len(ids)), list(map(len, ids)))
         symbols_S, token_S = self.merges.symbols(flat_L)
@@ -58,7 +59,7 @@ class SubwordDropout:
         divided, word_S = self.merges.merge(symbols_S, word_S, keys_R[row_S], place_S, self.rate, draw)
         row_W = row_S[begins_S]
         lengths_R = np.bincount(row_W[word_S], minlength=len(ids))
-        rows = np.split(divided.astype(flat_L.dtype), np.cumsum(lengths_R)[:-1])
+        rows: list[Numbers] = [*np.split(divided, np.cumsum(lengths_R)[:-1])]
         return [new if len(new) <= self.max_length else old for new, old in zip(rows, ids, strict=True)]
 
 
@@ -158,7 +159,7 @@ class Redivided(Corpus):
         self.lengths_NC = np.array(lengths, np.int32).reshape(-1, len(self.columns))
         self._bounds = np.concatenate(([0], np.cumsum(self.lengths_NC, dtype=np.int64)))
 
-    def _sequences(self) -> Iterator[Ids]:
+    def _sequences(self) -> Iterator[Numbers]:
         """Yield the ids of each column of each row."""
         for first in range(0, len(self._corpus), CHUNK):
             rows = np.arange(first, min(first + CHUNK, len(self._corpus)))
@@ -166,8 +167,8 @@ class Redivided(Corpus):
             for row in zip(*columns, strict=True):
                 yield from row
 
-    def _column(self, number: int, name: str, rows: Integers) -> Sequence[Ids]:
-        ids = [self._corpus.ids(name, row) for row in rows.tolist()]
+    def _column(self, number: int, name: str, rows: Integers) -> Sequence[Numbers]:
+        ids: list[Numbers] = [self._corpus.ids(name, row) for row in rows.tolist()]
         if self.labels and name == TARGET:
             return ids
         begins = [self._corpus.begins(name, row) for row in rows.tolist()]
