@@ -11,17 +11,21 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from tfm_blocks.compose.command_line import Request, override_key, sets_value
-from tfm_blocks.compose.composition import add_plus, compose_config
+from tfm_blocks.compose.command_line import Request
+from tfm_blocks.compose.composition import Composer, sets_value
 from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
-from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
+from tfm_blocks.compose.overrides import (
+    first_of_sweep,
+    list_texts,
+    override_key,
+    parse_overrides,
+    refuse_sweeps,
+    written,
+)
 from tfm_blocks.compose.run import expect_name, read_value
 from tfm_blocks.errors import ConfigError, Problem, cut
 from tfm_blocks.language.sources import Sources
 
-SWEEP = "sweep"
-LAUNCHER = "launcher"
-MATCH = "match"
 # keys that do not change which jobs a sweep has
 ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
 OF_ONE_RUN = {
@@ -72,7 +76,7 @@ class SweepRequest:
 
     `parts` are the overrides of the jobs, in the order of the command line. `settings`, `launcher` and `match` are the
     keys `sweep`, `launcher` and `match` of the config. `texts` are the overrides as typed, without those that only
-    control how, where and how long the sweep runs.
+    control how, where and how long the sweep runs. `composer` composes the jobs.
     """
 
     parts: tuple[OpenKey, ...]
@@ -80,7 +84,7 @@ class SweepRequest:
     launcher: Mapping[str, Any]
     match: Mapping[str, Any]
     texts: tuple[str, ...]
-    config_dir: Path | None
+    composer: Composer
 
     @property
     def swept(self) -> list[str]:
@@ -101,16 +105,18 @@ def read_sweep(request: Request) -> SweepRequest:
     options = {item.key_or_group: list(list_options(item.key_or_group, folders)) for item in overrides}
     known = root_keys() | {key for key in options if options[key] or "." in key}  # without knobs of single models
     first = [first_of_sweep(item, options[item.key_or_group]) for item in overrides if item.key_or_group in known]
-    config = compose_config([add_plus(text) for text in first], request.config_dir)
-    settings, launcher, match = (read_value(config, key) for key in (SWEEP, LAUNCHER, MATCH))
+    composer = Composer(request.config_dir)
+    config = composer.compose(first)
+    settings, launcher, match = (read_value(config, key) for key in ("sweep", "launcher", "match"))
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
     parts = tuple(_part(item, folders) for item in overrides if item not in of_sweep)
-    kept = (
-        item for item in overrides if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != LAUNCHER
+    texts = tuple(
+        item.input_line or ""
+        for item in overrides
+        if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != "launcher"
     )
-    texts = tuple(item.input_line or "" for item in kept)
-    return SweepRequest(parts, settings, launcher, match, texts, request.config_dir)
+    return SweepRequest(parts, settings, launcher, match, texts, composer)
 
 
 def _part(override: Override, folders: list[Path]) -> OpenKey:
@@ -191,12 +197,11 @@ def vary_one_key(parts: Sequence[OpenKey]) -> list[list[str]]:
     return [first, *([*first[:index], text, *first[index + 1 :]] for index, text in changed)]
 
 
-def sample_space(parts: Sequence[Part], config_dir: Path | None) -> list[list[str]]:
+def sample_space(parts: Sequence[Part], folders: list[Path]) -> list[list[str]]:
     """Return jobs of a search with each option of a group once, each with two values of each other key.
 
     Values that move together count as options.
     """
-    folders = config_folders(config_dir)
     rows = [
         _rows(part) if not isinstance(part, Interval) else [(f"{part.key}={end}",) for end in (part.low, part.high)]
         for part in parts

@@ -42,8 +42,9 @@ def restore_caller() -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.callback(return_freed_memory)
-        levels = {name: logging.getLogger(name).level for name in LOGGERS}
-        stack.callback(_restore_environment, dict(os.environ), levels)
+        stack.callback(_restore_environment, dict(os.environ))
+        for name in LOGGERS:
+            stack.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(fork_generators(torch.device(choose_device(AUTO))))
         stack.enter_context(fork_server_restored())
@@ -51,20 +52,10 @@ def restore_caller() -> Iterator[None]:
         yield
 
 
-def _restore_environment(environment: Mapping[str, str], levels: Mapping[str, int]) -> None:
+def _restore_environment(environment: Mapping[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
-
-@contextmanager
-def prepare_spawn() -> Iterator[None]:
-    """Set the library defaults of new processes, and keep them from importing the caller's script."""
-    set_library_defaults()
-    with main_hidden():
-        yield
 
 
 PROGRAM = ("tfm", "train")  # what resumes the run from a shell
@@ -129,7 +120,8 @@ def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | No
     several = run.settings.trainer.devices > 1
     if several:
         _expect_picklable(callbacks)
-    with prepare_spawn() if several else nullcontext():
+        set_library_defaults()  # of the new processes, which do not import the caller's script
+    with main_hidden() if several else nullcontext():
         return train_or_resume(run, saved, [*PROGRAM, *arguments], callbacks)
 
 

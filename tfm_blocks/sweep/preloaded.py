@@ -21,7 +21,6 @@ from tfm_blocks.sweep.supervisor import SIGNALS, die_with_supervisor, record_sig
 # torch imports the last two for the first optimizer and for a model without values
 MODULES = [
     "tfm_blocks.launch.job",
-    "tfm_blocks.compose.job_config",
     "torch._dynamo",
     "torch.fx.experimental.symbolic_shapes",
 ]
