@@ -220,7 +220,10 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
         if not names:
             rule = f"no option matches {written(override)}"
             raise ConfigError(Problem(group, rule, help=suggest("", known)))
-        singles = [name for choice in names for name in _options_of(group, choice, override)]
+        if group not in SEVERAL and any(choice.startswith("[") for choice in names):
+            rule = f"takes a single option: {written(override)}"
+            raise ConfigError(Problem(group, rule, help=f"write {group}=NAME, or {group}=a,b with -m to try each"))
+        singles = [name for choice in names for name in split_choice(choice)]
         for name in singles:
             if name == "null" and group not in GLOBAL_GROUPS:
                 help = suggest("", known)
@@ -237,14 +240,6 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
                 (read_experiment if group in GLOBAL_GROUPS else read_yaml)(known[name])
                 group_files(group, name, folders)
     return {group: names for group, names in chosen.items() if names}
-
-
-def _options_of(group: str, choice: str, override: Override) -> list[str]:
-    """Return the options of a choice; only the groups in SEVERAL may have several. Raises ConfigError."""
-    if choice.startswith("[") and group not in SEVERAL:
-        rule = f"takes a single option: {written(override)}"
-        raise ConfigError(Problem(group, rule, help=f"write {group}=NAME, or {group}=a,b with -m to try each"))
-    return split_choice(choice)
 
 
 def _models(chosen: Mapping[str, Sequence[str]], folders: list[Path]) -> Sequence[str]:

@@ -93,7 +93,8 @@ def compose_run(config: DictConfig) -> Composed:
         config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
     groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
     composed = replace(resolve(config, sources, chain), choices=groups)
-    composed.mapping["name"] = _name(composed, choices, overrides)
+    name = composed.mapping["name"]
+    composed.mapping["name"] = run_name(choices, overrides) if name is None else expect_name("name", name, sources)
     return composed
 
 
@@ -219,11 +220,6 @@ def task_overrides(config: DictConfig) -> list[str]:
     """Return the overrides of a composed config, without the `++` of `Request.texts`."""
     typed = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     return [str(text).removeprefix("++") for text in cast(list[str], typed)]
-
-
-def _name(composed: Composed, choices: Mapping[str, str], overrides: Sequence[str]) -> str:
-    name = composed.mapping["name"]
-    return run_name(choices, overrides) if name is None else expect_name("name", name, composed.sources)
 
 
 def expect_name(key: str, name: object, sources: Sources) -> str:

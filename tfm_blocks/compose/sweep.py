@@ -59,14 +59,8 @@ class Interval:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-@dataclass(frozen=True)
-class Together:
-    """Keys whose values move together: each row has an override of every key."""
-
-    rows: tuple[tuple[str, ...], ...]
-
-
 OpenKey = Choices | Interval
+Together = tuple[tuple[str, ...], ...]  # rows with an override of each key whose values move together
 Part = OpenKey | Together
 
 
@@ -138,50 +132,45 @@ def join_parts(parts: Sequence[OpenKey], groups: Sequence[Sequence[str]]) -> lis
     by_key = {part.key: part for part in parts}
     joined: dict[str, Together] = {}
     for group in groups:
-        together = _together(group, by_key)
+        texts = []
+        for key in group:
+            part = by_key.get(key)
+            if not isinstance(part, Choices) or len(part.texts) < 2:
+                rule = f"names {key}, which has no list of values on the command line"
+                raise ConfigError(Problem("sweep.together", rule, help=f"write {key}=a,b, or leave {key} out"))
+            texts.append(part.texts)
+        if len(set(map(len, texts))) > 1:
+            counts = ", ".join(f"{key} has {len(values)}" for key, values in zip(group, texts, strict=True))
+            rule = f"keys that move together need equally many values, but {counts}"
+            raise ConfigError(Problem("sweep.together", rule, help="give each of them one value for each job"))
         if again := [key for key in group if key in joined]:
             rule = f"names {again[0]} twice, but a key has one list of values"
             raise ConfigError(Problem("sweep.together", rule, help="write each key once"))
-        joined |= dict.fromkeys(group, together)
+        joined |= dict.fromkeys(group, tuple(zip(*texts, strict=True)))
     return list(dict.fromkeys(joined.get(key, part) for key, part in by_key.items()))
 
 
-def _together(keys: Sequence[str], by_key: Mapping[str, OpenKey]) -> Together:
-    texts = []
-    for key in keys:
-        part = by_key.get(key)
-        if not isinstance(part, Choices) or len(part.texts) < 2:
-            rule = f"names {key}, which has no list of values on the command line"
-            raise ConfigError(Problem("sweep.together", rule, help=f"write {key}=a,b, or leave {key} out"))
-        texts.append(part.texts)
-    if len(set(map(len, texts))) > 1:
-        counts = ", ".join(f"{key} has {len(values)}" for key, values in zip(keys, texts, strict=True))
-        rule = f"keys that move together need equally many values, but {counts}"
-        raise ConfigError(Problem("sweep.together", rule, help="give each of them one value for each job"))
-    return Together(tuple(zip(*texts, strict=True)))
-
-
 def _rows(part: Part) -> Sequence[tuple[str, ...]]:
-    if isinstance(part, Together):
-        return part.rows
+    """Return the overrides of each value. Raises ConfigError for an interval, and for a value that is listed twice.
+
+    A folder that is listed by two paths is listed twice: both jobs would be the same run.
+    """
+    if isinstance(part, tuple):
+        return part
     if isinstance(part, Choices):
-        _expect_distinct(part)
+        values = [text.partition("=")[2] for text in part.texts]
+        paths = any("/" in value for value in values)
+        first: dict[str, str] = {}
+        for value in values:
+            other = first.get(key := os.path.realpath(value) if paths else value)
+            if other is not None:
+                rule = f"lists one value twice: {cut(other)} and {cut(value)}"
+                raise ConfigError(Problem(part.key, rule, help="write each value once"))
+            first[key] = value
         return [(text,) for text in part.texts]
     rule = f"is an interval from {part.low:g} to {part.high:g}, which a grid cannot enumerate"
     help = f"write {part.key}=a,b,c or range(…), or sample it with sweep=random or sweep=optuna"
     raise ConfigError(Problem(part.key, rule, help=help))
-
-
-def _expect_distinct(part: Choices) -> None:
-    """Raise ConfigError if a value is listed twice, or a folder by two paths: both jobs would be the same run."""
-    values = [text.partition("=")[2] for text in part.texts]
-    paths = any("/" in value for value in values)
-    first: dict[str, int] = {}
-    for index, value in enumerate(values):
-        other = first.setdefault(os.path.realpath(value) if paths else value, index)
-        if other != index:
-            rule = f"lists one value twice: {cut(values[other])} and {cut(value)}"
-            raise ConfigError(Problem(part.key, rule, help="write each value once"))
 
 
 def choose_first_values(parts: Sequence[OpenKey]) -> list[str]:
@@ -207,7 +196,7 @@ def sample_space(parts: Sequence[Part], folders: list[Path]) -> list[list[str]]:
         for part in parts
     ]
     selects = [
-        isinstance(part, Together) or not sets_value(values[0][0], folders)
+        isinstance(part, tuple) or not sets_value(values[0][0], folders)
         for part, values in zip(parts, rows, strict=True)
     ]
     jobs = [[values[0] for values in rows]]

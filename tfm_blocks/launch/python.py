@@ -94,8 +94,12 @@ def train(
     Raises what `tfm_blocks.launch.job.train` raises. A signal that ends the run at once reaches the caller's handler.
     """
     _expect_callbacks(callbacks)
-    if model and Path(model).suffix in (".yaml", ".yml"):
-        model, config_dir = _in_folder(Path(model), config_dir)
+    if model and (path := Path(model)).suffix in (".yaml", ".yml"):
+        folder = path.parent.parent
+        if path.parent.name != "model" or config_dir not in (None, folder):
+            rule = f"a model file must be at {config_dir or 'FOLDER'}/model/{path.name}, but is {path}"
+            raise ConfigError(Problem("model", rule, help="move it there, or build it alone with tfm.build"))
+        model, config_dir = path.stem, folder
     try:
         with restore_caller():
             return Run(_train([f"model={model}"] * bool(model) + [*overrides], callbacks, config_dir))
@@ -103,15 +107,6 @@ def train(
         number = error.number
     signal.raise_signal(number)
     raise RunError(Problem("", f"the run was stopped by {signal.Signals(number).name} before the end of a step"))
-
-
-def _in_folder(path: Path, config_dir: Path | None) -> tuple[str, Path]:
-    """Return the name of a model file and the config folder around it. Raises ConfigError."""
-    folder = path.parent.parent
-    if path.parent.name != "model" or config_dir not in (None, folder):
-        rule = f"a model file must be at {config_dir or 'FOLDER'}/model/{path.name}, but is {path}"
-        raise ConfigError(Problem("model", rule, help="move it there, or build it alone with tfm.build"))
-    return path.stem, folder
 
 
 def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | None) -> Path:

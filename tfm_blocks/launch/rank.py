@@ -90,13 +90,6 @@ def _strategy(settings: TrainerSettings, world: int, device: torch.device) -> St
     return FSDP2Strategy(world) if settings.strategy == "fsdp2" else TorchDDPStrategy(broadcast_buffers=False)
 
 
-def quiet_lightning() -> None:
-    """Silence Lightning's advice about workers, devices and loggers, which this package chooses."""
-    for name in LIGHTNING:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning.*")
-
-
 def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ()) -> None:
     """Entry point of a spawned rank; loads the data that the parent cached, and prints nothing twice."""
     try:
@@ -248,7 +241,9 @@ def train_rank(
 
     `callbacks` come from a caller in Python.
     """
-    quiet_lightning()
+    for name in LIGHTNING:  # silence advice about workers, devices and loggers, which this package chooses
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")
     keep_freed_memory()
     with (
         hold(job.folder / CHECKPOINTS, wait=True) if rank_info.rank == 0 else nullcontext(),
