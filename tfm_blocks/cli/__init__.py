@@ -107,7 +107,8 @@ def _choose_model(arguments: argparse.Namespace) -> None:
 
     Raises ConfigError.
     """
-    from tfm_blocks.compose.command_line import chosen_models, keep_last, override_key
+    from tfm_blocks.compose.command_line import chosen_models, keep_last
+    from tfm_blocks.compose.overrides import override_key
 
     is_override = "=" in arguments.model and not Path(arguments.model).exists()
     overrides = keep_last([arguments.model, *arguments.overrides] if is_override else arguments.overrides)
