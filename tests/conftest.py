@@ -31,7 +31,16 @@ GROUPS = (
 )
 LEARNING = {  # overrides of runs that use each optimizer besides Adam's fused kernels
     **{name: [f"optimizer={name}"] for name in ("sgd", "adafactor", "lion", "muon")},
-    "groups": ["optimizer=muon", "optimizer.cautious=true", f"optimizer.groups={GROUPS}"],
+    "groups": ["optimizer=muon", "optimizer.cautious=true", f"optimizer.groups={GROUPS}", "schedule.weight_decay=0"],
+    "followers": ["optimizer=adamw", "schedule.momentum=0.8", "schedule.weight_decay=0"],
+}
+ENCODER = ["model=encoder_only", "vocab=300"]
+OBJECTIVES = {  # overrides of runs with each objective besides next_token
+    "masked": [*ENCODER, "objective=masked"],
+    "masked_diffusion": [*ENCODER, "objective=masked_diffusion"],
+    "span_corruption": ["objective=span_corruption", "objective.sentinels=10", "vocab=300"],
+    "denoising": ["objective=denoising", "vocab=300"],
+    "prefix_lm": ["objective=prefix_lm", "vocab=300"],
 }
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
 

@@ -14,7 +14,7 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.report.coordinates import NodeSizes
 
 SIZES = {"d_model": "64,128,256", "d_ff": "128,256,512", "heads": "2,4,8"}
-ALL_WIDTHS = {**SIZES, "kv_heads": "1,2,4", **dict.fromkeys(("d_latent", "d_query"), "32,64,128")}
+ALL_WIDTHS = {**SIZES, "kv_heads": "1,2,4", **dict.fromkeys(("d_latent", "d_query", "d_embedding"), "32,64,128")}
 ALL_WIDTHS["d_expert"] = SIZES["d_model"]
 FEW = {"layers": 2, "decoder_layers": 2}
 

@@ -18,7 +18,7 @@ from tfm_blocks.metric_schema import (
     keys_as_markdown,
 )
 from tfm_blocks.runs.metrics import summarise
-from tfm_blocks.scoring.measures import MEASURES
+from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.sweep.settings import OptunaSettings
 from tfm_blocks.tracking.dashboard import read_dashboard
 from tfm_blocks.training.callbacks import score_news, train_news
@@ -97,7 +97,8 @@ def test_the_page_on_tracking_has_every_medium_and_fact() -> None:
 def test_every_column_is_of_one_key() -> None:
     text = columns(["encoder.0.ffn"], ["de", "en"])
     probe = columns(["encoder.0.ffn"], ["40", "64"], answered=True)
-    for names in (text, probe):
+    labels = columns([], [], labelled=True)
+    for names in (text, probe, labels):
         assert len(names) == len(set(names))
-    assert {find_key(name).name for name in (*text, *probe)} == {key.name for key in METRIC_KEYS}
+    assert {find_key(name).name for name in (*text, *probe, *labels)} == {key.name for key in METRIC_KEYS}
     assert "test/accuracy@64" in probe and "test/accuracy" not in text and "test/bleu" not in probe

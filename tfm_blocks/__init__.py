@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfm_blocks.network.graph import Network
     from tfm_blocks.training.checkpoints import PreemptedError
     from tfm_blocks.training.non_finite import DivergedError
+    from tfm_blocks.translation.encoder import Encoder
     from tfm_blocks.translation.translator import Translator
 
 __all__ = [
@@ -122,8 +123,8 @@ def save(network: Network, folder: str | Path, *, tokenizer: Tokenizer) -> Path:
 
 def load(
     run: str | Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
-) -> Translator:
-    """Load the translator of a run folder.
+) -> Translator | Encoder:
+    """Load the network and the tokenizer of a run folder: a translator, or an encoder if the model has no `tgt`.
 
     Args:
         run: A folder written by training or by `save`.
@@ -133,15 +134,15 @@ def load(
             `"best"` or the number of a step.
 
     Returns:
-        The translator; its `network` is an `nn.Module`.
+        The translator or encoder; its `network` is an `nn.Module`.
 
     Raises:
         RunError: The folder is damaged, foreign or incomplete, or lacks the checkpoint.
         ConfigError: A plug-in cannot be imported.
     """
-    from tfm_blocks.translation.translator import Translator
+    from tfm_blocks.translation.classify import load_any
 
-    return Translator.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
+    return load_any(Path(run), device=device, plugins=plugins, checkpoint=checkpoint)
 
 
 def _overrides(knobs: dict[str, Any]) -> list[str]:

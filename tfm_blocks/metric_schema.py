@@ -5,7 +5,7 @@ All other modules read it. To add a metric, add a row here and the code that com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,7 +27,7 @@ class Key:
     form: format in tables with fixed digits. progress: format on progress lines, or "".
     best: `tfm compare` and `tfm show` have a column for the best validation. chart: `tfm report` plots it.
     headline: `tfm runs` shows the measured metric with the lowest number. translated: it requires translations.
-    answered: it requires a probe task.
+    answered: it requires a probe task. labelled: it requires objective=label.
 
     A name that ends in {node}, {group} or {length} stands for several keys: one for each block with an auxiliary loss,
     each group of the text, or each test length of a probe task.
@@ -43,6 +43,7 @@ class Key:
     headline: int | None = None
     translated: bool = False
     answered: bool = False
+    labelled: bool = False
 
     @property
     def summarised(self) -> str:
@@ -144,13 +145,14 @@ SPLIT_KEYS = (  # of val/ and test/
 ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
     Key(
         "accuracy",
-        "fraction of the tokens of an answer that are correct, mean over answers, 0 to 1",
+        "fraction of the tokens of an answer, or of the labels, that are correct, mean over answers or labels, 0 to 1",
         "max",
         progress="accuracy {:.1%}",
         best=True,
         chart=True,
         headline=5,
         answered=True,
+        labelled=True,
     ),
     Key(
         "exact",
@@ -175,8 +177,24 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
 )
 
 
+LABEL_KEYS = (  # of val/ and test/
+    Key("f1", "F1 of a class, mean over classes, 0 to 1", "max", progress="F1 {:.3f}", best=True, labelled=True),
+    Key("mcc", "Matthews' correlation of classes, -1 to 1", "max", progress="MCC {:.3f}", labelled=True),
+    Key(
+        "spearman",
+        "Spearman's rank correlation of numbers, -1 to 1",
+        "max",
+        progress="Spearman {:.3f}",
+        best=True,
+        chart=True,
+        headline=6,
+        labelled=True,
+    ),
+)
+
+
 def _of_split(split: str, texts: str) -> list[Key]:
-    keys = (*SPLIT_KEYS, *ANSWER_KEYS)
+    keys = (*SPLIT_KEYS, *ANSWER_KEYS, *LABEL_KEYS)
     return [replace(key, name=f"{split}/{key.name}", unit=key.unit.replace("TEXTS", texts)) for key in keys]
 
 
@@ -201,7 +219,11 @@ FINAL_SCORES = (
     FinalScore("TER", "corpus", "lower"),
     FinalScore("loss", "token", "lower", key="loss", mean="", difference="{:+.4f}", cell="{:.4f}"),
     FinalScore("perplexity", "token", "lower", key="perplexity", difference="{:+.4f}", cell="{:.2f}"),
+    FinalScore("f1", "token", "higher", key="f1", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}"),
+    FinalScore("mcc", "token", "higher", key="mcc", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}"),
+    FinalScore("spearman", "token", "higher", key="spearman", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}"),
 )
+LABEL_SCORES = frozenset(key.name for key in LABEL_KEYS)
 MEDIA = {  # tables and images that are logged at each validation
     "samples/val": "table of source, output and reference for the first validation sentences, "
     "the same in each validation",
@@ -226,13 +248,22 @@ FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
 }
 
 
-def columns(nodes: Sequence[str], groups: Sequence[str], *, answered: bool = False) -> list[str]:
+def columns(
+    nodes: Sequence[str], groups: Sequence[str], *, answered: bool = False, labelled: bool = False
+) -> list[str]:
     """Return the keys of a run with auxiliary losses at `nodes`, and with these groups in its text.
 
-    In a run of a probe task, which is `answered`, the groups are test lengths.
+    In a run of a probe task, which is `answered`, the groups are test lengths. A run of labels is `labelled`.
     """
-    keys = (key for key in METRIC_KEYS if not (key.translated if answered else key.answered))
+    absent = {"translated": answered or labelled, "answered": not answered, "labelled": not labelled}
+    keys = (key for key in METRIC_KEYS if _is_measured(key, absent))
     return [name for key in keys for name in _expand(key.name, nodes, groups)]
+
+
+def _is_measured(key: Key, absent: Mapping[str, bool]) -> bool:
+    """Return True for a key that every run has, or that requires a kind of run that is not absent."""
+    required = [kind for kind in absent if getattr(key, kind)]
+    return not required or not all(absent[kind] for kind in required)
 
 
 def _expand(name: str, nodes: Sequence[str], groups: Sequence[str]) -> Iterator[str]:

@@ -1,14 +1,17 @@
 """Compare fine-tuning of all weights with adapters, with half of the layers frozen, and with Muon: memory and time.
 
-The variants take a step in turn.
+The variants take a step in turn. Then each takes three steps in a process of its own, whose largest resident memory
+counts, less that of a process that only builds the model.
 
-python tests/benchmarks/adapters.py --rounds 7
+    python tests/benchmarks/adapters.py --rounds 7
 """
 
 import argparse
 import os
 import statistics
 import time
+from multiprocessing import get_context
+from pathlib import Path
 
 import torch
 
@@ -57,6 +60,17 @@ def held(network, optimizer):
     return sum(parameter.nbytes for parameter in network.parameters()) + trained + state
 
 
+def peak(name, overrides, steps):
+    """Return the largest resident memory in MB of this process after some steps of a variant."""
+    optimizer, own = VARIANTS[name]
+    network, optimizer = make(optimizer, [*own, *overrides])
+    ids_BT = torch.randint(3, network.spec.sink.shape[-1], (8, 128))
+    for _ in range(steps):
+        step(network, optimizer, ids_BT)
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) / 1e3
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
@@ -78,10 +92,13 @@ def main():
         count = sum(parameter.numel() for parameter in pair[0].parameters() if parameter.requires_grad)
         ratio = statistics.median(a / b for a, b in zip(times[name], times["full"], strict=True))
         share = statistics.median(a / b for a, b in zip(updates[name], times[name], strict=True))
-        print(
-            f"{name}: {count:,} trained, {held(*pair) / 1e6:.1f} MB held, {statistics.median(times[name]):.3f} s per step,"
-        )
+        held_MB, seconds = held(*pair) / 1e6, statistics.median(times[name])
+        print(f"{name}: {count:,} trained, {held_MB:.1f} MB held, {seconds:.3f} s per step,")
         print(f"  {ratio:.2f} of full, {share:.1%} of the step in the optimizer")
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for name in VARIANTS:
+            idle, training = (pool.apply(peak, (name, arguments.overrides, steps)) for steps in (0, 3))
+            print(f"{name}: {training - idle:.0f} MB more in training than after building, {training:.0f} MB in all")
     print(f"load {os.getloadavg()[0]:.1f}")
 
 

@@ -19,7 +19,7 @@ from scipy.stats import binom
 import tfm_blocks as tfm
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.measures import MEASURES
+from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.scoring.significance import correct, seed_test
 
 ALPHA = 0.05

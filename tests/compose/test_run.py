@@ -1,7 +1,10 @@
 """Composing one run."""
 
+from typing import Any
+
 import pytest
 
+from tests.conftest import COMPOSER
 from tfm_blocks.compose.command_line import compose_arguments, parse_request
 from tfm_blocks.compose.run import (
     compose_resumed,
@@ -71,3 +74,27 @@ def test_a_value_that_cannot_be_resolved_is_an_error_at_its_key(override, read):
     config = compose_arguments([override])
     with pytest.raises(ConfigError, match=f"{override.partition('=')[0]}.*: .*'x' not found"):
         read(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "optimizer", "schedule"),
+    [
+        (["optimizer=muon"], {"momentum": 0.95, "weight_decay": 0.1}, {"floor": 0.1, "warmup": 0.02}),
+        (["schedule=noam"], {"betas": [0.9, 0.95], "eps": 1e-8}, {"scale": 0.1}),
+        (["optimizer=adamw"], {"betas": [0.9, 0.95], "weight_decay": 0.1}, {"floor": 0.1}),
+    ],
+)
+def test_another_optimizer_or_schedule_leaves_the_settings_of_an_experiment_that_it_lacks(
+    overrides: list[str], optimizer: dict[str, Any], schedule: dict[str, Any]
+) -> None:
+    found = COMPOSER.compose(["experiment=lm", "data.dir=x", "name=run", *overrides]).mapping
+    assert found["optimizer"].items() >= optimizer.items() and found["schedule"].items() >= schedule.items()
+    assert ("betas" in found["optimizer"], "peak" in found["schedule"]) == (
+        overrides != ["optimizer=muon"],
+        overrides != ["schedule=noam"],
+    )
+
+
+def test_a_typed_setting_that_the_optimizer_lacks_stays_an_error() -> None:
+    composed = COMPOSER.compose(["experiment=lm", "data.dir=x", "name=run", "optimizer=muon", "+optimizer.betas=[0,1]"])
+    assert composed.mapping["optimizer"]["betas"] == [0, 1]

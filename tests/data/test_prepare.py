@@ -13,6 +13,7 @@ import yaml
 from tests.data.conftest import read_data
 from tfm_blocks.data import prepare as prepare_module
 from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
 from tfm_blocks.errors import ConfigError, DataError
 
 MULTI30K = os.environ.get("TFM_BLOCKS_MULTI30K")
@@ -110,6 +111,22 @@ def test_a_training_text_without_a_usable_pair_is_an_error(text, content):
 def test_a_small_vocabulary_is_refused(text):
     with pytest.raises(ConfigError, match="vocab"):
         prepared(text(), vocab=100)
+
+
+@pytest.mark.parametrize(
+    ("special", "rule", "help"),
+    [
+        ([MASK], "has no mask token", "data.tokenizer=null"),
+        ([sentinel(number) for number in range(5)], "has 3 of the 5 sentinels", "write objective.sentinels=3"),
+    ],
+)
+def test_a_tokenizer_without_the_tokens_of_an_objective_is_refused(text, tmp_path, special, rule, help):
+    Tokenizer.train(["a b"], 300, special=[sentinel(number) for number in range(3)]).save(tmp_path / "tokenizer.json")
+    settings = text(tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=rule) as caught:
+        prepare(settings, 300, special=special)
+    (problem,) = caught.value.problems
+    assert problem.address == "data.tokenizer" and help in problem.help
 
 
 def test_large_text_is_sampled_evenly_for_the_tokenizer(text, monkeypatch):

@@ -62,16 +62,14 @@ def test_another_seed_gives_other_examples_and_the_same_seed_the_same(conf, tmp_
 
 
 PLUGGED = """
-from dataclasses import dataclass
-from tfm_blocks.probes.automata import BitTask, Parity
+from tfm_blocks.probes.strings import BitTask, Parity
 from plugged_tasks.answers import answers
 
-@dataclass(frozen=True)
 class Plugged(BitTask):
     presets = Parity.presets
 
-    def answer(self, bits):
-        return answers(bits)
+    def answers(self, strings):
+        return answers(strings)[:, None]
 """
 
 

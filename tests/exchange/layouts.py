@@ -143,9 +143,10 @@ def in_brain_floats(folder: Path, theirs: nn.Module) -> None:
 
 def of_another_output(folder: Path, theirs: nn.Module) -> None:
     """An output matrix that differs from the embedding, although config.json ties them."""
-    shape = theirs.get_output_embeddings().weight.shape
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    change_weights(folder, lambda weights: {"lm_head.weight": noise} | weights)
+    output = theirs.get_output_embeddings()
+    (name,) = [name for name, module in theirs.named_modules() if module is output]
+    noise = torch.randn(output.weight.shape, generator=torch.Generator().manual_seed(3))
+    change_weights(folder, lambda weights: {f"{name}.weight": noise} | weights)
 
 
 LAYOUTS = {layout.__name__: layout for layout in (

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from tests.oracles.references import REFERENCES, scatter
+from tests.oracles.references import ENCODERS, REFERENCES, scatter
 
 VOCAB = 37
 GREEDY = {"max_new_tokens": 9, "do_sample": False}
@@ -39,7 +39,7 @@ def publish(
     name: str, folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB", **config: Any
 ) -> nn.Module:
     """Write a random model of a family to a folder, and return it in evaluation mode."""
-    model, kind, sizes = REFERENCES[name]
+    model, kind, sizes = (REFERENCES | ENCODERS)[name]
     torch.manual_seed(1)
     theirs = model(kind(**{**sizes, **IDS.get(name, {}), **config})).eval()
     scatter(theirs)

@@ -4,13 +4,22 @@ import json
 
 import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer, RobertaTokenizer, T5Tokenizer
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    RobertaTokenizer,
+    T5Tokenizer,
+)
 
 import tfm_blocks as tfm
 from tests.exchange.published import FAMILIES, publish
 from tests.exchange.test_sentencepiece import learned
+from tests.oracles.references import ENCODERS
 from tfm_blocks.data.corpus import Corpus, write_corpus, write_packed
 from tfm_blocks.data.layout import layout_of
+from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.language.spec import names
 from tfm_blocks.translation.settings import Search
@@ -188,3 +197,45 @@ def test_forty_lines_have_the_output_of_generate(name, beam, tmp_path):
     assert len(set(outputs)) > 5
     if name in PAIRS:
         assert max(len(row) for row in out.tolist()) == LIMITS["max_length"]
+
+
+def bert():
+    words = ["[PAD]", "x", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"##{word}" for word in WORDS)]
+    return BertTokenizer({word: id for id, word in enumerate(words)})
+
+
+def modernbert():
+    special = ["<|padding|>", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = fast(special, cls_token="[CLS]", sep_token="[SEP]", pad_token="<|padding|>", mask_token="[MASK]")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return tokenizer
+
+
+READING = {
+    "bert": (bert, {}),  # its config.json has no ids of [CLS] and [SEP]
+    "electra": (bert, {}),
+    "roberta": (SAVED["bart"], {"bos_token_id": 0, "eos_token_id": 2}),
+    "modernbert": (modernbert, {"bos_token_id": 1, "eos_token_id": 2}),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_read_the_ids_of_autotokenizer_and_predict_the_same_tokens(name, tmp_path):
+    make, ids = READING[name]
+    tokenizer, folder = make(), tmp_path / "theirs"
+    tokenizer.save_pretrained(folder)
+    content = (folder / "tokenizer.json").read_bytes()
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": tokenizer.pad_token_id, **ids}
+    publish(name, folder, vocab_size=len(tokenizer), max_position_embeddings=66, **ids)
+    (folder / "tokenizer.json").write_bytes(content)
+    import_folder(folder, tmp_path / "run")
+    encoder = tfm.load(tmp_path / "run")
+    expected = AutoTokenizer.from_pretrained(folder)(LINES).input_ids
+    lines = encoder.encode(LINES)
+    assert [encoder.tokenizer.vocabulary.to_published(ids) for ids in lines] == expected
+    assert all(ids[0] == 1 and ids[-1] == 2 for ids in lines)  # BOS and EOS
+    certificate = export_run(tmp_path / "run", tmp_path / "back")[1]
+    assert certificate.log_probabilities.largest < 1e-4
+    assert certificate.translations.equal == certificate.translations.sentences == 4

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 import tfm_blocks as tfm
 from tests.exchange.published import FAMILIES, GREEDY, VOCAB, publish
+from tests.oracles.references import ENCODERS
 from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.errors import RunError
@@ -19,7 +20,7 @@ from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.translation.save import save_network
 from tfm_blocks.translation.settings import Search
 
-DEFAULT = ("gpt2", "t5")
+DEFAULT = ("gpt2", "t5", "bert", "modernbert")
 
 
 def each_family(*others):
@@ -55,6 +56,15 @@ def logits_of_both(theirs, translator):
     return logits_BTV[..., own_ids(translator, torch.arange(VOCAB)[None])[0]], expected
 
 
+@torch.no_grad()
+def logits_of_encoders(theirs, encoder):
+    """Return our logits and theirs for rows of two lengths, in the order of the published vocabulary."""
+    ids_BS, keep_BS = random_ids(3, 9).clamp(min=3), torch.arange(9) < torch.tensor([9, 5, 9])[:, None]
+    expected = theirs(input_ids=ids_BS.where(keep_BS, theirs.config.pad_token_id), attention_mask=keep_BS.long()).logits
+    logits_BSV = encoder.network(src=own_ids(encoder, ids_BS).where(keep_BS, 0))
+    return logits_BSV[..., own_ids(encoder, torch.arange(VOCAB)[None])[0]][keep_BS], expected[keep_BS]
+
+
 def far_apart(actual, expected):
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
@@ -87,7 +97,13 @@ def test_logits_and_greedy_output_match_transformers(name, tmp_path):
         assert output == " ".join(f"w{id}" for id in out[:end])
 
 
-@each_family()
+@pytest.mark.parametrize("name", ENCODERS)
+def test_logits_of_encoders_match_transformers(name, tmp_path):
+    theirs, encoder = imported(name, tmp_path)
+    assert far_apart(*logits_of_encoders(theirs, encoder)) < 1e-5
+
+
+@each_family(*ENCODERS)
 def test_export_restores_every_byte(name, tmp_path):
     imported(name, tmp_path)
     export_run(tmp_path / "run", tmp_path / "back")

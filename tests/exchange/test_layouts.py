@@ -7,13 +7,13 @@ import shutil
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 import tfm_blocks as tfm
 from tests.exchange.layouts import LAYOUTS, change_config, change_weights
 from tests.exchange.published import FAMILIES, GREEDY, publish
-from tests.exchange.test_import import far_apart, logits_of_both
-from tests.oracles.references import REFERENCES
+from tests.exchange.test_import import far_apart, logits_of_both, logits_of_encoders
+from tests.oracles.references import ENCODERS, REFERENCES
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.exchange.config import read_published
 from tfm_blocks.exchange.exporting import export_run
@@ -23,13 +23,15 @@ from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.save import save_network
 from tfm_blocks.translation.settings import Search
 
-PAIRS = [*itertools.product(FAMILIES, LAYOUTS)]
+PAIRS = [*itertools.product((*FAMILIES, *ENCODERS), LAYOUTS)]
 QUICK = [(FAMILIES[number % len(FAMILIES)], layout) for number, layout in enumerate(LAYOUTS)]
+QUICK += [("bert", "with_copies"), ("bert", "of_another_output")]
 
 
 def load_theirs(folder, theirs):
     """Return the model that transformers reads from a folder."""
     load = AutoModelForSeq2SeqLM if theirs.config.is_encoder_decoder else AutoModelForCausalLM
+    load = AutoModelForMaskedLM if theirs.config.model_type in ENCODERS else load
     return load.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -43,11 +45,12 @@ def test_every_layout_of_every_family_has_the_logits_of_transformers(name, layou
     theirs = load_theirs(tmp_path / "theirs", saved)
     import_folder(tmp_path / "theirs", tmp_path / "run")
     ours = tfm.load(tmp_path / "run")
-    assert far_apart(*logits_of_both(theirs, ours)) < 2e-5
+    logits = logits_of_encoders if name in ENCODERS else logits_of_both
+    assert far_apart(*logits(theirs, ours)) < 2e-5
     export_run(tmp_path / "run", tmp_path / "back")
     back = load_theirs(tmp_path / "back", saved)
     wide = 1e-2 if layout in ("in_halves", "in_brain_floats") else 2e-5
-    assert far_apart(*(logits_of_both(model, ours)[1] for model in (back, theirs))) < wide
+    assert far_apart(*(logits(model, ours)[1] for model in (back, theirs))) < wide
 
 
 def lengthened(folder, name, **config):
@@ -110,10 +113,10 @@ def test_scaled_positions_without_their_trained_length_have_the_default_of_trans
         assert far_apart(*logits_of_both(load_theirs(tmp_path / "theirs", saved), tfm.load(run))) < 1e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *ENCODERS])
 def test_a_missing_key_has_the_default_of_its_class(name):
     (family,) = [family for key, family in families().items() if key == {"t5": "t5_v1"}.get(name, name)]
-    whole = REFERENCES[name][1]().to_dict()
+    whole = (REFERENCES | ENCODERS)[name][1]().to_dict()
     if name == "t5_v1_1":
         whole |= {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}
     outcomes = []

@@ -3,8 +3,9 @@
 from collections import defaultdict
 from itertools import combinations
 
-from tfm_blocks.figures.picture import FigurePicture
-from tfm_blocks.figures.sizes import WAVE, text_width
+from tfm_blocks.figures.drawing import FigurePicture
+from tfm_blocks.figures.labels import text_width
+from tfm_blocks.figures.layout import WAVE
 
 SLACK = 0.3  # coordinates are rounded to 0.1
 
@@ -40,7 +41,7 @@ def contains(outer, inner):
 def pieces(picture: FigurePicture):
     """Yield everything that occupies space: boxes, and texts and waves next to boxes and plates."""
     for placed in picture.boxes:
-        name = placed.item.about or " ".join(placed.item.title)
+        name = placed.about or " ".join(placed.title)
         whole = rectangle(placed)
         yield name, whole
         for text in placed.texts:
@@ -51,7 +52,7 @@ def pieces(picture: FigurePicture):
             yield f"{name}: wave", (x - WAVE, y - WAVE, x + WAVE, y + WAVE)
     for plate in picture.plates:
         for text in plate.texts:
-            yield f"{plate.item.addresses[0]}: {text.text}", text_rectangle(text)
+            yield f"{plate.addresses[0]}: {text.text}", text_rectangle(text)
 
 
 def lines(picture: FigurePicture):
@@ -66,9 +67,9 @@ def faults(picture: FigurePicture):
     named_pieces = list(pieces(picture))
     sentences = [f"{one} overlaps {other}" for (one, a), (other, b) in combinations(named_pieces, 2) if overlap(a, b)]
     for placed, line in lines(picture):
-        ends = f"{placed.arrow.source.about} → {placed.arrow.target.about}"
+        ends = f"{placed.source.about} → {placed.target.about}"
         sentences += [f"{ends} crosses {name}" for name, piece in named_pieces if overlap(line, shrunk(piece))]
-    plates = [(plate.item.addresses[0], rectangle(plate)) for plate in picture.plates]
+    plates = [(plate.addresses[0], rectangle(plate)) for plate in picture.plates]
     inner = [*named_pieces, *plates]
     for number, (address, plate) in enumerate(plates):
         for name, piece in [*inner[: len(named_pieces)], *plates[number + 1 :]]:
@@ -81,12 +82,12 @@ def faults(picture: FigurePicture):
 
 def shared_lines(picture: FigurePicture):
     """Yield pairs of arrows that a reader could confuse: they share a line segment but neither source nor target."""
-    arrows = {(placed.arrow.source, placed.arrow.target) for placed in picture.arrows}
+    arrows = {(placed.source, placed.target) for placed in picture.arrows}
     rows = defaultdict(list)
     for placed in picture.arrows:
         for (x, y), (to_x, to_y) in zip(placed.points, placed.points[1:], strict=False):
             key, ends = (("y", y), (x, to_x)) if y == to_y else (("x", x), (y, to_y))
-            rows[key].append((min(ends), max(ends), placed.arrow))
+            rows[key].append((min(ends), max(ends), placed))
     for row in rows.values():
         for (low, high, arrow), (first, last, other) in combinations(row, 2):
             alike = {(arrow.source, other.target), (other.source, arrow.target)} <= arrows

@@ -38,11 +38,11 @@ def read_by(drawing, box):
 
 
 def box_at(drawing, address):
-    return next(box for box in boxes(drawing.root) if address in box.addresses)
+    return next(box for box in boxes(drawing) if address in box.addresses)
 
 
 def notes(drawing):
-    return " ".join(note for box in boxes(drawing.root) for note in box.notes)
+    return " ".join(note for box in boxes(drawing) for note in box.notes)
 
 
 def plates(frame):
@@ -54,19 +54,19 @@ def plates(frame):
 
 def test_base_has_the_boxes_of_figure_1_in_the_same_two_columns():
     drawing = drawing_of(shipped_spec("base"))
-    assert [titles(boxes_of_chain(chain)) for chain in drawing.root.chains] == list(PAPER.values())
+    assert [titles(boxes_of_chain(chain)) for chain in drawing.chains] == list(PAPER.values())
 
 
 def test_base_has_the_arrows_of_figure_1():
     drawing = drawing_of(shipped_spec("base"))
-    attention, adding = [box for box in boxes(drawing.root) if "decoder.0.cross" in box.addresses]
+    attention, adding = [box for box in boxes(drawing) if "decoder.0.cross" in box.addresses]
     assert read_by(drawing, attention) == {("decoder.0.self", "main"), ("encoder.0.ffn", "port")}
     assert read_by(drawing, adding) == {("decoder.0.cross", "main"), ("decoder.0.self", "side")}
 
 
 def test_pre_norm_has_a_norm_below_each_branch_and_a_sum_above_it():
     drawing = drawing_of(shipped_spec("prenorm"))
-    layer = next(plates(drawing.root))
+    layer = next(plates(drawing))
     assert titles(boxes(layer)) == ["Norm", "Multi-Head Attention", "+", "Norm", "Feed Forward", "+"]
 
 
@@ -75,7 +75,7 @@ def test_pre_norm_has_a_norm_below_each_branch_and_a_sum_above_it():
 def test_every_node_has_a_box_unless_it_only_passes_its_input_on(name, fold):
     spec = shipped_spec(name)
     drawing = drawing_of(spec, fold=fold)
-    drawn = {address for box in boxes(drawing.root) for address in box.addresses}
+    drawn = {address for box in boxes(drawing) for address in box.addresses}
     assert {node.address for node in spec.nodes if node.block != "none"} <= drawn
 
 
@@ -102,27 +102,27 @@ def test_without_folding_the_arrows_are_the_reads_of_the_spec(name):
 
 def plate_labels(repeat, layer, **keys):
     spec = spec_of({**EMB, "deep": {"repeat": repeat, "layer": layer, **keys}, **LOGITS}, inputs={"tgt": "B T"})
-    return [" ".join(plate.label) for plate in plates(drawing_of(spec).root)]
+    return [" ".join(plate.label) for plate in plates(drawing_of(spec))]
 
 
 def test_a_node_that_passes_its_input_on_is_drawn_only_where_nothing_else_is():
     drawing = drawing_of(shipped_spec("probe_decoder"))
-    assert "Identity" not in titles(boxes(drawing.root))
+    assert "Identity" not in titles(boxes(drawing))
     branches = {"ffn": {"block": "ffn"}, "skip": {"block": "none"}}
     graph = {**EMB, "both": {"join": "sum", "parallel": branches}, **LOGITS}
-    assert "Identity" in titles(boxes(drawing_of(spec_of(graph, inputs={"tgt": "B T"})).root))
+    assert "Identity" in titles(boxes(drawing_of(spec_of(graph, inputs={"tgt": "B T"}))))
 
 
 def test_a_decoder_on_its_own_reads_tokens():
-    assert titles(boxes(drawing_of(shipped_spec("decoder_only")).root))[:2] == ["Tokens", "Token Embedding"]
-    assert titles(boxes(drawing_of(shipped_spec("base")).root))[0] == "Inputs"
+    assert titles(boxes(drawing_of(shipped_spec("decoder_only"))))[:2] == ["Tokens", "Token Embedding"]
+    assert titles(boxes(drawing_of(shipped_spec("base"))))[0] == "Inputs"
 
 
 @pytest.mark.parametrize(("block", "title"), [("lstm", "LSTM"), ("attention", "Masked Multi-Head Attention"), ("convolution", "Causal Convolution")])  # fmt: skip
 def test_a_causal_block_has_the_name_of_the_field(block, title):
     graph = {**EMB, "node": {"block": block, "mask": "causal"}, **LOGITS}
     spec = spec_of(graph, inputs={"tgt": "B T"}, args={**ARGS, "kernel_size": 3})
-    assert title in titles(boxes(drawing_of(spec).root))
+    assert title in titles(boxes(drawing_of(spec)))
 
 
 def test_layers_that_differ_are_drawn_as_groups():
@@ -163,7 +163,7 @@ def test_layers_that_read_another_stack_in_one_way_are_drawn_once(kv, note, add_
     decoder = {"repeat": 2, "layer": {**LAYER, "cross": cross("src_stack"), "other": cross(kv)}}
     graph = {**encoder("src"), "emb": {"block": "embedding", "in": "tgt"}, "decoder": decoder, **LOGITS}
     drawing = drawing_of(spec_of(graph, add_norm=add_norm))
-    assert [plate.label for plate in plates(drawing.root)] == [("2×",), ("2×",)]
+    assert [plate.label for plate in plates(drawing)] == [("2×",), ("2×",)]
     assert notes(drawing) == note
 
 
@@ -175,7 +175,7 @@ def test_shared_and_tied_weights_are_marked():
 
 def test_copies_of_a_layer_are_drawn_once_and_branches_side_by_side():
     drawing = drawing_of(shipped_spec("redundant"))
-    assert ("6×", "side by side") in [plate.label for plate in plates(drawing.root)]
+    assert ("6×", "side by side") in [plate.label for plate in plates(drawing)]
     drawing = drawing_of(shipped_spec("parallel"))
     columns = [box_at(drawing, f"decoder.0.all.{name}").column for name in ("self", "cross", "ffn")]
     assert columns == [0, 1, 2]
@@ -191,14 +191,14 @@ def test_an_inline_node_is_drawn_before_the_stack_copies_or_branches_that_read_i
     more = {"in": {"block": "linear", "d_out": "d_model"}, **form}
     spec = spec_of({**EMB, "more": more, **LOGITS}, inputs={"tgt": "B T"})
     drawing = drawing_of(spec)
-    assert titles(boxes(drawing.root)).count("Feed Forward") == 2
+    assert titles(boxes(drawing)).count("Feed Forward") == 2
     assert read_by(drawing, box_at(drawing, "more.in_x")) == {("emb", "main")}
 
 
 def test_shapes_and_costs_are_shown_on_request_only():
     spec = shipped_spec("base")
     plain = drawing_of(spec)
-    assert not any(box.output for box in boxes(plain.root)) and "parameters" not in notes(plain)
+    assert not any(box.output for box in boxes(plain)) and "parameters" not in notes(plain)
     full = drawing_of(spec, shapes=True, costs={"encoder.0.ffn": (2_099_712, 67_108_864)})
     assert box_at(full, "src").output == "B S" and box_at(full, "logits").output == "B T 37000"
     assert box_at(full, "encoder.0.ffn").notes == ("2.1M parameters", "67.1M multiply-adds")
@@ -214,7 +214,7 @@ def test_a_count_is_rounded_to_three_digits_of_its_unit(count, text):
 
 def test_the_figure_of_a_layer_has_what_it_reads_as_inputs():
     drawing = drawing_of(shipped_spec("base"), of="decoder.0")
-    texts = [" ".join(box.title) for box in boxes(drawing.root) if box.kind == "text"]
+    texts = [" ".join(box.title) for box in boxes(drawing) if box.kind == "text"]
     assert sorted(texts) == ["Output", "encoder.5.ffn", "tgt_pos"]
 
 

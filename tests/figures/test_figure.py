@@ -18,10 +18,9 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.figures.draw import Content
-from tfm_blocks.figures.figure import SPECIAL, Style, picture_of, svg_of, tikz_of
-from tfm_blocks.figures.picture import mark_nodes
-from tfm_blocks.figures.sizes import WIDTHS, text_width
-from tfm_blocks.figures.themes import THEMES
+from tfm_blocks.figures.drawing import THEMES
+from tfm_blocks.figures.figure import SPECIAL, Style, mark_nodes, picture_of, svg_of, tikz_of
+from tfm_blocks.figures.labels import WIDTHS, text_width
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.model import write_model
 

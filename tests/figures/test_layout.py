@@ -95,7 +95,7 @@ def test_nothing_overlaps_in_the_figure_of_three_stacks():
 def test_a_box_that_is_moved_onto_another_or_onto_a_line_is_noticed():
     picture = picture_of(shipped_spec("base"), REGISTRY, Content())
     first, second, *others = picture.boxes
-    side = next(placed for placed in picture.arrows if placed.arrow.end == "side")
+    side = next(placed for placed in picture.arrows if placed.end == "side")
     for place, word in (((second.x, second.y), "overlaps"), (side.points[1], "crosses")):
         moved = replace(first, x=place[0] - 5, y=place[1] - 5)
         assert any(word in fault for fault in faults(replace(picture, boxes=(moved, second, *others))))

@@ -26,9 +26,8 @@ from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.metric_schema import FACTS, MEDIA, columns, find_key
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.records import RunFile
-from tfm_blocks.tracking.dashboard import settings_logged
+from tfm_blocks.tracking.dashboard import settings_logged, sweep_file
 from tfm_blocks.tracking.loggers.wandb import WandbLogger
-from tfm_blocks.tracking.wandb_agents import sweep_file
 from tfm_blocks.training.checkpoints import PreemptedError
 
 ROOT = Path(__file__).parents[2]

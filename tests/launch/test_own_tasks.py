@@ -82,7 +82,6 @@ def test_an_unknown_task_and_an_unknown_size_name_the_fix(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "rule"),
     [
-        ("@dataclass(frozen=True)\n", "", r"needs the decorator @dataclass"),
         ("letters: int = 4", "letters: int", r"needs a default for letters"),
         ('"lite": Preset', '"large": Preset', r"needs presets"),
         ('    source: ClassVar = "an example"\n', "", r"needs a docstring and a source"),

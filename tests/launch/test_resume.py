@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.conftest import LEARNING
+from tests.conftest import LEARNING, OBJECTIVES
 from tests.preloaded import run_python
 from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
@@ -561,7 +561,10 @@ def outside(folder: Path) -> dict[str, Any]:
         pytest.param(2, 1, [], marks=pytest.mark.grid),
         pytest.param(20, 1, [], marks=pytest.mark.slow),
         pytest.param(6, 2, [], marks=pytest.mark.slow),
-        *(pytest.param(1, 1, options, marks=pytest.mark.grid, id=name) for name, options in LEARNING.items()),
+        *(
+            pytest.param(1, 1, options, marks=pytest.mark.grid, id=name)
+            for name, options in (LEARNING | OBJECTIVES).items()
+        ),
     ],
 )
 def test_a_run_killed_at_random_moments_ends_bit_equal(
@@ -630,7 +633,7 @@ def test_a_damaged_file_is_refused_before_a_resume_changes_the_state(small: Smal
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("objective", [["model=encoder_only", "objective=masked", "vocab=300"]], ids=["masked"])
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_a_stopped_run_of_each_objective_ends_bit_equal(small: Small, tmp_path: Path, objective: Sequence[str]) -> None:
     begin(small(*objective, *stopping(1000)), tmp_path / "whole")
     with pytest.raises(PreemptedError):

@@ -12,6 +12,8 @@ from torch import nn
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
     CohereConfig,
     CohereForCausalLM,
     DbrxConfig,
@@ -20,6 +22,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    ElectraConfig,
+    ElectraForMaskedLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     Gemma2Config,
@@ -42,6 +46,8 @@ from transformers import (
     MarianMTModel,
     MixtralConfig,
     MixtralForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
     MptConfig,
     MptForCausalLM,
     Olmo2Config,
@@ -60,6 +66,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
     T5Config,
     T5ForConditionalGeneration,
     T5GemmaConfig,
@@ -180,6 +188,19 @@ REFERENCES = {
     "gpt_oss": (GptOssForCausalLM, GptOssConfig, {**PLAIN, **CLAMPED}),
     "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, {**PLAIN, **SHARED}),
     "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig, {**PLAIN, **DELTA}),
+}  # fmt: skip
+READING = {
+    **IDS, "hidden_size": 16, "intermediate_size": 28, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 20,
+}  # fmt: skip
+ENCODERS = {
+    "bert": (BertForMaskedLM, BertConfig, READING),
+    "roberta": (RobertaForMaskedLM, RobertaConfig, {
+        **READING, "max_position_embeddings": 22, "type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0,
+    }),
+    "electra": (ElectraForMaskedLM, ElectraConfig, {**READING, "embedding_size": 12}),
+    "modernbert": (ModernBertForMaskedLM, ModernBertConfig, {
+        **READING, "num_hidden_layers": 7, "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2,
+    }),
 }  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from scipy.stats import chisquare
 from tests.probes.digests import digest
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.probes.catalogue import TASKS
-from tfm_blocks.probes.copying import ReverseString
 from tfm_blocks.probes.recall import Mqar
+from tfm_blocks.probes.strings import ReverseString
 from tfm_blocks.probes.task import (
     BLOCK,
     Example,

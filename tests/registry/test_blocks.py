@@ -75,7 +75,7 @@ class Clashing(Fine):
         (Fine, "x?: B T D -> B T D", {}, "cannot be optional|nothing binds"),
         (Fine, "x: B T D -> B T width", {}, "neither letters"),
         (Fine, "x: B T D -> B T D", {"where": {"D % heads == 0": "even"}}, "neither letters"),
-        (Fine, "x: B T D -> B T D", {"sees": {"x": "all"}}, "needs start and step"),
+        (Fine, "x: B T D -> B T D", {"sees": {"x": "past"}}, "needs start and step"),
         (Fine, "x: B T D -> B T D", {"sees": {"kv": "all"}}, "neither letters"),
     ],
 )

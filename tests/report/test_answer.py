@@ -7,8 +7,7 @@ import pytest
 from tfm_blocks.metric_schema import find_score
 from tfm_blocks.report.charts import forests_of
 from tfm_blocks.report.differences import Group, ModelGrid
-from tfm_blocks.report.matrix import score_matrix
-from tfm_blocks.report.matrix_table import verdict
+from tfm_blocks.report.matrix import score_matrix, verdict
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
 

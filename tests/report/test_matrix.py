@@ -15,7 +15,7 @@ from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.differences import ModelGrid
-from tfm_blocks.report.matrix_table import verdict
+from tfm_blocks.report.matrix import verdict
 from tfm_blocks.scoring.significance import over_tasks
 
 SCORES = {  # scaled accuracies of six seeds

@@ -10,7 +10,7 @@ from tests.run_folders import garbled, leave_run
 from tfm_blocks.report.baseline_tests import run_statistics
 from tfm_blocks.runs.row_results import TranslatedLine, read_translations, write_losses, write_translations
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.measures import line_statistics
+from tfm_blocks.scoring.corpus import line_statistics
 
 REFERENCES = [" ".join(pair) for pair in zip(sentences(200, 7), sentences(200, 8), strict=True)]
 OUTPUTS = garbled(REFERENCES, 0.5, 1)

@@ -8,7 +8,7 @@ from sacrebleu.metrics.ter import TER
 
 from tests.conftest import sentences
 from tests.run_folders import garbled
-from tfm_blocks.scoring.measures import MEASURES, line_statistics
+from tfm_blocks.scoring.corpus import MEASURES, line_statistics
 
 REFERENCES = ["", *sentences(59, 7)]
 

@@ -12,7 +12,7 @@ from sacrebleu.significance import PairedTest
 
 from tests.conftest import sentences
 from tests.run_folders import garbled
-from tfm_blocks.scoring.measures import MEASURES, line_statistics
+from tfm_blocks.scoring.corpus import MEASURES, line_statistics
 from tfm_blocks.scoring.paired_test import (
     TRIALS,
     interval_over_sentences,

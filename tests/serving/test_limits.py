@@ -156,7 +156,7 @@ def received(client):
 @pytest.mark.parametrize("sent", [b"", b"POST /translate HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 @pytest.mark.parametrize("after", ["the connection", "a response"])
 def test_a_head_that_does_not_arrive_closes_the_connection(translator, monkeypatch, sent, after):
-    monkeypatch.setattr("tfm_blocks.serving.connections.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("tfm_blocks.serving.server.HEAD_SECONDS", 0.3)
     with serving(translator) as (port, _), socket.create_connection(("127.0.0.1", port)) as slow:
         if after == "a response":
             slow.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -181,7 +181,7 @@ def send_slowly(client, stop):
 
 
 def test_a_client_that_sends_in_time_is_not_limited_afterwards(translator, monkeypatch):
-    monkeypatch.setattr("tfm_blocks.serving.connections.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("tfm_blocks.serving.server.HEAD_SECONDS", 0.2)
     with serving(translator, wait=0.5) as (port, _), socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(request("/translate", {"texts": ["am Fluss"]}))
         client.settimeout(10)

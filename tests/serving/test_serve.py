@@ -202,7 +202,7 @@ def test_a_slow_client_delays_no_other(server, translator):
 
 
 def test_a_body_that_does_not_arrive_gets_408(server, monkeypatch):
-    monkeypatch.setattr("tfm_blocks.serving.connections.BODY_SECONDS", 0.1)
+    monkeypatch.setattr("tfm_blocks.serving.server.BODY_SECONDS", 0.1)
     with socket.create_connection(("127.0.0.1", server[0])) as slow:
         slow.sendall(request("/translate", {"texts": ["am Fluss"]})[:-5])
         assert slow.recv(10_000).startswith(b"HTTP/1.1 408")

@@ -11,7 +11,7 @@ from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.metric_schema import columns
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.tracking.lightning_loggers import CsvLogger
-from tfm_blocks.tracking.settings import LOGGERS
+from tfm_blocks.tracking.loggers import LOGGERS
 
 LIBRARIES = ("lightning", "wandb", "mlflow", "tensorboard")
 
@@ -36,7 +36,7 @@ def test_every_logger_has_a_config_file() -> None:
 
 def test_settings_of_loggers_are_read_without_their_libraries() -> None:
     code = (
-        "import sys; from tfm_blocks.tracking.settings import LoggerSettings; "
+        "import sys; from tfm_blocks.tracking.loggers import LoggerSettings; "
         "LoggerSettings.model_validate({'wandb': {'project': 'p', 'entity': None}}); "
         f"print([name for name in {LIBRARIES} if name in sys.modules])"
     )

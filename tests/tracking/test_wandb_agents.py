@@ -13,7 +13,7 @@ from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
-from tfm_blocks.tracking.wandb_agents import sweep_file
+from tfm_blocks.tracking.dashboard import sweep_file
 
 ASKED = ["model=tiny", "heads=2,4", "schedule.scale=0.05,1e-1", "model.add_norm=pre,post", "data.test=null", "name=x"]
 

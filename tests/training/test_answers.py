@@ -19,7 +19,7 @@ from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.language.spec import names
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
-from tfm_blocks.scoring.measures import answer_statistics
+from tfm_blocks.scoring.corpus import answer_statistics
 from tfm_blocks.training.answers import AnswerScorer, answer_scores
 from tfm_blocks.training.data import EvalStream, PlannedCorpus
 from tfm_blocks.training.loss import Objective

@@ -21,13 +21,13 @@ REFERENCES = ["a man in a blue shirt is standing .", "two dogs run in the snow",
 def test_token_scores_are_means_over_tokens() -> None:
     scores = TokenScores()
     for part in (10.0, 20.0):
-        scores.update(torch.tensor(part), torch.tensor(part * 2 / 3), torch.tensor(2), 5)
+        scores.update(torch.tensor(part), torch.tensor(part * 2 / 3), torch.tensor(2), 5, 5)
     assert scores.compute() == {"loss": 3.0, "perplexity": pytest.approx(math.exp(2.0)), "token_accuracy": 0.4}
 
 
 def test_a_huge_loss_has_infinite_perplexity_and_no_error() -> None:
     scores = TokenScores()
-    scores.update(torch.tensor(1e9), torch.tensor(1e9), torch.tensor(0), 1)
+    scores.update(torch.tensor(1e9), torch.tensor(1e9), torch.tensor(0), 1, 1)
     assert scores.compute()["perplexity"] == math.inf
 
 

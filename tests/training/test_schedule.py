@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers.optimization import _get_wsd_scheduler_lambda
 
+import tfm_blocks as tfm
 from tests.conftest import COMPOSER
 from tests.training.test_module import make, trainer
 from tfm_blocks.cli import main
@@ -16,6 +17,9 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.config.settings import read_settings
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.launch.check import check_run
+from tfm_blocks.training.groups import build_optimizer, momentum_of, set_rates
+from tfm_blocks.training.optimizer_settings import read_optimizer
 from tfm_blocks.training.schedules import (
     ConstantSettings,
     CosineSettings,
@@ -159,6 +163,49 @@ def test_the_nth_step_of_the_optimizer_uses_the_rate_of_step_n(small: Callable[.
     assert rates == {module.latest["train/lr"]} == {module.settings.schedule.rate(steps)}
 
 
+FOLLOWED = {"momentum": 0.95, "weight_decay": 0.25}
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "muon", "sgd"])
+def test_momentum_and_decay_follow_the_rate_as_in_torch(name: str) -> None:
+    """OneCycleLR moves the momentum in proportion to the rate."""
+    steps, warmup = 50, 10
+    schedule = LinearSettings(name="linear", peak=2.0, warmup=warmup, steps=steps, **FOLLOWED)
+    model = tfm.build("tiny", layers=1, d_model=8, d_ff=12, heads=2, vocab=30)
+    optimizer = build_optimizer(read_optimizer({"name": name, "weight_decay": 0.4}), model)
+    own = [momentum_of(group)[0] for group in optimizer.param_groups]
+    reference = torch.optim.SGD([torch.zeros(1)], lr=2.0, momentum=0.5)
+    cycle = {"anneal_strategy": "linear", "div_factor": 1e30, "final_div_factor": 1.0, "pct_start": 11 / 52}
+    momenta = {"base_momentum": own[0], "max_momentum": FOLLOWED["momentum"], "cycle_momentum": True}
+    one_cycle = torch.optim.lr_scheduler.OneCycleLR(reference, 2.0, total_steps=steps + 2, **cycle, **momenta)
+    for step in range(1, steps + 1):
+        reference.step()
+        one_cycle.step()
+        assert set_rates(optimizer.param_groups, schedule, step) == pytest.approx(reference.param_groups[0]["lr"])
+        for peak, group in zip(own, optimizer.param_groups, strict=True):
+            if peak == own[0]:
+                assert momentum_of(group)[0] == pytest.approx(reference.param_groups[0]["momentum"])
+            if group["peak_decay"]:
+                assert group["weight_decay"] == pytest.approx(0.4 * (0.25 + 0.75 * group["lr"] / 2))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "address", "rule"),
+    [
+        (["optimizer=adafactor", "schedule.momentum=0.9"], "momentum", "adafactor, optimizer.name, has no momentum"),
+        (["optimizer=adam", "schedule.weight_decay=0"], "weight_decay", "no weight has a decay"),
+        (["schedule.momentum=1"], "momentum", "below 1"),
+    ],
+)
+def test_a_schedule_of_what_the_optimizer_lacks_is_refused(
+    small: Callable[..., Composed], overrides: list[str], address: str, rule: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_run(small(*overrides))
+    (problem,) = caught.value.problems
+    assert problem.address == f"schedule.{address}" and rule in problem.rule and problem.help
+
+
 def test_the_rates_of_all_groups_are_shown_before_anything_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,8 +221,10 @@ def test_the_rates_of_all_groups_are_shown_before_anything_is_trained(
     factors = {group["group"]: (group["optimizer"], group["factors"]) for group in found["groups"]}
     assert factors == {"default": ("adamw", [1, 1]), "off": ("frozen", [0, 0]), "deep": ("adamw", [1, 2])}
     assert "deep: adamw" in (tmp_path / "rates.svg").read_text()
-    main([*command, group, "--schedule"])
-    assert re.search(r"deep +│ adamw +│ 1 to 2 +│ 0.001 to 0.002 │ 0.01 to 0.02", capsys.readouterr().out)
+    main([*command, group, "schedule.momentum=0.8", "schedule.weight_decay=0", "--schedule"])
+    out = capsys.readouterr().out
+    assert re.search(r"deep +│ adamw +│ 1 to 2 +│ 0.001 to 0.002 │ 0.01 to 0.02", out)
+    assert "momentum follows the rate: 0.8 at a rate of 0" in out and "weight decay follows the rate: × 0 at" in out
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Generator, Tensor, nn
 
@@ -103,6 +105,36 @@ class Gate(nn.Module):
     def forward(self, x_BND: Tensor, ys: list[Tensor]) -> Tensor:
         weights_BNM = torch.softmax(self.map(x_BND), 2)
         return (torch.stack(ys, 3) * weights_BNM[:, :, None]).sum(3)
+
+
+@block(
+    "pool_positions",
+    "x: B N D -> B N D",
+    sees={"x": "all"},
+    source="Reimers and Gurevych 2019 (Sentence-BERT), section 3, pooling strategies",
+)
+class Pool(nn.Module):
+    """Give all positions one vector: the mean, the largest values, or that of the first position: x_BND -> x_BND.
+
+    Padding is left out. With `kind: none` each position keeps its vector.
+
+    Also known as: mean pooling, max pooling, CLS pooling.
+    Use: before the output of a classifier, which reads the first position.
+    """
+
+    def __init__(self, *, kind: Literal["mean", "max", "first", "none"] = "mean") -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x_BND: Tensor, *, keep_BN: Tensor) -> Tensor:
+        if self.kind == "none":
+            return x_BND
+        if self.kind == "first":
+            return x_BND[:, :1].expand_as(x_BND)
+        if self.kind == "max":
+            return x_BND.masked_fill(~keep_BN[:, :, None], -torch.inf).amax(1, keepdim=True).expand_as(x_BND)
+        weights_BN1 = keep_BN[:, :, None].to(x_BND.dtype)
+        return ((x_BND * weights_BN1).sum(1, keepdim=True) / weights_BN1.sum(1, keepdim=True)).expand_as(x_BND)
 
 
 @block(

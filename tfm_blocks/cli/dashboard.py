@@ -100,7 +100,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.composition import Composer
     from tfm_blocks.launch.check import check_remote_run
     from tfm_blocks.sweep.checks import JobChecker, refuse_wrong
-    from tfm_blocks.tracking.wandb_agents import jobs_to_check, sweep_file
+    from tfm_blocks.tracking.dashboard import jobs_to_check, sweep_file
 
     config_dir, method = arguments.config_dir, arguments.method
     plugins = [f"plugins=[{','.join(arguments.plugins)}]"] if arguments.plugins else []  # for the agents

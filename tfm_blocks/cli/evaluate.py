@@ -116,7 +116,7 @@ def _context(arguments: argparse.Namespace, translator: Translator) -> int:
 
 def _evaluate_translations(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.files import read_lines
-    from tfm_blocks.report.lists import print_scores_json, show_scores
+    from tfm_blocks.report.lists import show_scores
     from tfm_blocks.scoring.corpus import metrics, score
 
     search = options.search_of(arguments)
@@ -141,7 +141,7 @@ def _evaluate_translations(arguments: argparse.Namespace) -> None:
         systems = {str(arguments.against): before, str(arguments.folder): after}
     else:
         systems = {str(arguments.folder): score(outputs, references, scorers)}
-    (print_scores_json if arguments.json else show_scores)(systems, len(rows))
+    show_scores(systems, len(rows), as_json=arguments.json)
 
 
 def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[str, ...]], search: Search) -> list[str]:
@@ -183,10 +183,10 @@ def _evaluate_tests(arguments: argparse.Namespace) -> None:
 
 def _show(arguments: argparse.Namespace, name: str, scored: Mapping[str, tuple[list[Score], int]], rest: int) -> None:
     """Print the scores of each run and their name; `rest` runs are not done."""
-    from tfm_blocks.report.lists import print_scores_json, show_scores
+    from tfm_blocks.report.lists import show_scores
 
     systems = {run: scores for run, (scores, _) in scored.items()}
-    (print_scores_json if arguments.json else show_scores)(systems, max(count for _, count in scored.values()))
+    show_scores(systems, max(count for _, count in scored.values()), as_json=arguments.json)
     if not arguments.json:
         unfinished = f"; {rest} are not done" if rest else ""
         print(printable(f"saved as scores/{name} in {len(scored)} run{'s' * (len(scored) > 1)}{unfinished}"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfm_blocks.language.sources import Sources
     from tfm_blocks.language.spec import Input, Spec
     from tfm_blocks.network.weights import Learning
-    from tfm_blocks.report.schedule import RunRates
+    from tfm_blocks.report.coordinates import RunRates
     from tfm_blocks.training.settings import RunSettings
 
 
@@ -165,7 +165,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _show_schedule(arguments: argparse.Namespace, spec: Spec, composed: Composed | None) -> None:
-    from tfm_blocks.report.schedule import draw_rates, rate_records, show_rates
+    from tfm_blocks.report.coordinates import draw_rates, rate_records, show_rates
     from tfm_blocks.report.screen import print_json
 
     settings = _run_settings(arguments, composed)
@@ -188,7 +188,7 @@ def _run_rates(spec: Spec, settings: RunSettings) -> RunRates:
 
     from tfm_blocks.network.build import network_without_values, weight_rules
     from tfm_blocks.network.weights import list_weights
-    from tfm_blocks.report.schedule import GroupRates, RunRates
+    from tfm_blocks.report.coordinates import GroupRates, RunRates
     from tfm_blocks.training.groups import assign
 
     rules = weight_rules(spec)
@@ -200,7 +200,8 @@ def _run_rates(spec: Spec, settings: RunSettings) -> RunRates:
     steps = np.unique(np.linspace(1, settings.trainer.steps, POINTS).round().astype(np.int64))
     rates = np.array([settings.schedule.rate(step) for step in steps.tolist()])
     groups = [GroupRates(*names, (min(own), max(own))) for names, own in factors.items()]
-    return RunRates(settings.schedule.name, steps, rates, groups)
+    followers = settings.schedule.model_dump(include={"momentum", "weight_decay"}, exclude_none=True)
+    return RunRates(settings.schedule.name, steps, rates, groups, followers)
 
 
 def _expect_effects(arguments: argparse.Namespace) -> None:
@@ -297,9 +298,9 @@ def _checked_model(composed: Composed) -> tuple[Spec, Sources]:
 
 def _models(arguments: argparse.Namespace) -> None:
     from tfm_blocks.compose.comments import describe_models
-    from tfm_blocks.report.lists import print_models_json, show_models
+    from tfm_blocks.report.lists import show_models
 
-    (print_models_json if arguments.json else show_models)(describe_models(arguments.config_dir))
+    show_models(describe_models(arguments.config_dir), as_json=arguments.json)
 
 
 def _length(text: str) -> tuple[str, int]:

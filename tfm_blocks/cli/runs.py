@@ -104,7 +104,7 @@ def _average(arguments: argparse.Namespace) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.lists import print_runs_json, show_runs
+    from tfm_blocks.report.lists import show_runs
     from tfm_blocks.runs.listing import list_runs
     from tfm_blocks.runs.saved_run import UNFINISHED
 
@@ -117,7 +117,7 @@ def _runs(arguments: argparse.Namespace) -> None:
         help = suggest(arguments.state, states - {""})
         raise ConfigError(Problem("--state", f"is {shown(arguments.state)}, which is not a state of a run", help=help))
     matches = [run for run in runs if run.has(arguments.words) and arguments.state in (None, run.state)]
-    (print_runs_json if arguments.json else show_runs)(matches)
+    show_runs(matches, as_json=arguments.json)
 
 
 def _delete(arguments: argparse.Namespace) -> None:
@@ -137,7 +137,7 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report import comparison_tables as output
-    from tfm_blocks.report.matrix_table import matrix_table
+    from tfm_blocks.report.matrix import matrix_table
 
     comparison = _comparison(arguments)
     if arguments.scaling:
@@ -178,11 +178,10 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
         help = "pip install -c constraints.txt 'tfm-blocks[scaling]'"
         raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
     from tfm_blocks.report import scaling
-    from tfm_blocks.report.ladder import read_ladder
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
-    ladder = read_ladder(comparison, arguments.plugins)
+    ladder = scaling.read_ladder(comparison, arguments.plugins)
     if arguments.json:
         print_json(scaling.scaling_record(ladder))
     elif arguments.csv:
@@ -190,17 +189,22 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
     else:
         tables = [scaling.rungs_table(ladder), scaling.factors_table(ladder)]
         _show_tables(arguments, tables, [*comparison.notes, *ladder.notes])
-    return scaling.save_scaling(ladder, arguments.figures) if arguments.figures else ()
+    if not arguments.figures:
+        return ()
+    from tfm_blocks.report.drawing import drawing_style, save_drawings
+
+    with drawing_style():
+        return save_drawings([("scaling", scaling.draw_scaling(ladder))], arguments.figures)
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
-    from tfm_blocks.report.comparison import compare_runs, read_comparison
+    from tfm_blocks.report.comparison import compare_runs
 
+    shape = vars(arguments)
+    scaling, tested = shape.get("scaling", False), not (shape.get("scaling") or shape.get("matrix"))
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
-    if getattr(arguments, "scaling", False):
-        return read_comparison(*given, held_out_seeds=arguments.held_out_seeds, several_lengths=True)
-    compare = read_comparison if getattr(arguments, "matrix", False) else compare_runs
-    return compare(*given, held_out_seeds=arguments.held_out_seeds)
+    options = {"held_out_seeds": arguments.held_out_seeds, "several_lengths": scaling, "tested": tested}
+    return compare_runs(*given, **options)
 
 
 def _report(arguments: argparse.Namespace) -> None:

@@ -1,10 +1,12 @@
-"""Commands that write text: translate, generate, fill and serve."""
+"""Commands that read lines of text with a run: translate, generate, fill, classify, embed and serve."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "maximum number of tokens to generate before eos (64)"
     command.add_argument("--tokens", type=options.count, default=64, metavar="N", help=what)
     _add_fill(commands)
+    _add_encoding(commands)
     _add_serve(commands)
 
 
@@ -36,8 +39,80 @@ def _add_fill(commands: options.Commands) -> None:
     command.set_defaults(data=True)
     what = "print a JSON object for each line, with the K most probable tokens of each <mask>"
     command.add_argument("--top", type=options.count, metavar="K", help=what)
+    what = "fill the masks of a line in N steps, the most probable tokens first (1: each on its own)"
+    command.add_argument("--steps", type=options.count, default=1, metavar="N", help=what)
     command.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
     options.add_computing(command)
+
+
+def _add_encoding(commands: options.Commands) -> None:
+    what = "print the label of each line of a file or of stdin, with a run of objective=label"
+    command = options.add_command(commands, "classify", _classify, "predict labels", what)
+    command.add_argument("--scores", action="store_true", help="print a JSON object with the probability of each class")
+    embed_help = "print the vector of each line of a file or of stdin as JSON, with a run of an encoder"
+    embed = options.add_command(commands, "embed", _embed, "compute vectors of texts", embed_help)
+    embed.add_argument("--pooling", choices=("mean", "first"), default="mean", help="of the positions (%(default)s)")
+    embed.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all vectors as FILE.npy instead")
+    for one in (command, embed):
+        one.set_defaults(data=True)
+        options.add_shared(one, "folder")
+        one.add_argument("text", nargs="?", type=Path, metavar="FILE", help="lines of text (stdin)")
+        options.add_shared(one, "--checkpoint")
+        one.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
+        options.add_computing(one)
+
+
+@contextmanager
+def _lines(arguments: argparse.Namespace, command: str) -> Iterator[Iterator[Sequence[str]]]:
+    """Yield chunks of the lines of the file, or of stdin. Raises DataError."""
+    from tfm_blocks.translation.stream import chunks, typed
+
+    _expect_streams(command)
+    if arguments.text is None:
+        yield typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
+        return
+    try:
+        file = arguments.text.open("rb")
+    except OSError as error:
+        rule = f"cannot be read: {error.strerror}"
+        raise DataError(Problem(str(arguments.text), rule, help="name a file with lines of text")) from None
+    with file:
+        yield chunks(file, str(arguments.text), strict=arguments.strict)
+
+
+def _classify(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.translation.classify import Classifier, write_classified
+
+    named = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
+    classifier, first = Classifier.load(arguments.folder, **named), 1
+    with options.precision_of(arguments, classifier.network), _lines(arguments, "tfm classify RUN") as source:
+        for lines in source:
+            sizes = {"batch_tokens": arguments.batch_tokens, "first": first}
+            write_classified(classifier, lines, sys.stdout, scores=arguments.scores, **sizes)
+            first += len(lines)
+
+
+def _embed(arguments: argparse.Namespace) -> None:
+    import numpy as np
+
+    from tfm_blocks.translation.encoder import Encoder
+
+    named = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
+    encoder, first, kept = Encoder.load(arguments.folder, **named), 1, []
+    how = {"pooling": arguments.pooling, "batch_tokens": arguments.batch_tokens}
+    with options.precision_of(arguments, encoder.network), _lines(arguments, "tfm embed RUN") as source:
+        for lines in source:
+            vectors_ND = encoder.embed(lines, first=first, **how)
+            first += len(lines)
+            if arguments.output:
+                kept.append(vectors_ND.numpy())
+            else:
+                sys.stdout.writelines(f"{json.dumps(vector)}\n" for vector in vectors_ND.tolist())
+                sys.stdout.flush()
+    if arguments.output:
+        path = arguments.output.with_suffix(".npy")
+        np.save(path, np.concatenate(kept) if kept else np.zeros((0, 0), np.float32))
+        print(f"{path}: {first - 1:,} vectors")
 
 
 def _fill(arguments: argparse.Namespace) -> None:
@@ -50,7 +125,7 @@ def _fill(arguments: argparse.Namespace) -> None:
     with options.precision_of(arguments, filler.network):
         source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
         for lines in source:
-            options_of_lines = {"batch_tokens": arguments.batch_tokens, "first": first}
+            options_of_lines = {"batch_tokens": arguments.batch_tokens, "first": first, "steps": arguments.steps}
             write_filled(filler, lines, sys.stdout, top=arguments.top, **options_of_lines)
             first += len(lines)
 

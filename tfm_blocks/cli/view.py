@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_lengths, add_model, read_model_or_run, requested_lengths
 from tfm_blocks.errors import ConfigError, Problem, RunError, print_warnings, printable, shown
-from tfm_blocks.figures.drawing import Fold
-from tfm_blocks.figures.themes import THEMES
+from tfm_blocks.figures.drawing import THEMES, Fold
 
 if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec

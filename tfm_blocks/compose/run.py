@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from tfm_blocks.language.sources import Sources
 
 FORMAT = 1  # of the file of a job
 LONGEST_NAME = 100
+OF_AN_EXPERIMENT = {"optimizer", "schedule", "objective"}  # groups whose options have different settings
 LABEL_SMOOTHING = 0.1  # of objective=next_token, except for language modelling, whose loss is a result
 LONGEST_STEP = 18  # digits
 COOLDOWN = "write cooldown=runs/NAME@1000, with a step of trainer.checkpoint_at"
@@ -87,7 +88,8 @@ def compose_run(config: DictConfig) -> Composed:
     # experiments and `+key=…` can set others
     if unknown := sorted(str(key) for key in config if key not in known and key != "hydra"):
         raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
-    config = _without_stale_settings(_without_sweep(config, overrides, sources), sources)
+    typed = {text.partition("=")[0] for text in overrides} & OF_AN_EXPERIMENT
+    config = _without_stale_settings(_without_sweep(config, overrides, sources), sources, sorted(typed))
     if read_value(config, "label_smoothing") is None:
         is_smoothed = read_value(config, "data.kind") != "lm" and read_value(config, "objective.name") == "next_token"
         config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
@@ -113,21 +115,32 @@ def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Source
     return config
 
 
-def _without_stale_settings(config: DictConfig, sources: Sources) -> DictConfig:
-    """Remove the settings of `optimizer.others` of a file whose `name` a later file or the command line replaced."""
-    path, others = ("optimizer", "others"), OmegaConf.select(config, "optimizer.others")
-    name, last = (*path, "name"), sources.rank((*path, "name"))
-    if not isinstance(others, DictConfig) or last is None:
-        return config
-    if name in sources.overrides and sources.values.get(name) == others.get("name"):
-        return config
-    config = config.copy()
-    for key in map(str, others):
-        rank = sources.rank((*path, key))
-        if rank is not None and rank < last and key not in ("rate", "weight_decay"):
-            with open_dict(config):
-                del config.optimizer.others[key]
+def _without_stale_settings(config: DictConfig, sources: Sources, replaced: Iterable[str]) -> DictConfig:
+    """Remove settings that belong to a choice which a later file or the command line replaced.
+
+    These are the settings of an experiment for another option than those of the groups `replaced`, and those of
+    `optimizer.others` for another `name`.
+    """
+    stale = [path for group in replaced for path in _settings_of_others(config, sources, group)]
+    name = ("optimizer", "others", "name")
+    others, last = OmegaConf.select(config, "optimizer.others"), sources.rank(name)
+    kept = name in sources.overrides and sources.values.get(name) == OmegaConf.select(config, "optimizer.others.name")
+    if isinstance(others, DictConfig) and last is not None and not kept:
+        ranks = {key: sources.rank((*name[:2], key)) for key in map(str, others) if key not in ("rate", "weight_decay")}
+        stale += [(*name[:2], key) for key, rank in ranks.items() if rank is not None and rank < last]
+    config = config.copy() if stale else config
+    with open_dict(config):
+        for path in stale:
+            del OmegaConf.select(config, ".".join(path[:-1]))[path[-1]]
     return config
+
+
+def _settings_of_others(config: DictConfig, sources: Sources, group: str) -> Iterator[tuple[str, ...]]:
+    """Yield the paths below `group` that neither the chosen option nor the command line sets, but an experiment."""
+    own = {key for file in sources.files.values() if Path(file.shown).parent.name == group for key in file.value or {}}
+    for path in ((group, str(key)) for key in config.get(group) or {}):
+        if path[1] not in own and path not in sources.overrides:
+            yield path
 
 
 def read_resume_folder(config: DictConfig) -> Path | None:

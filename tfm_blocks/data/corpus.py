@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm_blocks.data.cache import SUMS
+from tfm_blocks.data.labels import LabelCoder, encode_words
 from tfm_blocks.data.settings import CleanSettings
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
+from tfm_blocks.errors import DataError, Problem
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.probes.task import Example
 
@@ -35,13 +37,17 @@ class Corpus:
 
     Each row of a corpus of answers at positions also has the `positions` of its source at which its target tokens are
     due. `lengths_NC` is int32. `text` is the text by column: the original of held-out rows, the decoded ids of training
-    rows. They are equal if the tokenizer is lossless. `groups` names a group for each row, or is empty. `skipped`
+    rows. They are equal if the tokenizer is lossless. With `labels`, the target is a label.
+    `groups` names a group for each row, or is empty. `skipped`
     counts skipped rows by reason, `cut` the truncated rows, and `unknown` the unknown tokens of each column.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, groups: Sequence[str] = (), labels: LabelCoder | None = None
+    ) -> None:
         about = json.loads((folder / "about.json").read_text())
-        self._opened_with = folder, tokenizer, groups
+        self._opened_with = folder, tokenizer, groups, labels
+        self.labels = labels
         self.tokenizer, self.conventions = tokenizer, tokenizer.conventions
         self._stored: list[str] = about["columns"]
         self.columns: tuple[str, ...] = tuple(name for name in self._stored if name != POSITIONS)
@@ -56,9 +62,11 @@ class Corpus:
         self.text: dict[str, Sequence[str]] = {column: Decoded(self, column, tokenizer) for column in self.columns}
         if (folder / TEXT).is_file():
             self.text = json.loads((folder / TEXT).read_text("utf-8"))
+        if labels:
+            self.text[TARGET], self.unknown[TARGET] = Decoded(self, TARGET, labels), 0
         self.groups = groups
 
-    def __reduce__(self) -> tuple[type[Corpus], tuple[Path, Tokenizer, Sequence[str]]]:
+    def __reduce__(self) -> tuple[type[Corpus], tuple[Path, Tokenizer, Sequence[str], LabelCoder | None]]:
         """Pickle the folder instead of its content: another process maps the same files."""
         return Corpus, self._opened_with
 
@@ -98,7 +106,7 @@ class Corpus:
 class Decoded(Sequence[str]):
     """The text of a column, decoded from the ids on access."""
 
-    def __init__(self, corpus: Corpus, column: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, corpus: Corpus, column: str, tokenizer: Tokenizer | LabelCoder) -> None:
         self._corpus, self._column, self._tokenizer = corpus, column, tokenizer
 
     def __len__(self) -> int:
@@ -204,6 +212,60 @@ def write_corpus(
                     yield from ids
 
     _write(folder, columns, encoded_rows(), tokenizer, counts)
+    if max_length is None and not tokenizer.lossless:
+        (folder / TEXT).write_text(json.dumps(lines), "utf-8")
+
+
+def write_labelled(
+    folder: Path,
+    rows: Iterable[tuple[str, ...]],
+    tokenizer: Tokenizer,
+    labels: LabelCoder,
+    *,
+    columns: Sequence[str],
+    address: str,
+    max_length: int | None,
+    clean: CleanSettings = NO_RULES,
+) -> None:
+    """Encode rows of text with labels into `folder`, as `write_corpus` does. Raises DataError with the row of a label.
+
+    The labels of words are expected at the first token of each word.
+    """
+    counts = {"blank": 0, "long": 0, "cut": 0}
+    source, target = columns.index("src"), columns.index(TARGET)
+    row_filter = None if max_length is None else RowFilter(columns, max_length, clean)
+    lines: dict[str, list[str]] = {column: [] for column in columns}
+
+    def encoded_rows() -> Iterator[Sequence[int]]:
+        for number, texts in enumerate(rows, 1):
+            try:
+                ids = labels.encode(texts[target]) if texts[target].strip() or row_filter is None else []
+                if labels.predict == "words":
+                    read, places = encode_words(texts[source], tokenizer)
+                    if len(places) != len(ids) and (ids or row_filter is None):
+                        raise ValueError(f"has {len(places)} words, but {len(ids)} labels")
+                else:
+                    read, places = tokenizer.encode(texts[source]), []
+            except ValueError as error:
+                rule = f"row {number:,} {error}"
+                help = "data.predict says what a label is, and data.labels names the classes"
+                raise DataError(Problem(address, rule, help=help)) from None
+            reason = row_filter.reason(texts, [read, read]) if row_filter else ""
+            if reason:
+                counts[reason] = counts.get(reason, 0) + 1
+                continue
+            counts["cut"] += len(read) > LONGEST
+            kept = sum(place < LONGEST for place in places)
+            by_column = {source: read[:LONGEST], target: ids[:kept] if places else ids}
+            yield from (by_column[place] for place in range(len(columns)))
+            if labels.predict == "words":
+                yield places[:kept]
+            if row_filter is None and not tokenizer.lossless:
+                for column, text in zip(columns, texts, strict=True):
+                    lines[column].append(text)
+
+    stored = [*columns, *([POSITIONS] if labels.predict == "words" else [])]
+    _write(folder, stored, encoded_rows(), tokenizer, counts)
     if max_length is None and not tokenizer.lossless:
         (folder / TEXT).write_text(json.dumps(lines), "utf-8")
 

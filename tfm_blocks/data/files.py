@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from glob import glob, has_magic
 from importlib import import_module
@@ -137,11 +137,14 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
         raise DataError(Problem(address, f"cannot be read: {error.strerror}", Place(str(path)))) from None
 
 
-def read_fields(path: Path, fields: Sequence[str], address: str) -> Iterator[tuple[str, ...]]:
+def read_fields(
+    path: Path, fields: Sequence[str], address: str, labels: Collection[int] = ()
+) -> Iterator[tuple[str, ...]]:
     """Yield the texts of these fields of every row; without names, and in plain text, each field is the line.
 
     A field of JSON lines, Parquet and datasets may be inside another one: translation.en. The fields of TSV are names
-    of its first line, or, if all are numbers, columns from 1, and no line has names. Raises DataError with the row.
+    of its first line, or, if all are numbers, columns from 1, and no line has names. The fields with the numbers
+    `labels` may be numbers, or lists, which become words. Raises DataError with the row.
     """
     kind = file_kind(path) if all(fields) else LINES
     rows: Iterator[Any] = _table_rows(path, fields, address) if kind == PARQUET else read_lines(path, address)
@@ -158,7 +161,7 @@ def read_fields(path: Path, fields: Sequence[str], address: str) -> Iterator[tup
     for number, row in enumerate(rows, first):
         try:
             record = parse(row) if kind != JSONL or row.strip() else dict.fromkeys(fields, "")
-            texts = tuple(text_of(record, field) for field in fields)
+            texts = tuple(text_of(record, field, label=place in labels) for place, field in enumerate(fields))
         except ValueError as error:
             help = "data.fields names the fields of src and tgt: data.fields={src: FIELD, tgt: FIELD}"
             raise DataError(Problem(address, str(error), Place(str(path), number), help=help)) from None
@@ -184,15 +187,23 @@ def json_object(line: str) -> dict[str, Any]:
     return record
 
 
-def text_of(record: Mapping[str, Any], field: str) -> str:
-    """Return the text of a field, which may be inside another one: translation.en. Raises ValueError with the rule."""
+def text_of(record: Mapping[str, Any], field: str, *, label: bool = False) -> str:
+    """Return the text of a field, which may be inside another one: translation.en. Raises ValueError with the rule.
+
+    A `label` may be a number or a list, which becomes words.
+    """
     outer, _, inner = field.partition(".")
     if field not in record and inner and isinstance(record.get(outer), dict):
-        return text_of(record[outer], inner)
+        return text_of(record[outer], inner, label=label)
     if field not in record:
         known = listed([shown(name) for name in record], 8) or "none"
         raise ValueError(f"the object has no key {shown(field)}; its keys: {known}")
     text = record[field]
+    if label and not isinstance(text, str) and text is not None:
+        parts = text if isinstance(text, list) else [text]
+        if not all(isinstance(part, str | int | float) for part in parts):
+            raise ValueError(f"{shown(field)} must be a label, a number or a list of labels, but is {shown(text)}")
+        text = " ".join(map(str, parts)) if parts else "-"
     if not isinstance(text, str):
         raise ValueError(f"{shown(field)} must be a string, but is {shown(text)}")
     try:

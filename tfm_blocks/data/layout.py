@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.data.corpus import CHUNK, Corpus
-from tfm_blocks.data.noise import Flat, Masking
-from tfm_blocks.data.objectives import NEXT_TOKEN, MaskedSettings, ObjectiveSettings
+from tfm_blocks.data.labels import LabelCoder, number_rows
+from tfm_blocks.data.noise import Flat, Hiding, Noise, PairNoise
+from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ObjectiveSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET
 
@@ -21,6 +24,7 @@ PAD, BOS, EOS = Tokenizer.PAD, Tokenizer.BOS, Tokenizer.EOS
 Lengths = npt.NDArray[np.int32]
 SOURCE = "src"  # the column of questions
 Rows = Sequence[int] | npt.NDArray[np.int64]
+Ids = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,35 @@ class Batch:
     """Int64 ids of every input by name, right-padded with 0, and the label of each target position.
 
     A label of 0 is ignored: padding, or a position before the target begins. `kept_N` are the flat indices of the other
-    labels, computed on the CPU because it would synchronise an accelerator.
+    labels, computed on the CPU because it would synchronise an accelerator. `values_NC` are the numbers that the
+    outputs at these positions should have, if labels are not classes.
+
+    If an objective has weights, `weights_B` are factors of the losses of each row, and the loss is a mean over
+    `tokens_B` tokens of each row instead of the labels.
     """
 
     inputs: dict[str, Tensor]
     labels_BT: Tensor
     kept_N: Tensor
     rows: tuple[int, ...] = ()  # indices in the corpus, if a whole corpus is scored
+    values_NC: Tensor | None = None
+    weights_B: Tensor | None = None
+    tokens_B: Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens that the loss is a mean over."""
+        return len(self.kept_N) if self.tokens_B is None else int(self.tokens_B.sum())
+
+    @property
+    def counts_B(self) -> Tensor:
+        """Return the number of tokens of each row that the loss is a mean over."""
+        return (self.labels_BT != 0).sum(1) if self.tokens_B is None else self.tokens_B
+
+    @property
+    def weights_N(self) -> Tensor | None:
+        """Return the factor of the loss of each label, or None if all are 1."""
+        return None if self.weights_B is None else self.weights_B[self.kept_N // self.labels_BT.shape[1]]
 
     def to(self, device: torch.device) -> Batch:
         """Copy to the device asynchronously."""
@@ -46,7 +72,8 @@ class Batch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         inputs = {name: change(ids) for name, ids in self.inputs.items()}
-        return replace(self, inputs=inputs, labels_BT=change(self.labels_BT), kept_N=change(self.kept_N))
+        others: dict[str, Any] = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, inputs=inputs, **others)
 
 
 def batch_of(inputs: dict[str, Tensor], labels_BT: Tensor, *, empty: bool = False) -> Batch:
@@ -76,12 +103,17 @@ class Layout(ABC):
         """Return the number of tokens of every row that `step_tokens` limits, in each epoch the same."""
         return self.labels_N(corpus)
 
-    def drawn(self, seed: int, epoch: int) -> Layout:
+    def longest_C(self, corpus: Corpus) -> Lengths:
+        """Return the largest number of tokens of a row in each input, over all epochs."""
+        longest_C: Lengths = self.widths_NC(corpus).max(0)
+        return longest_C
+
+    def drawn(self, seed: int, epoch: int) -> Self:
         """Return the layout of an epoch, if the objective draws what it hides from the seed, the epoch and the row."""
         return self
 
     @property
-    def evaluating(self) -> Layout:
+    def evaluating(self) -> Self:
         """Return the layout for validation and test."""
         return self
 
@@ -90,8 +122,35 @@ class Layout(ABC):
         """Return the batch of these rows; `empty` sets all labels to 0, for an idle rank."""
 
 
-class Sides(Layout):
-    """Encoder-decoder layout: each source is x + eos, the target bos + y, and y + eos is predicted.
+class Pairs(Layout):
+    """Layout of sources and a target, of which y + eos is predicted."""
+
+    @abstractmethod
+    def columns_of(self, corpus: Corpus) -> Sequence[str]:
+        """Return the columns that are read, the target last."""
+
+    @abstractmethod
+    def widths_of(self, lengths_NC: Lengths, *, adds_eos: bool) -> Lengths:
+        """Return the number of tokens in each input for these lengths of the columns; see Conventions.adds_eos."""
+
+    @abstractmethod
+    def join(self, columns: Sequence[Sequence[Ids]], *, adds_eos: bool, empty: bool = False) -> Batch:
+        """Return the batch of these rows of each column."""
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        lengths_NC = np.stack([corpus.lengths_N(name) for name in self.columns_of(corpus)], 1)
+        return self.widths_of(lengths_NC, adds_eos=corpus.conventions.adds_eos)
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_N(TARGET) + 1
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        columns = [[corpus.ids(name, int(row)) for row in rows] for name in self.columns_of(corpus)]
+        return self.join(columns, adds_eos=corpus.conventions.adds_eos, empty=empty)
+
+
+class Sides(Pairs):
+    """Encoder-decoder layout: each source is x + eos, the target bos + y.
 
     Without eos in the tokenizer's conventions, a source is x, or eos if x has no tokens.
     """
@@ -99,50 +158,44 @@ class Sides(Layout):
     def __init__(self, sources: Sequence[str]) -> None:
         self.inputs = (*sources, TARGET)
 
-    def widths_NC(self, corpus: Corpus) -> Lengths:
-        lengths_NC = np.stack([corpus.lengths_N(name) for name in self.inputs], 1)
-        lengths_NC[:, :-1] += corpus.conventions.adds_eos
-        lengths_NC[:, -1] += 1
-        return np.maximum(lengths_NC, 1)
+    def columns_of(self, corpus: Corpus) -> Sequence[str]:
+        return self.inputs
 
-    def labels_N(self, corpus: Corpus) -> Lengths:
-        return corpus.lengths_N(TARGET) + 1
+    def widths_of(self, lengths_NC: Lengths, *, adds_eos: bool) -> Lengths:
+        added_C = np.array([adds_eos] * (len(self.inputs) - 1) + [True])
+        widths_NC: Lengths = np.maximum(lengths_NC + added_C, 1).astype(np.int32)
+        return widths_NC
 
-    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        *sources, target = ([corpus.ids(name, int(row)) for row in rows] for name in self.inputs)
-        if corpus.conventions.adds_eos:
+    def join(self, columns: Sequence[Sequence[Ids]], *, adds_eos: bool, empty: bool = False) -> Batch:
+        *sources, target = columns
+        if adds_eos:
             inputs = {name: _padded(ids, after=[EOS]) for name, ids in zip(self.inputs, sources, strict=False)}
         else:
             whole = [[ids if len(ids) else np.array([EOS]) for ids in rows] for rows in sources]
             inputs = {name: _padded(ids) for name, ids in zip(self.inputs, whole, strict=False)}
         inputs[TARGET] = _padded(target, before=[BOS])
-        labels_BT = _padded(target, after=[EOS])
-        return batch_of(inputs, labels_BT, empty=empty)
+        return batch_of(inputs, _padded(target, after=[EOS]), empty=empty)
 
 
-class OneSequence(Layout):
-    """Decoder-only layout: one sequence x + eos + bos + y, of which y + eos is predicted; each source ends in eos."""
+class OneSequence(Pairs):
+    """Decoder-only layout: one sequence x + eos + bos + y; each source ends in eos."""
 
     inputs = (TARGET,)
 
-    def widths_NC(self, corpus: Corpus) -> Lengths:
-        widths_NC: Lengths = (corpus.lengths_NC.sum(1, keepdims=True) + len(corpus.columns)).astype(np.int32)
+    def columns_of(self, corpus: Corpus) -> Sequence[str]:
+        return [*(name for name in corpus.columns if name != TARGET), TARGET]
+
+    def widths_of(self, lengths_NC: Lengths, *, adds_eos: bool) -> Lengths:
+        widths_NC: Lengths = (lengths_NC.sum(1, keepdims=True) + lengths_NC.shape[1]).astype(np.int32)
         return widths_NC
 
-    def labels_N(self, corpus: Corpus) -> Lengths:
-        return corpus.lengths_N(TARGET) + 1
-
-    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        sources = [name for name in corpus.columns if name != TARGET]
-        prompts = [prompt([corpus.ids(name, int(row)) for name in sources]) for row in rows]
-        targets = [corpus.ids(TARGET, int(row)).astype(np.int64) for row in rows]
-        sequences = [np.concatenate((before, ids)) for before, ids in zip(prompts, targets, strict=True)]
-        labels = [
-            np.concatenate((np.zeros(len(before) - 1, np.int64), ids, [EOS]))
-            for before, ids in zip(prompts, targets, strict=True)
-        ]
-        labels_BT = _padded(labels)
-        return batch_of({TARGET: _padded(sequences)}, labels_BT, empty=empty)
+    def join(self, columns: Sequence[Sequence[Ids]], *, adds_eos: bool, empty: bool = False) -> Batch:
+        *sources, targets = columns
+        prompts = [prompt(parts) for parts in zip(*sources, strict=True)]
+        pairs = list(zip(prompts, targets, strict=True))
+        labels = [np.concatenate((np.zeros(len(before) - 1, np.int64), ids, [EOS])) for before, ids in pairs]
+        inputs = {TARGET: _padded([np.concatenate(pair) for pair in pairs])}
+        return batch_of(inputs, _padded(labels), empty=empty)
 
 
 class PlainText(Layout):
@@ -208,26 +261,52 @@ class Appended(Layout):
         return batch_of({self.inputs[0]: _padded(questions)}, _padded(labels), empty=empty)
 
 
-class HiddenTokens(Layout):
-    """Layout of objective=masked: the rows of a column, with some tokens hidden, which are predicted in their places.
+class Noisy(Layout):
+    """Layout of an objective that draws what it does to the rows of a column."""
+
+    noise: Noise
+    column: str
+
+    def drawn(self, seed: int, epoch: int) -> Self:
+        return self._with(self.noise.drawn(seed, epoch))
+
+    @property
+    def evaluating(self) -> Self:
+        return self._with(self.noise.evaluating)
+
+    def _with(self, noise: Noise) -> Self:
+        other = copy(self)
+        other.noise = noise
+        return other
+
+    def flat(self, corpus: Corpus, rows: Rows, *, adds_eos: bool = False) -> Flat:
+        """Return the ids of these rows, with eos if `adds_eos` is true or a row has no tokens."""
+        sequences = [corpus.ids(self.column, int(row)).astype(np.int64) for row in rows]
+        eos = np.full(int(adds_eos), EOS)
+        return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], np.asarray(rows))
+
+    def parts(self, corpus: Corpus, *, adds_eos: bool = False) -> Iterator[Flat]:
+        """Yield the ids of all rows, in chunks."""
+        rows_N = np.arange(len(corpus))
+        for first in range(0, len(corpus), CHUNK):
+            yield self.flat(corpus, rows_N[first : first + CHUNK], adds_eos=adds_eos)
+
+
+class HiddenTokens(Noisy):
+    """Layout of a model with one input, which predicts hidden tokens of a row in their places.
 
     The rows of packed text are read as they are; other rows end in eos.
     """
 
     at_positions = True
 
-    def __init__(self, input: str, column: str, settings: MaskedSettings, masking: Masking) -> None:
-        self.inputs = (input,)
-        self.column, self.settings, self.masking = column, settings, masking
-
-    def drawn(self, seed: int, epoch: int) -> HiddenTokens:
-        masking = replace(self.masking, draw=(seed, 0 if self.settings.static else epoch))
-        return HiddenTokens(self.inputs[0], self.column, self.settings, masking)
+    def __init__(self, input: str, column: str, hiding: Hiding) -> None:
+        self.inputs, self.column, self.noise = (input,), column, hiding
 
     @property
-    def evaluating(self) -> HiddenTokens:
-        masking = replace(self.masking, rate=self.settings.eval_rate)
-        return HiddenTokens(self.inputs[0], self.column, self.settings, masking)
+    def hiding(self) -> Hiding:
+        assert isinstance(self.noise, Hiding)
+        return self.noise
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
         return self.tokens_N(corpus)[:, None]
@@ -236,22 +315,91 @@ class HiddenTokens(Layout):
         return np.maximum(corpus.lengths_N(self.column) + _adds_eos(corpus), 1)
 
     def labels_N(self, corpus: Corpus) -> Lengths:
-        rows_N = np.arange(len(corpus))
-        parts = (self._flat(corpus, rows_N[first : first + CHUNK]) for first in range(0, len(corpus), CHUNK))
-        return np.concatenate([self.masking.labels_R(flat) for flat in parts]).astype(np.int32)
+        parts = self.parts(corpus, adds_eos=_adds_eos(corpus))
+        return np.concatenate([self.hiding.labels_R(flat) for flat in parts]).astype(np.int32)
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        flat = self._flat(corpus, rows)
-        hidden_L = self.masking.hidden_L(flat)
-        ends = np.cumsum(np.bincount(flat.row_L))[:-1]
-        read, labels = self.masking.read_L(flat, hidden_L), np.where(hidden_L, flat.ids_L, PAD)
-        inputs = {self.inputs[0]: _padded(np.split(read, ends))}
-        return batch_of(inputs, _padded(np.split(labels, ends)), empty=empty)
+        flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
+        hidden_L = self.hiding.hidden_L(flat)
+        labels_BT = _padded(flat.split(np.where(hidden_L, flat.ids_L, PAD)))
+        inputs = {self.inputs[0]: _padded(flat.split(self.hiding.read_L(flat, hidden_L)))}
+        batch, weights_R = batch_of(inputs, labels_BT, empty=empty), self.hiding.weights_R(flat)
+        if weights_R is None:
+            return batch
+        tokens_B = torch.from_numpy(self.hiding.labels_R(flat) * (not empty))
+        return replace(batch, weights_B=torch.from_numpy(weights_R).float(), tokens_B=tokens_B)
 
-    def _flat(self, corpus: Corpus, rows: Rows) -> Flat:
-        sequences = [corpus.ids(self.column, int(row)).astype(np.int64) for row in rows]
-        eos = np.full(int(_adds_eos(corpus)), EOS)
-        return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], np.asarray(rows))
+
+class NoisyPairs(Noisy):
+    """Layout of an objective that makes a source and a target of each row.
+
+    The ends of documents in packed text are tokens like others.
+    """
+
+    def __init__(self, pairs: Pairs, column: str, noise: PairNoise) -> None:
+        self.inputs, self.pairs, self.column, self.noise = pairs.inputs, pairs, column, noise
+
+    @property
+    def pair_noise(self) -> PairNoise:
+        assert isinstance(self.noise, PairNoise)
+        return self.noise
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return self.pairs.widths_of(self._lengths_N2(corpus), adds_eos=corpus.conventions.adds_eos)
+
+    def tokens_N(self, corpus: Corpus) -> Lengths:
+        return np.maximum(corpus.lengths_N(self.column), 1)
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return self._lengths_N2(corpus)[:, 1] + 1
+
+    def longest_C(self, corpus: Corpus) -> Lengths:
+        lengths_K2 = np.array(self.pair_noise.longest(int(self.tokens_N(corpus).max())), np.int32)
+        longest_C: Lengths = self.pairs.widths_of(lengths_K2, adds_eos=corpus.conventions.adds_eos).max(0)
+        return longest_C
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        columns = [part.split(part.ids_L) for part in self.pair_noise.pairs(self.flat(corpus, rows))]
+        return self.pairs.join(columns, adds_eos=corpus.conventions.adds_eos, empty=empty)
+
+    def _lengths_N2(self, corpus: Corpus) -> Lengths:
+        return np.concatenate([self.pair_noise.lengths_R2(flat) for flat in self.parts(corpus)]).astype(np.int32)
+
+
+class Labelled(Layout):
+    """Layout of objective=label: the source, and its label at the first position, or of each word at its first token.
+
+    A label that is not a class is marked by 1, and its numbers are `values_NC`.
+    """
+
+    at_positions = True
+
+    def __init__(self, input: str, coder: LabelCoder) -> None:
+        self.inputs = (input,)
+        self.coder = coder
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return self.tokens_N(corpus)[:, None]
+
+    def tokens_N(self, corpus: Corpus) -> Lengths:
+        return np.maximum(corpus.lengths_N(SOURCE) + corpus.conventions.adds_eos, 1)
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        words = self.coder.predict == "words"
+        return corpus.lengths_N(TARGET) if words else np.ones(len(corpus), np.int32)
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        sources = [corpus.conventions.source(corpus.ids(SOURCE, int(row)).tolist()) for row in rows]
+        ids_BT = _padded([np.asarray(ids) for ids in sources])
+        labels_BT, labels = torch.zeros_like(ids_BT), [corpus.ids(TARGET, int(row)).tolist() for row in rows]
+        if self.coder.predict in ("several", "number"):
+            labels_BT[:, 0] = 1
+            values_NC = torch.from_numpy(number_rows(self.coder, [] if empty else labels))
+            return replace(batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty), values_NC=values_NC)
+        for place, (row, ids) in enumerate(zip(rows, labels, strict=True)):
+            positions = corpus.positions(int(row)).tolist() if corpus.positional else [0]
+            labels_BT[place, positions] = torch.tensor(ids)
+        return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
 
 
 def _adds_eos(corpus: Corpus) -> bool:
@@ -259,29 +407,26 @@ def _adds_eos(corpus: Corpus) -> bool:
     return corpus.conventions.adds_eos and len(corpus.columns) > 1
 
 
-def _hidden_tokens(corpus: Corpus, inputs: Sequence[str], settings: MaskedSettings) -> HiddenTokens:
-    tokenizer, (input,) = corpus.tokenizer, inputs
-    assert tokenizer.mask is not None, "the preparation of the data expects it"
-    plain_V = np.ones(tokenizer.size, bool)
-    plain_V[list(tokenizer.special_ids)] = False
-    begins_V = tokenizer.word_begins() if settings.whole_words else None
-    column = input if input in corpus.columns else TARGET
-    masking = Masking(settings.rate, settings.mask, settings.random, tokenizer.mask, plain_V, begins_V)
-    return HiddenTokens(input, column, settings, masking)
-
-
 def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSettings = NEXT_TOKEN) -> Layout:
     """Return the layout for a model with these inputs, a corpus and an objective."""
-    if isinstance(objective, MaskedSettings):
-        return _hidden_tokens(corpus, inputs, objective)
+    if isinstance(objective, LabelSettings):
+        assert corpus.labels is not None, "the check of the run expects data=labels"
+        return Labelled(inputs[0], corpus.labels)
     sources = [name for name in inputs if name != TARGET]
+    pairs = Sides(sources) if sources else OneSequence()
+    column = inputs[-1] if inputs[-1] in corpus.columns else TARGET
+    match objective.noise(corpus.tokenizer):
+        case Hiding() as hiding:
+            return HiddenTokens(inputs[0], column, hiding)
+        case PairNoise() as noise:
+            return NoisyPairs(pairs, TARGET, noise)
     if sources and TARGET in inputs:
-        return Sides(sources)
+        return pairs
     if corpus.positional:
         return AtPositions(*inputs)
     if sources:
         return Appended(*sources)
-    return OneSequence() if len(corpus.columns) > 1 else PlainText()
+    return pairs if len(corpus.columns) > 1 else PlainText()
 
 
 def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.NDArray[np.int64]:

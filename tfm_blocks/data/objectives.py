@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import RuleError, Settings
-from tfm_blocks.data.tokenizer import MASK
+from tfm_blocks.config.settings import Count, RuleError, Settings
+from tfm_blocks.data.noise import Bools, Denoising, Diffusion, Masking, Noise, PairNoise, Prefix, SpanCorruption
+from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
 from tfm_blocks.errors import ConfigError
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
@@ -18,11 +20,22 @@ Part = Annotated[float, Field(ge=0, le=1)]
 class ObjectiveBase(Settings):
     """What the code asks of an objective.
 
-    special: tokens that a learned tokenizer gets. generates: the model generates text, which is scored.
+    generates: the model generates text, which is scored. example: a command that uses the trained model.
     """
 
-    special: ClassVar[Sequence[str]] = ()
     generates: ClassVar[bool] = False
+    example: ClassVar[str] = "echo 'your text' | tfm translate"
+
+    name: str
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """Return the tokens that a learned tokenizer gets."""
+        return ()
+
+    def noise(self, tokenizer: Tokenizer) -> Noise | None:
+        """Return what is done to rows, or None."""
+        return None
 
 
 class NextTokenSettings(ObjectiveBase):
@@ -33,7 +46,20 @@ class NextTokenSettings(ObjectiveBase):
     name: Literal["next_token"]
 
 
-class MaskedSettings(ObjectiveBase):
+class HidingSettings(ObjectiveBase):
+    """Settings of objectives that hide tokens of a text, and predict them at their positions."""
+
+    example = "echo 'your <mask> text' | tfm fill"
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        return (MASK,)
+
+    @abstractmethod
+    def noise(self, tokenizer: Tokenizer) -> Noise: ...
+
+
+class MaskedSettings(HidingSettings):
     """Hide tokens of a text, and predict them at their positions: Devlin et al. 2019, section 3.1.
 
     rate: fraction of the tokens of a row that are hidden in training, special tokens apart: floor(rate · n + U) of n
@@ -42,8 +68,6 @@ class MaskedSettings(ObjectiveBase):
     static: hide the same tokens in each epoch. whole_words: hide words instead of tokens.
     """
 
-    special = (MASK,)
-
     name: Literal["masked"]
     rate: Rate
     eval_rate: Rate
@@ -51,6 +75,11 @@ class MaskedSettings(ObjectiveBase):
     random: Part
     static: bool
     whole_words: bool
+
+    def noise(self, tokenizer: Tokenizer) -> Masking:
+        begins_V = tokenizer.word_begins() if self.whole_words else None
+        options = self.model_dump(exclude={"name", "whole_words"})
+        return Masking(mask_id=mask_of(tokenizer), plain_V=_plain(tokenizer), begins_V=begins_V, **options)
 
     @field_validator("random")
     @classmethod
@@ -62,7 +91,122 @@ class MaskedSettings(ObjectiveBase):
         return random
 
 
-ObjectiveSettings = Annotated[NextTokenSettings | MaskedSettings, Field(discriminator="name")]
+class MaskedDiffusionSettings(HidingSettings):
+    """Hide each token of a row with a probability p that is drawn for the row: Nie et al. 2025 (LLaDA), equation 3.
+
+    min_rate: p is uniform in [min_rate, 1). The loss is the cross entropy of the hidden tokens divided by p, per token.
+    """
+
+    name: Literal["masked_diffusion"]
+    min_rate: Rate
+
+    def noise(self, tokenizer: Tokenizer) -> Diffusion:
+        return Diffusion(mask_id=mask_of(tokenizer), plain_V=_plain(tokenizer), min_rate=self.min_rate)
+
+
+class NoisyPairSettings(ObjectiveBase):
+    """Settings of objectives that make a source and a target of each row of a text."""
+
+    @abstractmethod
+    def noise(self, tokenizer: Tokenizer) -> PairNoise: ...
+
+
+class SpanCorruptionSettings(NoisyPairSettings):
+    """Replace spans of a text by sentinels, and predict each sentinel with its span: Raffel et al. 2020, section 3.1.4.
+
+    density: fraction of the tokens that are replaced. span: mean tokens of a span. sentinels: their number, which
+    limits the spans of a row.
+    """
+
+    name: Literal["span_corruption"]
+    density: Rate
+    span: Annotated[float, Field(ge=1)]
+    sentinels: Count
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        return tuple(map(sentinel, range(self.sentinels)))
+
+    def noise(self, tokenizer: Tokenizer) -> SpanCorruption:
+        sentinels = np.array(tokenizer.sentinels[: self.sentinels])
+        return SpanCorruption(density=self.density, span=self.span, sentinels=sentinels)
+
+
+class PrefixLmSettings(NoisyPairSettings):
+    """Predict the rest of a text from its beginning, which the model reads from both sides: Raffel et al. 2020."""
+
+    name: Literal["prefix_lm"]
+
+    def noise(self, tokenizer: Tokenizer) -> Prefix:
+        return Prefix()
+
+
+class DenoisingSettings(NoisyPairSettings):
+    """Predict a text from a noisy one: Lewis et al. 2020 (BART), section 2.2.
+
+    mask: fraction of the words that spans replace. span: mean words of a span, whose length has a Poisson distribution.
+    random: fraction of the masks that become a random token. permute: fraction of the sentences that change places.
+    rotate: fraction of the rows that begin at a random token. insert: masks that are inserted, for each token.
+    whole_words: spans consist of words instead of tokens.
+    """
+
+    name: Literal["denoising"]
+    mask: Part
+    span: Annotated[float, Field(gt=0, le=32)]
+    random: Part
+    permute: Part
+    rotate: Part
+    insert: Part
+    whole_words: bool
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        return (MASK,)
+
+    def noise(self, tokenizer: Tokenizer) -> Denoising:
+        return Denoising(
+            mask_id=mask_of(tokenizer),
+            plain_V=_plain(tokenizer),
+            begins_V=tokenizer.word_begins() if self.whole_words else None,
+            ends_V=tokenizer.sentence_ends(),
+            **self.model_dump(exclude={"name", "whole_words"}),
+        )
+
+
+class LabelSettings(ObjectiveBase):
+    """Predict the label of a text, several, a number, or the label of each word: `data.predict` of data=labels.
+
+    weights: the weight of the loss of each class; balanced: n / (C · n_c) for n training labels, n_c of them of class c
+    of C, so that classes have equal sums; null: 1. For several classes, they multiply the loss of each decision.
+    """
+
+    name: Literal["label"]
+    weights: dict[str, Annotated[float, Field(gt=0)]] | Literal["balanced"] | None = None
+
+
+def mask_of(tokenizer: Tokenizer) -> int:
+    """Return the mask of a tokenizer, which the preparation of the data expects."""
+    assert tokenizer.mask is not None, "the preparation of the data expects it"
+    return tokenizer.mask
+
+
+def _plain(tokenizer: Tokenizer) -> Bools:
+    """Return True for the ids that stand for text."""
+    plain_V = np.ones(tokenizer.size, bool)
+    plain_V[list(tokenizer.special_ids)] = False
+    return plain_V
+
+
+ObjectiveSettings = Annotated[
+    NextTokenSettings
+    | MaskedSettings
+    | MaskedDiffusionSettings
+    | SpanCorruptionSettings
+    | DenoisingSettings
+    | PrefixLmSettings
+    | LabelSettings,
+    Field(discriminator="name"),
+]
 NEXT_TOKEN = NextTokenSettings(name="next_token")
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
-from tfm_blocks.data.corpus import FORMAT, LONGEST, NO_RULES, Corpus, write_corpus, write_packed
+from tfm_blocks.data.corpus import FORMAT, LONGEST, NO_RULES, Corpus, write_corpus, write_labelled, write_packed
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.documents import find_document_splits
 from tfm_blocks.data.files import LINES
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.data.settings import DataSettings, DatesSettings, LmSettings, TextSettings
+from tfm_blocks.data.settings import DataSettings, DatesSettings, LabelsSettings, LmSettings, TextSettings
 from tfm_blocks.data.text import Split, find_splits
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import read_tokenizer
@@ -110,10 +111,7 @@ def _tokenizer(splits: Mapping[str, Split], settings: LinesSettings, vocab: int,
     """
     if settings.tokenizer:
         tokenizer = read_tokenizer(settings.tokenizer)
-        if MASK in special and tokenizer.mask is None:
-            rule = f"has no mask token, which objective=masked reads at hidden positions: {settings.tokenizer}"
-            help = "name a tokenizer with <mask> or [MASK], or write data.tokenizer=null to learn one"
-            raise ConfigError(Problem("data.tokenizer", rule, help=help))
+        _expect_special(tokenizer, settings.tokenizer, special)
         return tokenizer
     add_prefix_space = isinstance(settings, TextSettings) and settings.add_prefix_space
 
@@ -121,15 +119,31 @@ def _tokenizer(splits: Mapping[str, Split], settings: LinesSettings, vocab: int,
         # read all text once to detect its errors before the slow work
         samples = {name: _samples(split) for name, split in splits.items()}
         rows = islice(splits["train"].rows(), 0, None, samples["train"])
-        texts = chain.from_iterable(rows)
+        columns = splits["train"].columns
+        learned = [columns.index("src")] if isinstance(settings, LabelsSettings) else range(len(columns))
+        texts = (row[column] for row in rows for column in learned)
         tokenizer = Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, special=special)
         tokenizer.save(folder / "tokenizer.json")
 
     sample = SAMPLE, SAMPLE_CHARACTERS
     parts = [FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, splits["train"].fingerprint]
+    parts += ["src"] if isinstance(settings, LabelsSettings) else []
     key = cache_key(*parts, *special)
     folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / key, build)
     return Tokenizer.load(folder / "tokenizer.json")
+
+
+def _expect_special(tokenizer: Tokenizer, path: str, special: Sequence[str]) -> None:
+    """Raise ConfigError if a tokenizer that was not learned for the objective has no mask, or too few sentinels."""
+    learn = "write data.tokenizer=null to learn one"
+    if MASK in special and tokenizer.mask is None:
+        rule = f"has no mask token, which the objective reads at hidden positions: {path}"
+        raise ConfigError(Problem("data.tokenizer", rule, help=f"name a tokenizer with <mask> or [MASK], or {learn}"))
+    needed, known = sum(name != MASK for name in special), len(tokenizer.sentinels)
+    if known < needed:
+        rule = f"has {known} of the {needed} sentinels <extra_id_0>, <extra_id_1>, … of the objective: {path}"
+        help = f"write objective.sentinels={known}" if known else f"name a tokenizer of T5, or {learn}"
+        raise ConfigError(Problem("data.tokenizer", rule, help=help))
 
 
 def _samples(split: Split) -> int:
@@ -145,10 +159,14 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSett
     context = settings.context if isinstance(settings, LmSettings) else None
     max_length = None if isinstance(settings, LmSettings) or not training else settings.max_length
     clean = settings.clean if isinstance(settings, TextSettings) and training else NO_RULES
+    labels = settings.coder if isinstance(settings, LabelsSettings) else None
 
     def build(folder: Path) -> None:
         if context is not None:
             write_packed(folder, split.columns[0], (text for (text,) in split.rows()), tokenizer, context=context)
+        elif labels:
+            options: dict[str, Any] = {"max_length": max_length, "clean": clean, "address": split.address}
+            write_labelled(folder, split.rows(), tokenizer, labels, columns=split.columns, **options)
         else:
             write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length, clean=clean)
         if not (folder / "ids.bin").stat().st_size:
@@ -157,9 +175,10 @@ def _corpus(cache: Path, split: Split, tokenizer: Tokenizer, settings: LinesSett
                 help += ", or breaks a rule of data.clean"
             raise DataError(Problem(split.address, "has no usable rows", help=help))
 
-    rules = [] if clean == NO_RULES else [clean.model_dump()]
+    rules: list[object] = [] if clean == NO_RULES else [clean.model_dump()]
+    rules += [asdict(labels)] if labels else []
     key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context, *rules)
-    return Corpus(find_or_build(cache / key, build), tokenizer, split.groups)
+    return Corpus(find_or_build(cache / key, build), tokenizer, split.groups, labels)
 
 
 def _report(name: str, corpus: Corpus, settings: LinesSettings) -> str:
@@ -169,7 +188,7 @@ def _report(name: str, corpus: Corpus, settings: LinesSettings) -> str:
         if settings.documents == LINES:
             reasons = {"blank": "blank lines"}
     else:
-        label = f"{name} {'pairs' if len(corpus.columns) == 2 else 'rows'}"
+        label = f"{name} {'texts' if corpus.labels else 'pairs' if len(corpus.columns) == 2 else 'rows'}"
         reasons = {"blank": "with a blank side", "long": f"longer than {settings.max_length} tokens"}
         if isinstance(settings, TextSettings):
             reasons |= {

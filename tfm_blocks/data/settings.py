@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
+from tfm_blocks.data.labels import LabelCoder, Predicted
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.errors import ConfigError, shown
 from tfm_blocks.language.spec import TARGET
@@ -192,6 +193,13 @@ Files = Annotated[
 ]
 
 
+LabelName = Annotated[
+    str,
+    Field(min_length=1),
+    BeforeValidator(lambda name: str(name) if type(name) is int else name, json_schema_input_type=str | int),
+]
+
+
 class CleanSettings(Settings):
     """Rules for training pairs; a pair that breaks one is skipped and counted. null and false: no rule.
 
@@ -250,6 +258,54 @@ class TextSettings(PairSettings):
         return files
 
 
+class LabelsSettings(TextSettings):
+    """Settings of texts with labels, for objective=label: the column src has the texts, and the column tgt the labels.
+
+    predict: class: one of `labels`; several: any of them, separated by spaces, or `-` for none; number: a number;
+    words: one of `labels` for each word of the text, both separated by spaces.
+    labels: the names of the classes; null for numbers. The other settings are as in TextSettings.
+    """
+
+    kind: Literal["labels"]  # type: ignore[assignment]
+    predict: Predicted
+    labels: list[LabelName] | None = None
+
+    @field_validator("labels")
+    @classmethod
+    def _are_classes(cls, labels: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        predict = info.data.get("predict")
+        if predict is None:
+            return labels
+        if predict == "number":
+            if labels is not None:
+                raise RuleError("must be null, because data.predict is number", "write data.labels=null")
+            return None
+        least = 1 if predict == "several" else 2
+        if len(labels or ()) < least:
+            rule = f"must name at least {least} {'class' if least == 1 else 'classes'}, but is {shown(labels)}"
+            raise RuleError(rule, "write data.labels=[NAME,NAME], or data.predict=number")
+        assert labels is not None
+        if repeated := sorted({name for name in labels if labels.count(name) > 1}):
+            raise RuleError(f"names {repeated[0]} more than once", "name each class once")
+        if predict != "class" and (parted := next((name for name in labels if name.split() != [name]), None)):
+            rule = f"has {shown(parted)}, but spaces separate the labels of a text"
+            raise RuleError(rule, "write names without spaces")
+        return labels
+
+    @field_validator("clean")
+    @classmethod
+    def _compares_texts_only(cls, clean: CleanSettings) -> CleanSettings:
+        sides = [name for name in ("min_length", "max_ratio", "min_letters", "identical") if getattr(clean, name)]
+        if sides:
+            rule = f"has {', '.join(sides)}, which compare the two sides of a pair, but one side is a label"
+            raise RuleError(rule, "leave them out; data.clean.duplicates works")
+        return clean
+
+    @property
+    def coder(self) -> LabelCoder:
+        return LabelCoder(self.predict, tuple(self.labels or ()))
+
+
 class LmSettings(Settings):
     """Settings of plain text files, also compressed, in the folder `dir`, packed into rows of `context` tokens.
 
@@ -282,7 +338,9 @@ class LmSettings(Settings):
         return tokens
 
 
-DataSettings = Annotated[DatesSettings | TextSettings | LmSettings | ProbeSettings, Field(discriminator="kind")]
+DataSettings = Annotated[
+    DatesSettings | TextSettings | LabelsSettings | LmSettings | ProbeSettings, Field(discriminator="kind")
+]
 
 
 def read_data(data: Any) -> DataSettings | None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from tfm_blocks.data.cache import expand_home
 from tfm_blocks.data.files import PARQUET, file_kind, file_problems, find_files, path_digest, read_fields
-from tfm_blocks.data.settings import TextSettings
+from tfm_blocks.data.settings import LabelsSettings, TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.language.spec import TARGET
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Split:
 def find_splits(settings: TextSettings) -> dict[str, Split]:
     """Return the splits train, val and, unless null, test. Raises ConfigError that lists all missing files."""
     folder, fields = expand_home("data.dir", settings.dir), settings.fields or {}
+    labels = [TARGET] if isinstance(settings, LabelsSettings) else []
     splits: dict[str, Split] = {}
     problems: list[Problem] = []
     for split, patterns in (("train", settings.train), ("val", settings.val), ("test", settings.test)):
@@ -53,7 +55,7 @@ def find_splits(settings: TextSettings) -> dict[str, Split]:
             address = f"data.{split}"
             files = {column: find_files(folder, names) for column, names in patterns.items()}
             splits[split] = Split(
-                address, tuple(files), partial(_rows, address, files, fields), partial(_digest, files, fields)
+                address, tuple(files), partial(_rows, address, files, fields, labels), partial(_digest, files, fields)
             )
             for column, names in patterns.items():
                 problems += file_problems(f"{address}.{column}", folder, names)
@@ -76,14 +78,21 @@ def _shard_problems(address: str, files: Mapping[str, list[Path]], fields: Mappi
             yield Problem(address, f"{path.name} has columns, but data.fields does not name them", help=help)
 
 
-def _rows(address: str, files: Mapping[str, list[Path]], fields: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+def _rows(
+    address: str, files: Mapping[str, list[Path]], fields: Mapping[str, str], labels: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
     """Yield the rows of file after file. Raises DataError."""
     for shard in zip(*files.values(), strict=True):
-        yield from _aligned(address, dict(zip(files, shard, strict=True)), fields)
+        yield from _aligned(address, dict(zip(files, shard, strict=True)), fields, labels)
 
 
-def _aligned(address: str, files: Mapping[str, Path], fields: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """Yield row N of every file, without reading ahead; columns of the same file are read together."""
+def _aligned(
+    address: str, files: Mapping[str, Path], fields: Mapping[str, str], labels: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield row N of every file, without reading ahead; columns of the same file are read together.
+
+    The columns `labels` may have numbers.
+    """
     columns_of_file: dict[Path, list[str]] = {}
     for column, path in files.items():
         columns_of_file.setdefault(path, []).append(column)
@@ -91,7 +100,10 @@ def _aligned(address: str, files: Mapping[str, Path], fields: Mapping[str, str])
     def readers() -> dict[Path, Iterator[tuple[str, ...]]]:
         return {
             path: read_fields(
-                path, [fields.get(name, "") for name in names], address if len(names) > 1 else f"{address}.{names[0]}"
+                path,
+                [fields.get(name, "") for name in names],
+                address if len(names) > 1 else f"{address}.{names[0]}",
+                [place for place, name in enumerate(names) if name in labels],
             )
             for path, names in columns_of_file.items()
         }

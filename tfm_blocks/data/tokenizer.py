@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,9 @@ from tfm_blocks.data.vocabulary import Conventions
 from tfm_blocks.errors import ConfigError, Problem, RunError
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-MASK = "<mask>"  # of tokenizers that are learned for objective=masked
+MASK = "<mask>"  # of tokenizers that are learned for objectives that hide tokens
+SENTINEL = re.compile(r"<extra_id_\d+>")  # of tokenizers that are learned for objective=span_corruption, as in T5
+SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "⏎", "Ċ")  # of subwords; the last two are a line break
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
 LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
 LARGEST_OF_RUN = 4 * LARGEST_FILE  # a run stores all files of a tokenizer in one
@@ -60,7 +64,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Learn at most `vocab` subwords, special tokens included; each must occur at least twice.
 
-        The ids of the tokens `special` follow those of SPECIAL.
+        The ids of the tokens `special` follow those of SPECIAL, except for sentinels: theirs are the last ids, from the
+        last one downward.
 
         With `add_prefix_space`, `encode` reads a space before the text and `decode` removes it, so that the first word
         of a text has the same subwords as elsewhere.
@@ -80,15 +85,17 @@ class Tokenizer:
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         bounded = pre_tokenizers.Split(Regex(f".{{{LONGEST}}}"), "isolated")
         pieces.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
+        sentinels = list(filter(SENTINEL.fullmatch, special))
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab,
+            vocab_size=vocab - len(sentinels),
             min_frequency=2,
-            special_tokens=[*SPECIAL, *special],
+            special_tokens=[*SPECIAL, *(name for name in special if name not in sentinels)],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
         pieces.train_from_iterator(lines, trainer)
         pieces.pre_tokenizer = words
+        pieces.add_special_tokens(sentinels[::-1])
         del trainer
         _return_freed_memory()
         return cls(pieces)
@@ -131,6 +138,12 @@ class Tokenizer:
     def mask(self) -> int | None:
         """Return the id of the token that hides another, or None if there is none."""
         return self.ids.get(MASK) if self.ids.get(MASK) in self.special_ids else None
+
+    @property
+    def sentinels(self) -> list[int]:
+        """Return the ids of the tokens that stand for spans, in their order."""
+        ids = self.ids
+        return [ids[name] for name in takewhile(ids.__contains__, map(sentinel, count()))]
 
     @property
     def text(self) -> str:
@@ -196,6 +209,11 @@ class Tokenizer:
             return np.array([not piece.startswith("##") for piece in pieces])
         return np.array([piece.startswith(("▁", "Ġ", "⏎")) for piece in pieces])
 
+    def sentence_ends(self) -> npt.NDArray[np.bool_]:
+        """Return True for the ids that end a sentence: eos, and subwords that end in a full stop or the like."""
+        pieces = [self.piece(id) for id in range(self.size)]
+        return np.array([id == self.EOS or piece.endswith(SENTENCE_ENDS) for id, piece in enumerate(pieces)])
+
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
         path.write_text(self.text, encoding="utf-8")
@@ -221,6 +239,11 @@ class Tokenizer:
         return cls(pieces)
 
 
+def sentinel(number: int) -> str:
+    """Return the name of the token that stands for a span."""
+    return f"<extra_id_{number}>"
+
+
 def unknown_warning(place: str, tokens: int, unknown: int) -> str:
     """Return a warning if more than MOST_UNKNOWN of the tokens of a text are unknown, else ''."""
     share = f"{100 * unknown / max(tokens, 1):.1f} % of the tokens of {place} are <unk>"
@@ -232,8 +255,9 @@ def is_learned(record: object) -> bool:
     """Return True if the JSON of a tokenizer has the settings and the first ids of `Tokenizer.train` or `of_words`."""
     if not isinstance(record, dict) or not _has_known_settings(record):
         return False
-    known = {*SPECIAL, MASK}
-    if any(token["content"] not in known or not token["special"] for token in record.get("added_tokens", ())):
+    known, added = {*SPECIAL, MASK}, record.get("added_tokens", ())
+    names = [token["content"] for token in added if token["special"]]
+    if len(names) < len(added) or any(name not in known and not SENTINEL.fullmatch(name) for name in names):
         return False  # these tokens are matched in a text
     if record["pre_tokenizer"].get("add_prefix_space") or record["normalizer"] not in (None, PREPEND_SPACE):
         return False  # decode(encode(text)) could begin with a different character from `text`

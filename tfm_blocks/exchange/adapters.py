@@ -16,7 +16,7 @@ from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.exchange.config import to_json, vocabulary_of
 from tfm_blocks.exchange.exporting import find_published
-from tfm_blocks.exchange.folder import inherit_record
+from tfm_blocks.exchange.folder import PublishedFile, inherit_record
 from tfm_blocks.exchange.importing import conversion_of
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Adapter, Spec
@@ -73,7 +73,8 @@ def export_to_peft(run: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
     """
     spec = _adapted_spec(run, plugins, "there is no adapter to write")
     vocabulary = vocabulary_of(load_tokenizer(run / TOKENIZER))
-    published = find_published(without_adapters(spec), SavedRun(run).config, vocabulary)
+    imported = PublishedFile.read_or_empty(run).family
+    published = find_published(without_adapters(spec), SavedRun(run).config, vocabulary, imported)
     fix = f"write the merged model: tfm export {run} --to huggingface"
     if published is None:
         rule = "no family of published models has its graph, so transformers has no model to adapt"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tfm_blocks.exchange.config import vocabulary_of
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.files import JsonFile, write_json
+from tfm_blocks.translation.encoder import Encoder
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 from tfm_blocks.version import __version__
@@ -96,6 +97,7 @@ class Certificate(JsonFile):
         lines = [f"log probabilities of {log_p.tokens} tokens differ by at most {log_p.largest:.1e}"]
         if texts := self.translations:
             kind = "outputs of AutoTokenizer and generate" if self.format == "huggingface" else "translations"
+            kind = kind if texts.search else "outputs of AutoTokenizer and the model"
             lines.append(f"{texts.equal} of {texts.sentences} {kind} are equal")
             if texts.bleu is not None:
                 lines.append(f"BLEU {texts.bleu:.2f}, of the run {texts.bleu_of_run:.2f}")
@@ -110,31 +112,39 @@ def compare_with_engine(
     log_p_of_engine: Callable[[Rows], list[list[float]]],
     first_predicted: int = 0,
     positions: float = math.inf,
+    excluded: Collection[int] = (),
 ) -> LogProbabilities:
     """Compare the log probabilities of sentences with the log probabilities of another engine.
 
     log_p_of_engine: returns the log probability of each token and of eos. first_predicted: the engine assigns
     probability 0 to smaller ids. positions: the maximum tokens of a sentence in the engine, with begin or end.
+    excluded: ids that no sentence has, because the engine reads them as padding.
     """
     differences: list[float] = []
     sentences, longest, ids = 0, 0, set[int]()
-    for rows in (random_rows(network, positions), *_walks(network, positions)):
+    for rows in (random_rows(network, positions, excluded), *_walks(network, positions, excluded)):
         logits_BTV = network(**network_inputs(rows))
         logits_BTV[..., :first_predicted] = -torch.inf
-        pairs = zip(pick_log_p(logits_BTV.log_softmax(-1), rows[TARGET]), log_p_of_engine(rows), strict=True)
+        predicted = predicted_rows(rows)
+        pairs = zip(pick_log_p(logits_BTV.log_softmax(-1), predicted), log_p_of_engine(rows), strict=True)
         differences += [abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)]
-        sentences += len(rows[TARGET])
-        longest = max(longest, *(len(row) + 1 for row in rows[TARGET]))
-        ids.update(*(row.tolist() for row in rows[TARGET]))
+        sentences += len(predicted)
+        longest = max(longest, *(len(row) + 1 for row in predicted))
+        ids.update(*(row.tolist() for row in predicted))
     differences_R = torch.tensor(differences)
     largest, mean = differences_R.max().item(), differences_R.mean().item()
     return LogProbabilities(sentences, len(differences), len(ids), longest, SEED, largest, mean)
 
 
-def random_rows(network: Network, positions: float = math.inf) -> Rows:
+def predicted_rows(rows: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
+    """Return the rows of the target, or of an encoder the rows of its source, whose tokens it predicts in place."""
+    return list(rows[TARGET] if TARGET in rows else next(iter(rows.values())))
+
+
+def random_rows(network: Network, positions: float = math.inf, excluded: Collection[int] = ()) -> Rows:
     """Return sentences of random ids, from the first subword on, that fit the positions of both engines."""
     generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network)
+    longest, ids = _longest(network, positions), _ids(network, excluded)
     lengths = {
         name: torch.randint(1, min(most, LONGEST) + 1, (SENTENCES,), generator=generator)
         for name, most in longest.items()
@@ -145,14 +155,14 @@ def random_rows(network: Network, positions: float = math.inf) -> Rows:
     }
 
 
-def _walks(network: Network, positions: float) -> Iterator[Rows]:
+def _walks(network: Network, positions: float, excluded: Collection[int]) -> Iterator[Rows]:
     """Yield a sentence of the maximum length, and sentences that contain each id once, in random order.
 
     If the ids of a large model would need more than MOST_PRODUCTS multiplications, they are a part of all ids, evenly
     spread, with the last id.
     """
     generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network).flip(0)
+    longest, ids = _longest(network, positions), _ids(network, excluded).flip(0)
     affordable = max(1, MOST_PRODUCTS // sum(parameter.numel() for parameter in network.parameters()))
     ids = ids[:: math.ceil(len(ids) / affordable)]
     walks = {name: ids[torch.randperm(len(ids), generator=generator)] for name in longest}
@@ -162,13 +172,14 @@ def _walks(network: Network, positions: float) -> Iterator[Rows]:
     }
     width = min(LONGEST, *longest.values())
     rows = {name: torch.split(walk, width) for name, walk in walks.items()}
-    for start in range(0, len(rows[TARGET]), SENTENCES):
+    for start in range(0, len(predicted_rows(rows)), SENTENCES):
         yield {name: list(sentences[start : start + SENTENCES]) for name, sentences in rows.items()}
 
 
-def _ids(network: Network) -> Tensor:
+def _ids(network: Network, excluded: Collection[int]) -> Tensor:
     """Return the ids of subwords."""
-    return torch.arange(Tokenizer.EOS + 1, int(str(network.spec.sink.shape[-1])))
+    ids = range(Tokenizer.EOS + 1, int(str(network.spec.sink.shape[-1])))
+    return torch.tensor([id for id in ids if id not in excluded])
 
 
 def _longest(network: Network, positions: float) -> dict[str, int]:
@@ -198,7 +209,9 @@ def pick_log_p(log_p_BTV: Tensor, rows: list[Tensor]) -> list[list[float]]:
     ]
 
 
-def certify(translator: Translator, translates: bool, run: Path, folder: Path, *, own_code: bool) -> Certificate | None:
+def certify(
+    ours: Translator | Encoder, translates: bool, run: Path, folder: Path, *, own_code: bool
+) -> Certificate | None:
     """Compare the exported folder with the run, write the certificate into it, and return it.
 
     Returns None if transformers is not installed. own_code: the folder contains code, which this process wrote. Raises
@@ -210,7 +223,8 @@ def certify(translator: Translator, translates: bool, run: Path, folder: Path, *
         return None
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
-    load = transformers.AutoModelForSeq2SeqLM if translator.inputs else transformers.AutoModelForCausalLM
+    load: Any = transformers.AutoModelForSeq2SeqLM if ours.inputs else transformers.AutoModelForCausalLM
+    load = transformers.AutoModelForMaskedLM if isinstance(ours, Encoder) else load
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
         model = load.from_pretrained(folder, trust_remote_code=own_code, dtype=torch.float32).eval()
@@ -219,12 +233,15 @@ def certify(translator: Translator, translates: bool, run: Path, folder: Path, *
         raise RunError(Problem(str(run), rule)) from error
     versions = {"tfm-blocks": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
     positions = getattr(config, "max_position_embeddings", None) or math.inf
-    log_p = _compare_log_p(model, translator, positions)
+    log_p = _compare_log_p(model, ours, positions)
     try:
-        side = "right" if translator.inputs else "left"
+        side = "right" if ours.inputs else "left"
         options = {"config": config, "padding_side": side, "trust_remote_code": False}
         theirs = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        outputs, reason = _compare_outputs(model, theirs, translator, translates, positions), ""
+        if isinstance(ours, Encoder):
+            outputs, reason = _compare_predictions(model, theirs, ours, positions), ""
+        else:
+            outputs, reason = _compare_outputs(model, theirs, ours, translates, positions), ""
     except Exception as error:  # such as a missing library
         outputs, reason = None, cut(" ".join(str(error).split()))
     kind = str(config.dtype).removeprefix("torch.")
@@ -233,23 +250,51 @@ def certify(translator: Translator, translates: bool, run: Path, folder: Path, *
     return certificate
 
 
-def _compare_log_p(model: Any, translator: Translator, positions: float) -> LogProbabilities:
-    """Compare log probabilities. The export lacks the ids before the first of the vocabulary, such as padding."""
-    vocabulary, size = vocabulary_of(translator.tokenizer), translator.tokenizer.size
-    published = torch.arange(size)  # padding, which is masked, gets the id of eos
-    if vocabulary.front:
-        published = torch.tensor([vocabulary.eos, *vocabulary.to_published(range(1, size))])
+def _published_ids(tokenizer: Tokenizer) -> Tensor:
+    """Return the published id of each id. Padding, which is masked, gets the id of eos."""
+    vocabulary = vocabulary_of(tokenizer)
+    if not vocabulary.front:
+        return torch.arange(tokenizer.size)
+    return torch.tensor([vocabulary.eos, *vocabulary.to_published(range(1, tokenizer.size))])
+
+
+def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> LogProbabilities:
+    """Compare log probabilities. The export lacks the ids before the first of the vocabulary, such as padding.
+
+    The positions of some encoders, such as RoBERTa, depend on the id of padding, so they read it only as padding.
+    """
+    published, pad, excluded = _published_ids(ours.tokenizer), model.config.pad_token_id, []
+    if isinstance(ours, Encoder) and pad is not None:
+        excluded, published[0] = (published[1:] == pad).nonzero()[:, 0].add(1).tolist(), pad
 
     def log_p_of_model(rows: Rows) -> list[list[float]]:
         inputs = network_inputs(rows)
-        target_BT = inputs.pop(TARGET)
-        ids, keep = {"input_ids": published[target_BT]}, target_BT != 0
-        for source_BS in inputs.values():
-            ids, keep = {"input_ids": published[source_BS], "decoder_input_ids": published[target_BT]}, source_BS != 0
+        *sources, last_BT = inputs.values()
+        ids, keep = {"input_ids": published[last_BT]}, last_BT != 0
+        for source_BS in sources:
+            ids, keep = {"input_ids": published[source_BS], "decoder_input_ids": published[last_BT]}, source_BS != 0
         logits_BTV = model(**ids, attention_mask=keep.long()).logits
-        return pick_log_p(logits_BTV.log_softmax(-1)[..., published], rows[TARGET])
+        return pick_log_p(logits_BTV.log_softmax(-1)[..., published], predicted_rows(rows))
 
-    return compare_with_engine(translator.network, log_p_of_model, vocabulary.first, positions)
+    first = vocabulary_of(ours.tokenizer).first
+    return compare_with_engine(ours.network, log_p_of_model, first, positions, excluded)
+
+
+@torch.inference_mode()
+def _compare_predictions(model: Any, theirs: Any, encoder: Encoder, positions: float) -> Translations | None:
+    """Compare the most probable token at each position of texts that AutoTokenizer encodes, in a padded batch."""
+    texts = _texts(encoder, positions)
+    if not texts or not theirs.pad_token:
+        return None
+    published, rows = _published_ids(encoder.tokenizer), encoder.encode(texts)
+    read = theirs(texts, return_tensors="pt", padding=True)
+    best_BS = model(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits.argmax(-1)
+    expected_BS = published[encoder.network(**{encoder.input: encoder.padded(rows)}).argmax(-1)]
+    equal = sum(
+        best_S[: int(keep_S.sum())].tolist() == expected_S[: len(ids)].tolist()
+        for best_S, keep_S, expected_S, ids in zip(best_BS, read["attention_mask"], expected_BS, rows, strict=True)
+    )
+    return Translations(len(texts), equal, {})
 
 
 def _compare_outputs(
@@ -282,12 +327,12 @@ def _compare_outputs(
     return Translations(len(texts), equal, {"beam": 1, "tokens": NEW_TOKENS, "padding_side": theirs.padding_side})
 
 
-def _texts(translator: Translator, positions: float) -> list[str]:
+def _texts(ours: Translator | Encoder, positions: float) -> list[str]:
     """Return texts of random ids that fit the positions of both models, with room for the output."""
     generator = torch.Generator().manual_seed(SEED)
-    names_of_inputs = translator.inputs or (TARGET,)
-    room = min(positions, *(translator.network.longest(name).tokens for name in names_of_inputs)) - NEW_TOKENS - 2
-    tokenizer, texts = translator.tokenizer, []
+    names_of_inputs = ours.inputs or (TARGET,)
+    room = min(positions, *(ours.network.longest(name).tokens for name in names_of_inputs)) - NEW_TOKENS - 2
+    tokenizer, texts = ours.tokenizer, []
     for length in range(4, 16):
         ids = torch.randint(Tokenizer.EOS + 1, tokenizer.size, (length,), generator=generator).tolist()
         text = tokenizer.decode(ids).strip()

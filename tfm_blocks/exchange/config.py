@@ -93,7 +93,8 @@ class _Reader:
     """Read the values of a flat config, and collect the problems by key."""
 
     def __init__(self, family: Family, flat: Mapping[str, Any]) -> None:
-        self.family, self.flat = family, {**family.missing, **flat}
+        given = {key: value for key, value in flat.items() if value is not None or not family.encoder}
+        self.family, self.flat = family, {**family.missing, **given}  # encoders write null for ids that they have
         self.rows = (*family.config, *(rope_rows(flat) if family.rope else ()))
         self.problems: list[tuple[str, str, str]] = []
 
@@ -178,9 +179,11 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
             flat[row.keys[0]] = row.to_published(published.knobs[row.knob], published.knobs)
         except ValueError as error:
             raise ConfigError(Problem(row.knob, str(error))) from None
+    if "layer_types" in flat:
+        flat["layer_types"] = list(islice(cycle(flat["layer_types"]), flat["num_hidden_layers"]))
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
     flat |= {"vocab_size": vocabulary.size, EOS: vocabulary.written_eos, family.start[0]: vocabulary.start}
-    flat["pad_token_id"] = vocabulary.pad  # the default of transformers may be beyond the vocabulary
+    flat = {"pad_token_id": vocabulary.pad, **flat}  # the default of transformers may be beyond the vocabulary
     config: dict[str, Any] = {}
     for key, value in flat.items():
         _put(config, key, value)
@@ -189,8 +192,18 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
 
 def _put(config: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key."""
-    outer, dot, inner = key.partition(".")
-    (config.setdefault(outer, {}) if dot else config)[inner or outer] = value
+    *outer, inner = key.split(".")
+    for name in outer:
+        config = config.setdefault(name, {})
+    config[inner] = value
+
+
+def _drop(config: dict[str, Any], key: str) -> None:
+    """Remove a dotted key if it exists."""
+    *outer, inner = key.split(".")
+    for name in outer:
+        config = config.get(name) or {}
+    config.pop(inner, None)
 
 
 def with_knobs(config: Mapping[str, Any], stated: Published, published: Published, dtype: str) -> dict[str, Any]:
@@ -201,8 +214,7 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
     for row in (*family.config, *(rope_rows_of(published.knobs) if family.rope else ())):
         if stated.knobs[row.knob] != published.knobs[row.knob]:
             for key in row.keys:
-                outer, dot, inner = key.partition(".")
-                (changed.get(outer, {}) if dot else changed).pop(inner or outer, None)
+                _drop(changed, key)
             _put(changed, row.keys[0], row.to_published(published.knobs[row.knob], published.knobs))
             if row.knob == "layers":
                 changed.pop("layer_types", None)  # one for each layer; transformers repeats those of the family

@@ -19,6 +19,7 @@ BOS_KEY = "bos_token"
 FRAMES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "RobertaTokenizer": (("cls_token",), ("sep_token",)),
     "BartTokenizer": (("cls_token",), ("sep_token",)),
+    "BertTokenizer": (("cls_token",), ("sep_token",)),
     "T5Tokenizer": ((), ("eos_token",)),
     "MarianTokenizer": ((), ("eos_token",)),
 }
@@ -57,6 +58,30 @@ def read_conventions(
     )
 
 
+def ids_of_encoder(files: Mapping[str, bytes]) -> dict[str, int]:
+    """Return the keys of config.json for the tokens that begin and end a text of BERT, if tokenizer.json has them."""
+    if FAST not in files:
+        return {}
+    pieces, named = Tokenizer.from_str(files[FAST].decode()), _named_tokens(files)
+    keys = {"bos_token_id": ("cls_token", "[CLS]"), "eos_token_id": ("sep_token", "[SEP]")}
+    ids = {key: pieces.token_to_id(_content(named.get(token) or usual)) for key, (token, usual) in keys.items()}
+    return {key: id for key, id in ids.items() if id is not None}
+
+
+def _named_tokens(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the settings of a tokenizer, which name its special tokens."""
+    return {
+        key: value
+        for name in ("special_tokens_map.json", "tokenizer_config.json")
+        for key, value in json.loads(files.get(name, b"{}")).items()
+    }
+
+
+def _content(token: Any) -> str:
+    """Return the text of a token, which may be a mapping."""
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
 def _frame(opened: PublishedTokenizer, published: Published, config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """Return the published ids that AutoTokenizer adds before and after a text."""
     settings = dict(json.loads(opened.files.get("tokenizer_config.json", b"{}")))
@@ -69,16 +94,15 @@ def _frame(opened: PublishedTokenizer, published: Published, config: Mapping[str
     before, after = FRAMES.get(
         name, ([key for key in added if key == BOS_KEY], [key for key in added if key != BOS_KEY])
     )
-    named = dict(json.loads(opened.files.get("special_tokens_map.json", b"{}"))) | settings
-    begin = _token_ids(opened, named, before, config.get("bos_token_id"))
+    named = _named_tokens(opened.files)
+    start = published.vocabulary.start if published.family.encoder else config.get("bos_token_id")
+    begin = _token_ids(opened, named, before, start)
     return begin, _token_ids(opened, named, after, published.vocabulary.eos)
 
 
 def _token_ids(opened: PublishedTokenizer, named: Mapping[str, Any], keys: Sequence[str], default: Any) -> list[int]:
     """Return the ids of the named tokens. A token that the tokenizer lacks has the id `default`, or none."""
-    tokens = [named.get(key) or TOKENS[key] for key in keys]
-    texts = [str(token["content"] if isinstance(token, dict) else token) for token in tokens]
-    ids = [opened.names.get(text, default) for text in texts]
+    ids = [opened.names.get(_content(named.get(key) or TOKENS[key]), default) for key in keys]
     return [id for id in ids if type(id) is int]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
@@ -49,6 +49,7 @@ from tfm_blocks.runs.folder import TOKENIZER, new_folder
 from tfm_blocks.runs.model import read_network, read_tensors, write_tensors
 from tfm_blocks.runs.records import SavedModel
 from tfm_blocks.runs.saved_run import SavedRun
+from tfm_blocks.translation.encoder import Encoder
 from tfm_blocks.translation.translator import Translator
 
 
@@ -60,7 +61,8 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     """
     network, tokenizer = read_network(run), load_tokenizer(run / TOKENIZER)
     expect_standard(network.spec, "a folder of transformers")
-    published = find_published(network.spec, SavedRun(run).config, vocabulary_of(tokenizer))
+    imported = PublishedFile.read_or_empty(run).family
+    published = find_published(network.spec, SavedRun(run).config, vocabulary_of(tokenizer), imported)
     if published is None:
         files = write_custom_code(network, tokenizer, str(run))
         record, tensors = PublishedFile(), {f"model.{name}": tensor for name, tensor in weights_of(network).items()}
@@ -71,17 +73,18 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
         files = {name: text.encode() for name, text in record.texts.items()}
         files = files or {CONFIG: to_json(write_published(published, "float32")).encode()}
-    columns = SavedModel.read(run).columns
-    translator = Translator(network, tokenizer, columns)
-    translates = bool(translator.inputs) or len(columns) > 1
-    if not record.texts:
+    columns, inputs = SavedModel.read(run).columns, names(network.spec.sources)
+    translator = Translator(network, tokenizer, columns) if TARGET in names(network.spec.inputs) else None
+    translates = bool(inputs) or len(columns) > 1
+    if translator and not record.texts:
         files[GENERATION] = _generation(translator, translates, use_cache=published is not None)
     with new_folder(folder) as part:
-        usable = tokenizer_files(tokenizer) if record.texts else _usable_tokenizer(translator, translates)
+        usable = tokenizer_files(tokenizer) if record.texts else _usable_tokenizer(tokenizer, inputs, translates)
         for name, content in (usable | files).items():
             (part / name).write_bytes(content)
         _write_weights(part, tensors, record)
-        certificate = certify(translator, translates, run, part, own_code=published is None)
+        compared = translator or Encoder(network, tokenizer)
+        certificate = certify(compared, translates, run, part, own_code=published is None)
     return architecture, certificate
 
 
@@ -98,20 +101,20 @@ def _generation(translator: Translator, translates: bool, *, use_cache: bool) ->
     return to_json(special_ids(vocabulary) | search).encode()
 
 
-def _usable_tokenizer(translator: Translator, translates: bool) -> dict[str, bytes]:
+def _usable_tokenizer(tokenizer: Tokenizer, inputs: Sequence[str], translates: bool) -> dict[str, bytes]:
     """Return the files with which AutoTokenizer adds the special tokens that the model reads.
 
     A tokenizer.json of an import keeps its post-processor. In other files, the post-processor adds the special tokens:
     a model that was trained here reads BOS before a prompt and EOS after a source, whatever tokenizer it has.
     SentencePiece models get a tokenizer.json, except for the pair of Marian, which only its own class reads.
     """
-    tokenizer, files = translator.tokenizer, tokenizer_files(translator.tokenizer)
+    files = tokenizer_files(tokenizer)
     pieces = Pieces.from_str(files[FAST].decode()) if FAST in files else None
     if isinstance(tokenizer, SentencePieceTokenizer) and not (pieces := to_fast(tokenizer)):
         return files | ({TOKENIZER_CONFIG: _pair_settings(tokenizer)} if PAIR[0] in files else {})
     assert pieces
     if FAST in files and tokenizer.conventions != Conventions():
-        return files if TOKENIZER_CONFIG in files else files | {TOKENIZER_CONFIG: _settings(translator, pieces)}
+        return files if TOKENIZER_CONFIG in files else files | {TOKENIZER_CONFIG: _settings(tokenizer, inputs, pieces)}
     vocabulary = vocabulary_of(tokenizer)
     pieces.no_padding()
     pieces.no_truncation()
@@ -120,7 +123,7 @@ def _usable_tokenizer(translator: Translator, translates: bool) -> dict[str, byt
     ):
         if pieces.id_to_token(id) is None:  # a token that the tokenizer lacked
             pieces.add_special_tokens([name if pieces.token_to_id(name) is None else f"<id {id}>"])
-    added = _added_ids(translator, translates)
+    added = _added_ids(tokenizer, inputs, translates)
     names = {id: str(pieces.id_to_token(id)) for ids in added for id in ids}
     before, after = ([names[id] for id in ids] for ids in added)
     pieces.post_processor = TemplateProcessing(
@@ -128,15 +131,15 @@ def _usable_tokenizer(translator: Translator, translates: bool) -> dict[str, byt
         pair=[*before, "$A", "$B", *after],
         special_tokens=[(name, id) for id, name in names.items()],
     )
-    return files | {FAST: pieces.to_str().encode(), TOKENIZER_CONFIG: _settings(translator, pieces)}
+    return files | {FAST: pieces.to_str().encode(), TOKENIZER_CONFIG: _settings(tokenizer, inputs, pieces)}
 
 
-def _added_ids(translator: Translator, translates: bool) -> tuple[list[int], list[int]]:
+def _added_ids(tokenizer: Tokenizer, inputs: Sequence[str], translates: bool) -> tuple[list[int], list[int]]:
     """Return the published ids that precede and follow a text: in front of an encoder, or of the output to continue."""
-    vocabulary, conventions = vocabulary_of(translator.tokenizer), translator.conventions
+    vocabulary, conventions = vocabulary_of(tokenizer), tokenizer.conventions
     before, after = (vocabulary.to_published(ids) for ids in (conventions.before, conventions.after))
     if translates:
-        after += [vocabulary.eos] * conventions.adds_eos + [vocabulary.start] * (not translator.inputs)
+        after += [vocabulary.eos] * conventions.adds_eos + [vocabulary.start] * (not inputs)
     elif conventions.adds_bos:
         before = [vocabulary.start, *before]
     elif conventions.adds_eos:
@@ -144,17 +147,19 @@ def _added_ids(translator: Translator, translates: bool) -> tuple[list[int], lis
     return before, after
 
 
-def _settings(translator: Translator, pieces: Pieces) -> bytes:
+def _settings(tokenizer: Tokenizer, inputs: Sequence[str], pieces: Pieces) -> bytes:
     """Return tokenizer_config.json for a tokenizer.json."""
-    tokenizer, vocabulary = translator.tokenizer, vocabulary_of(translator.tokenizer)
+    vocabulary = vocabulary_of(tokenizer)
     settings: dict[str, Any] = {
         "bos_token": pieces.id_to_token(vocabulary.start),
         "clean_up_tokenization_spaces": False,
         "eos_token": pieces.id_to_token(vocabulary.eos),
         "pad_token": pieces.id_to_token(vocabulary.pad),
-        "padding_side": "right" if translator.inputs else "left",
+        "padding_side": "right" if inputs else "left",
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
+    if tokenizer.mask is not None:
+        settings["mask_token"] = tokenizer.piece(tokenizer.mask)
     if isinstance(tokenizer, PublishedTokenizer):
         kept = {key: value for key, value in tokenizer.config.items() if key not in ("add_bos_token", "add_eos_token")}
         return to_json(kept | settings).encode()  # the post-processor adds the tokens
@@ -181,7 +186,10 @@ def _record(run: Path, published: Published) -> PublishedFile:
         return record
     try:
         config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in record.texts else {}
-        stated = read_published(published.family, config, generation, len(record.tensors) or LARGEST, str(where))
+        ids = {"bos_token_id": published.vocabulary.start, "eos_token_id": published.vocabulary.eos}
+        missing = {key: id for key, id in ids.items() if published.family.encoder and config.get(key) is None}
+        known = config | missing
+        stated = read_published(published.family, known, generation, len(record.tensors) or LARGEST, str(where))
     except (KeyError, ValueError) as error:
         raise damaged(where, error) from None
     untied = {knob: None for knob in published.family.output.values() if published.knobs[knob] is None}
@@ -202,9 +210,11 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     return tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text.encode()}
 
 
-def find_published(spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary) -> Published | None:
-    """Return the run as a model of the family that has its graph, or None."""
-    for family in families().values():
+def find_published(
+    spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary, imported: str = ""
+) -> Published | None:
+    """Return the run as a model of a family that has its graph, first of the family of its import, or None."""
+    for family in sorted(families().values(), key=lambda family: family.name != imported):
         if (defaults := knob_defaults(family.model, family.config_dir)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             with suppress(ConfigError):  # of knobs without a counterpart in config.json

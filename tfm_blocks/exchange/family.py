@@ -36,15 +36,23 @@ def _from_root(root: float) -> float:
     return round(square) if math.isclose(square, round(square), rel_tol=1e-9) else square
 
 
-def _to_half(value: Any) -> int:
-    if type(value) is not int or value % 2:
-        raise ValueError(f"must be an even number, but is {_written(value)}")
-    return value // 2
+def _whole(factor: int, offset: int, kind: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the conversions of `factor * knob + offset`, which is `kind`, to the knob and back."""
+
+    def to_knob(value: Any) -> int:
+        if type(value) is not int or (value - offset) % factor:
+            raise ValueError(f"must be {kind}, but is {_written(value)}")
+        return (value - offset) // factor
+
+    return to_knob, lambda knob: factor * knob + offset
 
 
 CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ROOT: (_to_root, _from_root),
-    "1/2": (_to_half, lambda half: 2 * half),
+    "1/2": _whole(2, 0, "an even number"),
+    "x - 2": _whole(1, 2, "a whole number"),
+    "x + 1": _whole(1, -1, "a whole number"),
+    "(x - 1)/3": _whole(3, 1, "1 more than a multiple of 3"),
 }
 
 
@@ -88,25 +96,26 @@ class Family:
     """The content of the YAML file of a family. `config_dir` is a config folder that contains its model."""
 
     name: str
-    architectures: tuple[str, ...]
-    model_type: str
     model: str
-    tokenizer: str
-    start: tuple[str, ...]
-    config: tuple[ConfigRow, ...]
-    missing: Mapping[str, Any]
-    rope: bool
-    fixed: Mapping[str, Any]
-    unused: frozenset[str]
-    output: Mapping[str, str]
-    tied: Mapping[str, str]
-    prefix: str
-    ignored: frozenset[str]
-    zeros: frozenset[str]
-    computed: Mapping[str, str]
-    also: Sequence[Row]
+    config: Sequence[ConfigRow]
     weights: Sequence[Row]
-    config_dir: Path | None = None
+    also: Sequence[Row]
+    config_dir: Path | None
+    architectures: Sequence[str] = ()
+    model_type: str = ""
+    tokenizer: str = ""
+    encoder: bool = False
+    start: Sequence[str] = ("bos_token_id",)
+    missing: Mapping[str, Any] = field(default_factory=dict)
+    rope: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    unused: Sequence[str] = ()
+    output: Mapping[str, str] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
+    ignored: Sequence[str] = ()
+    zeros: Sequence[str] = ()
+    computed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pairs(self) -> bool:
@@ -143,28 +152,11 @@ def unused_keys() -> re.Pattern[str]:
 
 def make_family(name: str, content: Mapping[str, Any], config_dir: Path | None = None) -> Family:
     """Return the family of a file's content. Raises ValueError for an unknown operation of a weight."""
-    return Family(
-        name,
-        tuple(content.get("architecture", "").split(", ")),
-        content.get("model_type", ""),
-        content["model"],
-        content.get("tokenizer", ""),
-        tuple(content.get("start", ["bos_token_id"])),
-        tuple(config_row(keys, value) for keys, value in content["config"].items()),
-        content.get("missing", {}),
-        content.get("rope", False),
-        content.get("fixed", {}),
-        frozenset(content.get("unused", ())),
-        content.get("output", {}),
-        content.get("tied", {}),
-        content.get("prefix", ""),
-        frozenset(content.get("ignored", ())),
-        frozenset(content.get("zeros", ())),
-        content.get("computed", {}),
-        read_weight_table(content.get("also", {})),
-        read_weight_table(content["weights"]),
-        config_dir,
-    )
+    config = [config_row(keys, value) for keys, value in content["config"].items()]
+    tables = {key: read_weight_table(content.get(key, {})) for key in ("weights", "also")}
+    architectures = content.get("architecture", "").split(", ")
+    fields = {key: value for key, value in content.items() if key != "architecture"} | {"config": config, **tables}
+    return Family(name, config_dir=config_dir, architectures=architectures, **fields)
 
 
 def config_row(keys: str, value: str | Mapping[str, Any]) -> ConfigRow:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from tfm_blocks.blocks.position import AddedPosition
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, without_code
+from tfm_blocks.data.tokenizer import refusing_damage
 from tfm_blocks.data.tokenizer_files import expect_usable, read_folder
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published
-from tfm_blocks.exchange.conventions import read_conventions
+from tfm_blocks.exchange.conventions import ids_of_encoder, read_conventions
 from tfm_blocks.exchange.family import Family
 from tfm_blocks.exchange.folder import (
     CONFIG,
@@ -84,7 +86,8 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     generated = generation or config
     own = family or family_of(config, where)
     named = with_current_names(written, own)
-    published = read_published(own, config, generation, len(named.tensors), where)
+    ids = _ids_of_tokenizer(folder, config) if own.encoder else {}
+    published = read_published(own, config | ids, generation, len(named.tensors), where)
     stored, published = with_tied(named, published)
     composed, spec = _checked(published, folder)
     conversion = replace(conversion_of(published), rows=rows_of(own, stored.tensors))
@@ -107,6 +110,15 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     count = sum(parameter.numel() for parameter in network.parameters())
     overrides = _overrides(published.family, knobs)
     return ImportReport(run, published.family.name, overrides, count, (*removed, *keys))
+
+
+def _ids_of_tokenizer(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ids of BOS and EOS of an encoder's tokenizer that config.json lacks. Raises RunError."""
+    files = read_folder(folder)[0]
+    if files:
+        expect_usable(files, str(folder / next(iter(files))))
+    with refusing_damage(str(folder)):
+        return {key: id for key, id in ids_of_encoder(files).items() if config.get(key) is None}
 
 
 def conversion_of(published: Published) -> Conversion:
@@ -244,6 +256,7 @@ def _overrides(family: Family, knobs: Mapping[str, Any]) -> tuple[str, ...]:
     return (*own, f"model={model.stem}", *values)
 
 
+FORMER = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))  # of BERT's first versions
 RECOMPUTED = re.compile(  # buffers of earlier versions, which every version computes
     r"(^|.*\.)((rotary_emb|rotary_pos_emb)\.(original_)?(inv_freq|cos_cached|sin_cached)|position_ids"
     r"|(attn|crossattention)\.(masked_)?bias|(encoder|decoder)\.version)"
@@ -257,10 +270,11 @@ def with_current_names(stored: PublishedFolder, family: Family) -> PublishedFold
     """
     tensors: dict[str, StoredTensor] = {}
     known = names_pattern([*family.weights, *family.also])
-    for written, tensor in stored.tensors.items():
+    for stored_name, tensor in stored.tensors.items():
+        written = reduce(lambda name, former: name.replace(*former), FORMER, stored_name)
         options = (written, f"{family.prefix}.{written}", written.removeprefix(f"{family.prefix}."))
         name = next((name for name in options if name in family.tied or known.fullmatch(name)), "")
-        if not name and (RECOMPUTED.fullmatch(written) or {*options} & family.ignored):
+        if not name and (RECOMPUTED.fullmatch(written) or {*options}.intersection(family.ignored)):
             continue
         name = name or written
         if name in tensors:

@@ -23,7 +23,7 @@ KINDS: dict[str, type] = {
     **dict.fromkeys(("config", "missing", "fixed", "output", "tied", "computed", "also", "weights"), dict),
     **dict.fromkeys(("start", "unused", "ignored", "zeros"), list),
     **dict.fromkeys(("architecture", "model_type", "model", "prefix", "tokenizer"), str),
-    "rope": bool,
+    **dict.fromkeys(("rope", "encoder"), bool),
 }
 NEEDED = {
     "model": "the name of a model, or the path of its YAML file from this file: model: my_model.yaml",

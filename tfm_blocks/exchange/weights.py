@@ -242,7 +242,7 @@ def wildcards(text: str, name: str) -> dict[str, str] | None:
         if key != inside:  # arithmetic, such as 2*i+1
             offset, after = (int(evaluate(inside, {key: number}.__getitem__)) for number in (0, 1))
             number, rest = divmod(int(value) - offset, after - offset) if value.isdecimal() else (0, 1)
-            if rest:
+            if rest or number < 0:
                 return None
             value = str(number)
         wild[key] = value

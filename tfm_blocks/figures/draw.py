@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tfm_blocks.figures import labels
-from tfm_blocks.figures.drawing import Arrow, Box, Chain, Drawing, Fold, Frame, choose_sides, item_within
+from tfm_blocks.figures.drawing import Arrow, Box, Chain, Fold, Frame, item_within
+from tfm_blocks.figures.labels import wrap
 from tfm_blocks.figures.scopes import (
     Graph,
     LayerGroup,
@@ -21,7 +22,6 @@ from tfm_blocks.figures.scopes import (
     graph_at,
     nodes_of,
 )
-from tfm_blocks.figures.sizes import wrap
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Node, Spec, format_shape
 from tfm_blocks.registry.blocks import Registry
@@ -45,17 +45,11 @@ class Content:
     closed: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class LayerExit:
-    """An output of a layer. It is `inner` if the layer is drawn together with later ones."""
-
-    stack: str
-    index: int
-    count: int
-    inner: bool
+LayerExit = tuple[Stack, int, bool]
+"""A stack and the index of a layer, for the layer's output. True: the layer is drawn together with later ones."""
 
 
-def draw_model(spec: Spec, registry: Registry, content: Content) -> Drawing:
+def draw_model(spec: Spec, registry: Registry, content: Content) -> Frame:
     """Return the drawing tree of a model. Raises ConfigError if it has nothing at the address `content.of`."""
     return _Drawer(spec, registry, content).draw()
 
@@ -76,7 +70,7 @@ class _Drawer:
         self.titles = labels.input_titles(spec.inputs)
         self.root = Frame((content.of,) if content.of else ())
 
-    def draw(self) -> Drawing:
+    def draw(self) -> Frame:
         graph = graph_at(self.spec, self.registry, self.content.of)
         known = {node.address for node in nodes_of(graph)}
         nodes = [node for node in self.spec.nodes if node.address in known]
@@ -84,8 +78,17 @@ class _Drawer:
         self.outlets |= {address: self._input(address) for address in dict.fromkeys(outside)}
         self._graph([graph], self.root)
         self._add_output(nodes[-1])
-        choose_sides(self.root, self.arrows)
-        return Drawing(self.root, _distinct(self.arrows))
+        for column, chain in enumerate(self.root.chains):
+            for arrow in self.arrows:
+                source, target = item_within(self.root, arrow.source), item_within(self.root, arrow.target)
+                if source and target and source.column < target.column == column:
+                    _pass_on_the_right(chain)
+        distinct: dict[tuple[Box, Box, str], Arrow] = {}  # a node that reads several layers reads one box for all
+        for arrow in self.arrows:
+            key = arrow.source, arrow.target, arrow.end
+            distinct[key] = replace(arrow, early=arrow.early or (key in distinct and distinct[key].early))
+        self.root.arrows = tuple(distinct.values())
+        return self.root
 
     def _input(self, address: str) -> Box:
         title = (address,) if self.content.of else self.titles[address]
@@ -113,8 +116,10 @@ class _Drawer:
         tails: dict[Box, Chain] = {}
         visible = [part for part in alike[0] if not _passes(part)] or alike[0][-1:]
         for parts in zip(*alike, strict=True):
-            if frame is self.root:
-                self._place_inputs(parts[0], tails)
+            for address in (a for node in nodes_of(parts[:1]) for a in (*node.read, node.residual)):
+                box = self.outlets.get(address)
+                if frame is self.root and box and box.kind == "text" and box.frame is None:
+                    self._place([box], box, frame, tails)
             if parts[0] not in visible:
                 passed = [node.address for node in nodes_of(parts)]
                 self.outlets |= dict.fromkeys(passed, self.outlets[entry_of(parts[0])])
@@ -123,12 +128,6 @@ class _Drawer:
                 top = items[-1]  # a stack, or a node whose output is read at a first port or beside it
                 spine = isinstance(top, Frame) or not self.spine.isdisjoint(top.addresses)
                 self._place(items, entry, frame, tails if spine or parts[0] is visible[-1] else {})
-
-    def _place_inputs(self, part: Part, tails: dict[Box, Chain]) -> None:
-        for address in (address for node in nodes_of((part,)) for address in (*node.read, node.residual)):
-            box = self.outlets.get(address)
-            if box and box.kind == "text" and box.frame is None:
-                self._place([box], box, self.root, tails)
 
     def _place(self, items: Sequence[Drawn], entry: Box, frame: Frame, tails: dict[Box, Chain]) -> None:
         """Put items on top of the chain that ends in `entry`, or into a new chain."""
@@ -159,13 +158,14 @@ class _Drawer:
         info = self.registry.blocks[node.block] if node.block else None
         shown = labels.argument_notes(node, self.registry, self.varied.get(node.address, ())) if info else ()
         drawn, ports, adding = labels.node_boxes(node, info, [*shown, *self._notes(alike)], self.titles)
+        about = node.address if len(alike) == 1 else f"{node.address} … {alike[-1].address}"
         for box in drawn:
-            box.addresses, box.about = addresses, _about(alike)
+            box.addresses, box.about = addresses, f"{about}: {node.block}" if node.block else about
         for place, (port, reads) in enumerate(node.reads.items()):
             target, heads = (ports, 1 + (port == "kv")) if place else (drawn[0], 1)
             for index, source in enumerate(reads):
                 layers = self._layers_read([other.reads[port][index] for other in alike], node.address)
-                early = any(layer.inner for layer in layers if layer)
+                early = any(layer[2] for layer in layers if layer)
                 ends = self.outlets[source], target
                 self.arrows.append(Arrow(*ends, "port" if place else "main", len(reads) > 1, early, heads))
         self._connect(*drawn)
@@ -179,7 +179,7 @@ class _Drawer:
     def _layers_read(self, sources: Sequence[str], reader: str) -> list[LayerExit | None]:
         """Return the layers whose outputs these sources are, unless the reader is in the same stack."""
         known = [self.exits.get(address) for address in sources]
-        return [layer if layer and not reader.startswith(f"{layer.stack}.") else None for layer in known]
+        return [layer if layer and not reader.startswith(f"{layer[0].address}.") else None for layer in known]
 
     def _notes(self, alike: Sequence[Node]) -> list[str]:
         """Return notes on the layers that a node reads, on weights of other nodes, and on its cost."""
@@ -188,10 +188,10 @@ class _Drawer:
         notes = [*labels.weight_notes(node, shared=node.owner.startswith(f"{stack}.")), *labels.adapter_notes(node)]
         for port in node.reads:
             known = [self._layers_read(other.reads[port], node.address) for other in alike]
-            layers = [layer for row in known for layer in row if layer]
-            if len(layers) == sum(map(len, known)) and len({layer.stack for layer in layers}) == 1:
-                indices = [[layer.index for layer in row if layer] for row in known]
-                note = labels.layer_note(layers[0].stack, layers[0].count, indices)
+            stacks = [layer[0] for row in known for layer in row if layer]
+            if len(stacks) == sum(map(len, known)) and len({stack.address for stack in stacks}) == 1:
+                indices = [[layer[1] for layer in row if layer] for row in known]
+                note = labels.layer_note(stacks[0].address, len(stacks[0].layers), indices)
                 notes += wrap(note.split(), labels.NOTE_LETTERS)
         return [*notes, *labels.cost_notes(*self.content.costs.get(node.address, (0, 0)))]
 
@@ -245,7 +245,13 @@ class _Drawer:
         part = alike[0]
         addresses = tuple(f"{other.address}.{index}" for other in alike for index in range(group.first, group.end))
         entry = self.outlets[entry_of(first_of(part.layers[group.first]))]
-        frame = Frame(addresses, plate=True, entry=entry, label=_layer_label(part, group, groups))
+        times = f"{group.times}×" if group.times > 1 else ""
+        if groups == 1:
+            shared = any(node.owner.startswith(f"{part.address}.0.") for node in nodes_of(part.layers[-1]))
+            which = "shared weights" if shared and times else ""
+        else:
+            which = f"layers {group.first}–{group.end - 1}" if times else f"layer {group.first}"
+        frame = Frame(addresses, plate=True, entry=entry, label=tuple(filter(None, (times, which))))
         for offset in range(group.period):
             self._graph([other.layers[index] for other in alike for index in group.alike(offset)], frame)
         return frame
@@ -264,16 +270,14 @@ class _Drawer:
 
     def _note_exits(self, part: Stack, groups: Sequence[LayerGroup]) -> None:
         """Record which addresses are outputs of layers."""
-        count = len(part.layers)
-        ends = {group.end - 1 for group in groups}
+        ends, last = {group.end - 1 for group in groups}, len(part.layers) - 1
         for index, layer in enumerate(part.layers):
-            known = LayerExit(part.address, index, count, self.content.fold == "layers" and index not in ends)
-            self.exits[exit_of(layer)] = known
+            self.exits[exit_of(layer)] = part, index, self.content.fold == "layers" and index not in ends
             if index in part.copies:
-                self.exits[part.copies[index].address] = LayerExit(part.address, index, count, False)
+                self.exits[part.copies[index].address] = part, index, False
         if part.last:
-            self.exits[part.last.address] = LayerExit(part.address, count - 1, count, False)
-            self.lasts[part.last.address] = f"{part.address}.{count - 1}.last"
+            self.exits[part.last.address] = part, last, False
+            self.lasts[part.last.address] = f"{part.address}.{last}.last"
 
     def _note_varied(self, part: Stack) -> None:
         """Record which arguments of a node differ from layer to layer, so that the figure shows why layers differ."""
@@ -287,14 +291,11 @@ class _Drawer:
             self.varied |= {node.address: varied for node in nodes}
 
 
-def _distinct(arrows: Sequence[Arrow]) -> tuple[Arrow, ...]:
-    """Return the arrows once each: a node that reads several layers reads one box if these are drawn once."""
-    distinct: dict[tuple[Box, Box, str], Arrow] = {}
-    for arrow in arrows:
-        key = arrow.source, arrow.target, arrow.end
-        early = arrow.early or (key in distinct and distinct[key].early)
-        distinct[key] = replace(arrow, early=early)
-    return tuple(distinct.values())
+def _pass_on_the_right(chain: Chain) -> None:
+    """Let residuals pass on the right of a column that reads from the left, and else on the left."""
+    chain.side = "right"
+    for inner in (inner for item in chain.items if isinstance(item, Frame) for inner in item.chains):
+        _pass_on_the_right(inner)
 
 
 def _passes(part: Part) -> bool:
@@ -307,20 +308,3 @@ def _are_copies(part: Parallel) -> bool:
     branches = [list(nodes_of(branch)) for branch in part.branches]
     groups = find_groups(part.address, branches, [""] * len(branches), {})
     return len(groups) == 1 and groups[0].period == 1 and groups[0].times > 1
-
-
-def _layer_label(part: Stack, group: LayerGroup, groups: int) -> tuple[str, ...]:
-    times = f"{group.times}×" if group.times > 1 else ""
-    if groups == 1:
-        shared = any(node.owner.startswith(f"{part.address}.0.") for node in nodes_of(part.layers[-1]))
-        which = "shared weights" if shared and times else ""
-    else:
-        which = f"layer {group.first}" if not times else f"layers {group.first}–{group.end - 1}"
-    return tuple(text for text in (times, which) if text)
-
-
-def _about(alike: Sequence[Node]) -> str:
-    """Return the sentence that a reader sees when pointing at a box."""
-    first, last = alike[0], alike[-1]
-    addresses = first.address if first is last else f"{first.address} … {last.address}"
-    return f"{addresses}: {first.block}" if first.block else addresses

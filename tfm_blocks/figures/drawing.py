@@ -1,8 +1,11 @@
-"""The drawing tree: boxes in chains, chains in frames, and the arrows between boxes, still without coordinates."""
+"""A drawing: boxes in chains, chains in frames, arrows between boxes, and the colours of themes.
+
+The layout sets the coordinates, in points from the left and from the top.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,15 +13,44 @@ Kind = Literal["attention", "ffn", "norm", "embedding", "linear", "softmax", "ot
 Glyph = Literal["box", "plus", "wave", "text"]
 Side = Literal["left", "right"]
 Fold = Literal["none", "layers", "stacks"]  # what is drawn once: nothing, alike layers, or stacks as one box
+Mark = Literal["added", "removed", "changed"]
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of text; `y` is its baseline, and the colour "" is the ink of the theme."""
+
+    text: str
+    x: float
+    y: float
+    size: float
+    align: Literal["start", "middle", "end"] = "middle"
+    colour: str = ""
 
 
 @dataclass(eq=False, kw_only=True)
 class Item:
-    """A box or a frame, with its place in the frame around it."""
+    """A box or a frame, with its place in the frame around it, and after the layout its rectangle and texts.
+
+    `left`, `right` and `space` are the extents around its `middle` and above its `bottom`, with texts beside and above
+    it; here y points up. `mark` says how the item differs from another model.
+    """
 
     row: int = 0
     column: int = 0
     frame: Frame | None = field(default=None, repr=False)
+    left: float = 0.0
+    right: float = 0.0
+    space: float = 0.0
+    middle: float = 0.0
+    bottom: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    width: float = 0.0
+    height: float = 0.0
+    texts: tuple[Text, ...] = ()
+    mark: Mark | None = None
 
     @property
     def side(self) -> Side:
@@ -32,7 +64,8 @@ class Box(Item):
 
     `glyph` is the form: a labelled box, a circled plus, a circled plus with a wave beside it, or text without a border.
     `title` and `notes` are lines of large and small text, and `output` is the text on the arrow that leaves the box.
-    `forked` marks self-attention, whose arrow ends in three heads: queries, keys and values.
+    `forked` marks self-attention, whose arrow ends in three heads: queries, keys and values. `body` is the height of
+    the box without the text above it, and `wave` the centre of the circle of a positional encoding.
     """
 
     addresses: tuple[str, ...]
@@ -43,6 +76,8 @@ class Box(Item):
     output: str = ""
     forked: bool = False
     about: str = ""
+    body: float = 0.0
+    wave: Point | None = None
 
     @property
     def is_round(self) -> bool:
@@ -71,7 +106,8 @@ class Frame(Item):
     """Chains next to each other: a whole model, a layer on its plate, or the branches of a parallel.
 
     `entry` is the box that the frame reads from below. `main` is the chain on which the arrow enters and leaves; None
-    for branches, which all leave. `label` is the text beside a plate, such as `6×`.
+    for branches, which all leave. `label` is the text beside a plate, such as `6×`. The outermost frame has all
+    `arrows`. Each row, gap, column and gutter begins at its distance from the `corner` at the lower left.
     """
 
     addresses: tuple[str, ...] = ()
@@ -80,6 +116,13 @@ class Frame(Item):
     entry: Box | None = None
     chains: list[Chain] = field(default_factory=list)
     main: Chain | None = None
+    arrows: tuple[Arrow, ...] = ()
+    corner: Point = (0.0, 0.0)
+    row_bottoms: Sequence[float] = ()
+    gap_bottoms: Sequence[float] = ()
+    gutters: Sequence[float] = ()
+    middles: Sequence[float] = ()
+    label_width: float = 0.0
 
     @property
     def tail(self) -> Box:
@@ -120,6 +163,7 @@ class Arrow:
 
     Arrows with `merge`, such as the arrows of all branches, end in one line. An `early` arrow leaves its stack
     by the side, since it starts at a layer before the last. An arrow with two `heads` carries keys and values.
+    `points` are the corners of its line, and `head` is False if the line is too short for a head.
     """
 
     source: Box
@@ -128,14 +172,19 @@ class Arrow:
     merge: bool = False
     early: bool = False
     heads: int = 1
+    points: tuple[Point, ...] = ()
+    head: bool = True
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """The outermost frame and all arrows."""
+class FigurePicture:
+    """Everything to draw, from the back to the front: plates, arrows, boxes; around branches no plate is visible."""
 
-    root: Frame
+    width: float
+    height: float
+    plates: tuple[Frame, ...]
     arrows: tuple[Arrow, ...]
+    boxes: tuple[Box, ...]
 
 
 def frames_around(item: Item) -> list[Frame]:
@@ -160,16 +209,62 @@ def boxes(frame: Frame) -> Iterator[Box]:
             yield from boxes(item)
 
 
-def choose_sides(root: Frame, arrows: Sequence[Arrow]) -> None:
-    """Let residuals pass on the right in columns that read from the left, and else on the left."""
-    for column, chain in enumerate(root.chains):
-        for arrow in arrows:
-            source, target = item_within(root, arrow.source), item_within(root, arrow.target)
-            if source and target and source.column < target.column == column:
-                _pass_on_the_right(chain)
+@dataclass(frozen=True)
+class Theme:
+    """Colours as #rrggbb. `fills` maps kinds of boxes to colours; other boxes have the colour of the background.
+
+    Kinds of boxes also differ by their text, and marks by a sign, so no meaning needs colour.
+    """
+
+    background: str
+    ink: str
+    faint: str
+    plate: str
+    fills: Mapping[Kind, str]
+    marks: Mapping[Mark, str]
 
 
-def _pass_on_the_right(chain: Chain) -> None:
-    chain.side = "right"
-    for inner in (inner for item in chain.items if isinstance(item, Frame) for inner in item.chains):
-        _pass_on_the_right(inner)
+SIGNS: Mapping[Mark, str] = {"added": "+", "removed": "−", "changed": "~"}
+_MARKS: Mapping[Mark, str] = {"added": "#0072b2", "removed": "#d55e00", "changed": "#8a5a00"}  # of Okabe and Ito
+THEMES = {
+    "paper": Theme(
+        background="#ffffff",
+        ink="#111111",
+        faint="#555555",
+        plate="#f3f3f4",
+        fills={
+            "attention": "#ffe2bb",
+            "ffn": "#c2e8f7",
+            "norm": "#f2f4c1",
+            "embedding": "#fce0e1",
+            "linear": "#dcdff0",
+            "softmax": "#cbe7cf",
+            "stack": "#f3f3f4",
+        },
+        marks=_MARKS,
+    ),
+    "dark": Theme(
+        background="#16181d",
+        ink="#e8e8e8",
+        faint="#a8adb5",
+        plate="#22252c",
+        fills={
+            "attention": "#5c4114",
+            "ffn": "#12475a",
+            "norm": "#484a18",
+            "embedding": "#5a2d31",
+            "linear": "#363d63",
+            "softmax": "#23502b",
+            "stack": "#2c3039",
+        },
+        marks={"added": "#56b4e9", "removed": "#ff9248", "changed": "#e6b04a"},
+    ),
+    "plain": Theme(
+        background="#ffffff",
+        ink="#000000",
+        faint="#000000",
+        plate="#ffffff",
+        fills={},
+        marks=dict.fromkeys(_MARKS, "#000000"),
+    ),
+}

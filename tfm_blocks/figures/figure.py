@@ -2,19 +2,17 @@ r"""Picture → primitives with their colours → SVG, TikZ for \input in a pape
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path as FilePath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.figures.draw import Content, draw_model
-from tfm_blocks.figures.drawing import Frame
-from tfm_blocks.figures.layout import lay_out
-from tfm_blocks.figures.picture import FigurePicture, Placed, PlacedArrow, Point, Text
-from tfm_blocks.figures.sizes import LEADING, WAVE
-from tfm_blocks.figures.themes import SIGNS, THEMES, Theme
+from tfm_blocks.figures.drawing import SIGNS, THEMES, Arrow, Box, FigurePicture, Frame, Mark, Point, Text, Theme
+from tfm_blocks.figures.labels import LABEL, LEADING, text_width, wrap
+from tfm_blocks.figures.layout import MARGIN, WAVE, lay_out, rounded
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.registry.blocks import Registry
 from tfm_blocks.runs.files import write_bytes
@@ -33,6 +31,7 @@ SPECIAL = {  # letters of TikZ
     "…": r"\dots{}",
 }
 ANCHORS = {"start": "base west", "middle": "base", "end": "base east"}
+TITLE_LETTERS = 36  # of a line of a title
 TIKZ_BEND = 8 / 11  # a control point of TikZ, which counts twice, stands this much nearer to the line
 
 
@@ -57,7 +56,7 @@ class Pen(NamedTuple):
 class Rect(NamedTuple):
     """A rectangle with round corners; without a pen it only reacts to the pointer."""
 
-    placed: Placed
+    item: Box | Frame
     radius: int
     pen: Pen | None
 
@@ -78,10 +77,10 @@ class Path(NamedTuple):
     pen: Pen
 
 
-Primitive = Rect | Circle | Path | PlacedArrow | Text  # the last two have the colour of the ink, if they have no other
+Primitive = Rect | Circle | Path | Arrow | Text  # the last two have the colour of the ink, if they have no other
 
 
-def primitives_of(picture: FigurePicture, theme: Theme) -> Iterator[tuple[Placed | None, list[Primitive]]]:
+def primitives_of(picture: FigurePicture, theme: Theme) -> Iterator[tuple[Box | Frame | None, list[Primitive]]]:
     """Yield the primitives of each plate, arrow (None) and box, from the back to the front."""
     for plate in picture.plates:
         yield plate, list(_primitives(plate, theme))
@@ -91,43 +90,95 @@ def primitives_of(picture: FigurePicture, theme: Theme) -> Iterator[tuple[Placed
         yield box, list(_primitives(box, theme))
 
 
-def _primitives(placed: Placed, theme: Theme) -> Iterator[Primitive]:
-    item, mark = placed.item, placed.mark
+def _primitives(item: Box | Frame, theme: Theme) -> Iterator[Primitive]:
+    mark = item.mark
     colour = theme.marks[mark] if mark else theme.ink
     width, dashed = 2 if mark else 0.8, mark == "removed"
     if isinstance(item, Frame):
-        yield Rect(placed, 8, Pen(colour, theme.plate, width, dashed) if item.plate else None)
-        yield from placed.texts
+        yield Rect(item, 8, Pen(colour, theme.plate, width, dashed) if item.plate else None)
+        yield from item.texts
         return
     if item.glyph == "box":
-        yield Rect(placed, 3, Pen(colour, theme.fills.get(item.kind, theme.background), width, dashed))
-    elif item.glyph != "text":
-        yield from _plus(placed, Pen(colour, theme.background, width, dashed))
-    yield from (replace(text, colour=theme.faint) if text.size < 9 else text for text in placed.texts)
+        yield Rect(item, 3, Pen(colour, theme.fills.get(item.kind, theme.background), width, dashed))
+    elif item.glyph != "text":  # a circled plus, and the circled wave beside it
+        pen, radius = Pen(colour, theme.background, width, dashed), item.width / 2
+        x, y = item.x + radius, item.y + radius
+        yield Circle(x, y, radius, pen)
+        yield Path([[(x - 4, y), (x + 4, y)], [(x, y - 4), (x, y + 4)]], pen)
+        if item.wave:
+            far, y = item.wave
+            sign, half, bend = -1 if far < x else 1, WAVE / 2, 11
+            yield Path([[(far - sign * WAVE, y), (x + sign * radius, y)]], pen)
+            yield Circle(far, y, WAVE, pen)
+            curve = [(far - WAVE, y), (far - half, y - bend), (far, y), (far + half, y + bend), (far + WAVE, y)]
+            yield Path([curve], pen)
+    yield from (replace(text, colour=theme.faint) if text.size < 9 else text for text in item.texts)
     if mark and item.glyph == "box":
-        yield Text(SIGNS[mark], placed.x + placed.width - 3, placed.y + 10, 10, "end", colour)
+        yield Text(SIGNS[mark], item.x + item.width - 3, item.y + 10, 10, "end", colour)
     elif mark:
-        yield Text(SIGNS[mark], placed.x + placed.width + 1, placed.y + 3, 10, "start", colour)
-
-
-def _plus(placed: Placed, pen: Pen) -> Iterator[Primitive]:
-    """Yield a circled plus, and the circled wave beside it."""
-    radius = placed.width / 2
-    x, y = placed.x + radius, placed.y + radius
-    yield Circle(x, y, radius, pen)
-    yield Path([[(x - 4, y), (x + 4, y)], [(x, y - 4), (x, y + 4)]], pen)
-    if placed.wave:
-        far, y = placed.wave
-        sign, half = -1 if far < x else 1, WAVE / 2
-        yield Path([[(far - sign * WAVE, y), (x + sign * radius, y)]], pen)
-        yield Circle(far, y, WAVE, pen)
-        bend = 11
-        yield Path([[(far - WAVE, y), (far - half, y - bend), (far, y), (far + half, y + bend), (far + WAVE, y)]], pen)
+        yield Text(SIGNS[mark], item.x + item.width + 1, item.y + 3, 10, "start", colour)
 
 
 def picture_of(spec: Spec, registry: Registry, content: Content) -> FigurePicture:
     """Return the picture of a model. Raises ConfigError if the model has nothing at the address `content.of`."""
     return lay_out(draw_model(spec, registry, content))
+
+
+def mark_nodes(picture: FigurePicture, marks: Mapping[str, Mark]) -> FigurePicture:
+    """Return the picture with the marks of nodes by address; a box has the mark of any node that it stands for."""
+
+    def mark(item: Box | Frame) -> Mark | None:
+        return next((marks[address] for address in item.addresses if address in marks), None)
+
+    plates = tuple(replace(plate, mark=mark(plate)) for plate in picture.plates)
+    return replace(picture, plates=plates, boxes=tuple(replace(box, mark=mark(box)) for box in picture.boxes))
+
+
+def place_side_by_side(pictures: tuple[FigurePicture, FigurePicture], titles: tuple[str, str]) -> FigurePicture:
+    """Return one picture of two models, each below its title, whose inputs stand at the same height."""
+    lines = [wrap(title.split(), TITLE_LETTERS) for title in titles]
+    above = MARGIN + max(map(len, lines)) * LABEL * LEADING
+    height = above + max(picture.height for picture in pictures)
+    first, second = (
+        _below_title(picture, title, height, above) for picture, title in zip(pictures, lines, strict=True)
+    )
+    second = _shifted(second, first.width, 0.0)
+    parts = (first.plates + second.plates, first.arrows + second.arrows, first.boxes + second.boxes)
+    return FigurePicture(second.width, height, *parts)
+
+
+def _below_title(picture: FigurePicture, lines: tuple[str, ...], height: float, above: float) -> FigurePicture:
+    """Return the picture at the bottom of a page of this height, under a title in a band of height `above`."""
+    width = max(picture.width, max(text_width(line, LABEL) for line in lines) + 2 * MARGIN)
+    moved = _shifted(picture, (width - picture.width) / 2, height - picture.height)
+    title = Box((), "text", lines, glyph="text", x=MARGIN, y=MARGIN)
+    title.width, title.height = rounded(width - 2 * MARGIN), above - MARGIN
+    baselines = (MARGIN + (row + 0.8) * LABEL * LEADING for row in range(len(lines)))
+    title.texts = tuple(Text(line, rounded(width / 2), y, LABEL) for line, y in zip(lines, baselines, strict=True))
+    return replace(moved, width=rounded(width), boxes=(title, *moved.boxes))
+
+
+Moved = TypeVar("Moved", Box, Frame, Text)
+
+
+def _shifted(picture: FigurePicture, right: float, down: float) -> FigurePicture:
+    """Return the picture at another place of its page."""
+
+    def point(place: Point) -> Point:
+        return rounded(place[0] + right), rounded(place[1] + down)
+
+    def shifted(moved: Moved) -> Moved:
+        x, y = point((moved.x, moved.y))
+        moved = replace(moved, x=x, y=y)
+        if not isinstance(moved, Text):
+            moved.texts = tuple(map(shifted, moved.texts))
+        if isinstance(moved, Box):
+            moved.wave = moved.wave and point(moved.wave)
+        return moved
+
+    arrows = tuple(replace(arrow, points=tuple(map(point, arrow.points))) for arrow in picture.arrows)
+    plates, boxes = tuple(map(shifted, picture.plates)), tuple(map(shifted, picture.boxes))
+    return FigurePicture(rounded(picture.width + right), picture.height, plates, arrows, boxes)
 
 
 def svg_of(picture: FigurePicture, style: Style) -> str:
@@ -141,14 +192,14 @@ def svg_of(picture: FigurePicture, style: Style) -> str:
         f'<path d="{HEAD}" fill="{theme.ink}"/></marker></defs>',
         f'<rect width="{width:g}" height="{height:g}" fill="{theme.background}"/>',
     ]
-    for placed, primitives in primitives_of(picture, theme):
+    for item, primitives in primitives_of(picture, theme):
         drawn = [_svg(primitive, theme) for primitive in primitives]
-        lines += [*_svg_group(placed), *drawn, "</g>"] if placed else drawn
+        lines += [*_svg_group(item), *drawn, "</g>"] if item else drawn
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _svg_group(placed: Placed) -> Iterator[str]:
-    item, addresses = placed.item, list(map(escape, placed.item.addresses))
+def _svg_group(item: Box | Frame) -> Iterator[str]:
+    addresses = list(map(escape, item.addresses))
     node = f' data-node="{addresses[0]}"' if addresses else ""
     nodes = f' data-nodes="{" ".join(addresses)}"' if len(addresses) > 1 else ""
     yield f'<g class="{"plate" if isinstance(item, Frame) else item.glyph}"{node}{nodes}>'
@@ -160,14 +211,14 @@ def _svg_group(placed: Placed) -> Iterator[str]:
 
 def _svg(primitive: Primitive, theme: Theme) -> str:
     match primitive:
-        case Rect(placed, radius, pen):
-            place = f'x="{placed.x:g}" y="{placed.y:g}" width="{placed.width:g}" height="{placed.height:g}"'
+        case Rect(item, radius, pen):
+            place = f'x="{item.x:g}" y="{item.y:g}" width="{item.width:g}" height="{item.height:g}"'
             return f'<rect {place} rx="{radius}" {_svg_pen(pen)}/>'
         case Circle(x, y, radius, pen):
             return f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" {_svg_pen(pen)}/>'
         case Path(strokes, pen):
             return f'<path d="{_svg_strokes(strokes)}" {_svg_pen(pen)}/>'
-        case PlacedArrow(_, points, head):
+        case Arrow(points=points, head=head):
             corners = " ".join(f"{x:g},{y:g}" for x, y in points)
             tip = ' marker-end="url(#head)"' if head else ""
             return f'<polyline points="{corners}" fill="none" stroke="{theme.ink}" stroke-width="0.9"{tip}/>'
@@ -205,24 +256,24 @@ def tikz_of(picture: FigurePicture, style: Style) -> str:
         *(f"\\definecolor{{{_tikz_colour(colour)}}}{{HTML}}{{{colour[1:].upper()}}}" for colour in sorted(colours)),
         f"\\fill[{_tikz_colour(theme.background)}] (0,0) rectangle ({picture.width:g},{picture.height:g});",
     ]
-    for placed, primitives in primitives_of(picture, theme):
-        if placed and placed.item.addresses and not isinstance(placed.item, Frame):
-            lines.append(f"% {placed.item.addresses[0]}")
+    for item, primitives in primitives_of(picture, theme):
+        if isinstance(item, Box) and item.addresses:
+            lines.append(f"% {item.addresses[0]}")
         lines += [line for primitive in primitives if (line := _tikz(primitive, style))]
     return "\n".join([*lines, "\\end{tikzpicture}%"]) + "\n"  # no space after the figure
 
 
 def _tikz(primitive: Primitive, style: Style) -> str:
     match primitive:
-        case Rect(placed, radius, Pen() as pen):
-            corner = f"({placed.x + placed.width:g},{placed.y + placed.height:g})"
+        case Rect(item, radius, Pen() as pen):
+            corner = f"({item.x + item.width:g},{item.y + item.height:g})"
             round_corners = f", rounded corners={radius}bp"
-            return f"\\path[{_tikz_pen(pen)}{round_corners}] ({placed.x:g},{placed.y:g}) rectangle {corner};"
+            return f"\\path[{_tikz_pen(pen)}{round_corners}] ({item.x:g},{item.y:g}) rectangle {corner};"
         case Circle(x, y, radius, pen):
             return f"\\path[{_tikz_pen(pen)}] ({x:g},{y:g}) circle[radius={radius:g}];"
         case Path(strokes, pen):
             return f"\\path[{_tikz_pen(pen)}] {' '.join(map(_tikz_stroke, strokes))};"
-        case PlacedArrow(_, points, head):
+        case Arrow(points=points, head=head):
             corners = " -- ".join(f"({x:g},{y:g})" for x, y in points)
             return f"\\draw[{_tikz_colour(style.theme.ink)}, line width=0.9bp{', ->' if head else ''}] {corners};"
         case Text(text, x, y, size, align, colour):

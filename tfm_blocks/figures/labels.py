@@ -1,4 +1,4 @@
-"""The boxes of a node, and what they say: titles, kinds, and notes on arguments and weights."""
+"""The boxes of a node with their texts: titles, kinds, notes on arguments and weights, and the widths of texts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tfm_blocks.figures.drawing import Box, Glyph, Kind
-from tfm_blocks.figures.sizes import wrap
 from tfm_blocks.language.spec import TARGET, Input, Node, Step
 from tfm_blocks.registry.blocks import BlockInfo, Registry
+
+TITLE, NOTE, LABEL = 11.0, 8.0, 14.0  # sizes of text
+LEADING = 1.25  # from line to line, in sizes
+# Widths of letters in DejaVu Sans, the widest of the fonts that a reader is likely to have, in thousandths of an em.
+_ASCII = """
+318 401 460 838 636 950 780 275 390 390 500 838 318 361 318 337 636 636 636 636 636 636 636 636 636 636 337
+337 838 838 838 531 1000 684 686 698 770 632 575 775 752 295 295 656 557 863 748 787 603 787 695 635 611 732
+684 989 685 611 685 390 337 390 838 500 500 613 635 550 635 615 352 635 634 278 278 579 278 974 634 612 635
+635 411 521 392 634 592 818 592 592 525 636 337 636 838
+"""
+WIDTHS = {chr(code): width for code, width in enumerate(map(int, _ASCII.split()), ord(" "))}
+WIDEST = 1900  # of the other letters, whatever font draws them
+Lines = list[tuple[str, float]]  # texts with their sizes
 
 LETTERS = 14  # of a line of a title, if its words are shorter
 NOTE_LETTERS = 24
@@ -194,3 +206,33 @@ def _rounded(number: int) -> str:
         if number >= 0.9995 * 10**power:  # 999.5 of the next smaller unit would be rounded to 1e+03
             return f"{number / 10**power:.3g}{letter}"
     return str(number)
+
+
+def text_height(lines: Lines) -> float:
+    return sum(size * LEADING for _, size in lines)
+
+
+def widest(lines: Lines) -> float:
+    """Return the width of the longest line."""
+    return max((text_width(text, size) for text, size in lines), default=0.0)
+
+
+def box_lines(box: Box) -> Lines:
+    """Return the lines of text of a box."""
+    return [*((text, TITLE) for text in box.title), *((text, NOTE) for text in box.notes)]
+
+
+def text_width(text: str, size: float) -> float:
+    """Return the width of a line of text in points; letters that are not ASCII count as the widest ones."""
+    return sum(WIDTHS.get(letter, WIDEST if ord(letter) > 0x24F else 1000) for letter in text) * size / 1000
+
+
+def wrap(words: Sequence[str], letters: int, separator: str = " ") -> tuple[str, ...]:
+    """Join words into lines of at most `letters` letters where the words allow it."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(separator) + len(word) <= letters:
+            lines[-1] += separator + word
+        else:
+            lines.append(word)
+    return tuple(lines)

@@ -11,9 +11,8 @@ from matplotlib import patches
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tfm_blocks.figures.drawing import Frame
+from tfm_blocks.figures.drawing import Arrow, FigurePicture, Frame, Point, Text
 from tfm_blocks.figures.figure import Circle, Path, Pen, Primitive, Rect, Style, primitives_of
-from tfm_blocks.figures.picture import FigurePicture, PlacedArrow, Point, Text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,8 +32,8 @@ def raster_of(picture: FigurePicture, style: Style, suffix: str) -> bytes:
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, picture.width), ylim=(picture.height, 0))  # the unit is a point
         axes.axis("off")
-        for placed, primitives in primitives_of(picture, style.theme):
-            layer = ARROWS if placed is None else PLATES if isinstance(placed.item, Frame) else BOXES
+        for item, primitives in primitives_of(picture, style.theme):
+            layer = ARROWS if item is None else PLATES if isinstance(item, Frame) else BOXES
             for primitive in primitives:
                 _paint(axes, primitive, style, layer)
         unnamed = {"CreationDate": None, "Creator": None, "Producer": None} if suffix == ".pdf" else {"Software": None}
@@ -49,21 +48,19 @@ def _paint(axes: Axes, primitive: Primitive, style: Style, layer: int) -> None:
 
     ink = style.theme.ink
     match primitive:
-        case Rect(placed, radius, Pen() as pen):
+        case Rect(item, radius, Pen() as pen):
             form = f"round,pad=0,rounding_size={radius}"
-            box = (placed.x, placed.y), placed.width, placed.height
+            box = (item.x, item.y), item.width, item.height
             axes.add_patch(patches.FancyBboxPatch(*box, boxstyle=form, **outline(pen)))
         case Circle(x, y, radius, pen):
             axes.add_patch(patches.Circle((x, y), radius, **outline(pen)))
         case Path(strokes, pen):
             for points in strokes:
-                corners = points if len(points) == 2 else _curve(points)
-                axes.plot(
-                    *zip(*corners, strict=True), color=pen.colour, linewidth=pen.width * style.scale, zorder=layer
-                )
-        case PlacedArrow(_, points, head):
-            width, x_y = 0.9 * style.scale, zip(*points, strict=True)
-            axes.plot(*x_y, color=ink, linewidth=width, zorder=layer, solid_joinstyle="miter")
+                x_y = zip(*(points if len(points) == 2 else _curve(points)), strict=True)
+                axes.plot(*x_y, color=pen.colour, linewidth=pen.width * style.scale, zorder=layer)
+        case Arrow(points=points, head=head):
+            line: dict[str, Any] = {"color": ink, "linewidth": 0.9 * style.scale, "solid_joinstyle": "miter"}
+            axes.plot(*zip(*points, strict=True), zorder=layer, **line)
             if head:
                 tip = _tip(*points[-2:])
                 axes.add_patch(patches.Polygon(tip, closed=True, facecolor=ink, linewidth=0, zorder=layer))
@@ -77,13 +74,11 @@ def _paint(axes: Axes, primitive: Primitive, style: Style, layer: int) -> None:
 def _curve(points: Sequence[Point]) -> list[Point]:
     """Return points on the two quadratic curves of a wave."""
     (first, _), (_, high), (middle, y), *_ = points
-    steps = [step / 10 for step in range(-10, 11)]
-    return [(middle + (middle - first) * step, y + (y - high) * _bow(step) / 2) for step in steps]
-
-
-def _bow(step: float) -> float:
-    """Return a wave from -1 to 1, upwards first."""
-    return (1 if step > 0 else -1) * 4 * abs(step) * (1 - abs(step))
+    curve = []
+    for step in (number / 10 for number in range(-10, 11)):
+        bow = (1 if step > 0 else -1) * 4 * abs(step) * (1 - abs(step))  # from -1 to 1, upwards first
+        curve.append((middle + (middle - first) * step, y + (y - high) * bow / 2))
+    return curve
 
 
 def _tip(start: Point, end: Point) -> list[Point]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, NamedTuple
 
-from tfm_blocks.figures.drawing import Arrow, Box, Drawing, Frame, Side, frames_around, item_within
+from tfm_blocks.figures.drawing import Arrow, Box, Frame, Side, frames_around, item_within
 
 ChannelKind = Literal["gap", "gutter", "roof"]
 Net = tuple[Hashable, ...]  # lines of one net may lie upon each other: all lines from a box, or all that merge
@@ -88,10 +88,10 @@ class Routes:
         return max((self.tracks[Track(frame, kind, index, net)] + 1 for net in nets), default=0)
 
 
-def find_routes(drawing: Drawing) -> Routes:
+def find_routes(root: Frame) -> Routes:
     """Return the routes of all arrows of a drawing."""
     routes = Routes()
-    for arrow in drawing.arrows:
+    for arrow in root.arrows:
         routes.lines[arrow] = _Route(arrow, routes).find()
     for channel, spans in routes.spans.items():
         occupied: dict[int, list[Span]] = defaultdict(list)  # a net gets the first track without another on its span

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
 from tfm_blocks.data.layout import layout_of
-from tfm_blocks.data.objectives import NEXT_TOKEN, read_objective
+from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import read_data
@@ -242,7 +242,7 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     data, objective = read_data(composed.mapping["data"]), read_objective(composed.mapping.get("objective"))
     problems = list(find_data_problems(spec, data, objective)) if objective else []  # else `read_run` reports it
     width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
-    if width != vocab:
+    if width != vocab and not isinstance(objective, LabelSettings):
         rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
         problems.append(
             composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
@@ -280,7 +280,7 @@ def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
             continue
-        for input, width in zip(layout.inputs, layout.widths_NC(corpus).max(0).tolist(), strict=True):
+        for input, width in zip(layout.inputs, layout.longest_C(corpus).tolist(), strict=True):
             bound = network.longest(input)
             if bound.node and width > bound.tokens:
                 rule = f"has {bound.tokens} positions, but {input} of {name} has up to {width} tokens with eos"

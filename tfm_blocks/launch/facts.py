@@ -31,8 +31,7 @@ from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.saved_run import NO_EXPERIMENT
 from tfm_blocks.tracking.lightning_loggers import CsvLogger, FaultTolerantLogger, LightningLogger, in_a_line
-from tfm_blocks.tracking.logger import LoggedRun
-from tfm_blocks.tracking.settings import LOGGERS
+from tfm_blocks.tracking.loggers import LOGGERS, LoggedRun
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.groups import assign, group_rows
 from tfm_blocks.training.settings import RunSettings
@@ -129,7 +128,8 @@ def open_loggers(
             loggers.append(logger)
             for row in rows:
                 logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
-        yield [CsvLogger(path, columns(losses, list(groups), answered=settings.data.kind == "probe")), *loggers]
+        kinds = {"answered": settings.data.kind == "probe", "labelled": settings.objective.name == "label"}
+        yield [CsvLogger(path, columns(losses, list(groups), **kinds)), *loggers]
     except BaseException as error:
         end = _end(error)
         raise

@@ -59,7 +59,7 @@ def finish(
     """
     split, corpus = module.prepared.last_scored
     translations: Sequence[Score] = ()
-    if module.scorer.outputs and module.settings.data.kind != "probe":
+    if module.scorer.outputs and module.settings.data.kind not in ("probe", "labels"):
         scorers = metrics(module.settings.trainer.bleu, tokenised=False)
         translations = score(module.scorer.outputs, corpus.text[TARGET], scorers)
     network = network_without_values(module.network.spec)
@@ -107,14 +107,19 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
         yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in SavedModel.read(job.folder).plugins)
     probe = job.config["data"]["kind"] == "probe"
-    files = [METRICS, STATUS, *([TRANSLATIONS] if status.translation or probe else []), LOSSES, f"{CHECKPOINTS}/"]
+    labels = job.config["data"]["kind"] == "labels"
+    written = status.translation or probe or labels
+    files = [METRICS, STATUS, *([TRANSLATIONS] if written else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
     if probe:
         yield f"next: tfm show {job.folder}"
         return
+    if labels:
+        yield f"next: echo 'your text' | tfm classify {job.folder}{plugins}"
+        return
     objective = read_objective(job.config.get("objective"))
     if objective and not objective.generates:
-        yield f"next: echo 'your <mask> text' | tfm fill {job.folder}{plugins}"
+        yield f"next: {objective.example} {job.folder}{plugins}"
         return
     command = "translate" if status.translation else "generate"
     yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

@@ -14,6 +14,8 @@ from uuid import uuid4
 import yaml
 from lightning.pytorch import Callback
 
+from tfm_blocks.data.layout import SOURCE
+from tfm_blocks.data.objectives import NoisyPairSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, with_saved_tokenizer
 from tfm_blocks.devices import choose_device
 from tfm_blocks.distributed.cluster import find_rank_info
@@ -317,6 +319,8 @@ def start_folder(job: RunSpec, prepared: Prepared, base: Base, plugins: Sequence
     """Write the files of a run folder that are known before the first step. The model needs `plugins`."""
     write_config(job)
     columns = (TARGET,) if prepared.train.positional else prepared.train.columns
+    if isinstance(read_objective(job.config.get("objective")), NoisyPairSettings):
+        columns = (SOURCE, TARGET)
     write_model(job.folder, job.config["model"], plugins, columns, base)
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()

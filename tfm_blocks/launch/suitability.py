@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfm_blocks.data.objectives import MaskedSettings, ObjectiveSettings
+from tfm_blocks.data.objectives import HidingSettings, LabelSettings, NoisyPairSettings, ObjectiveSettings
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.data.settings import DataSettings, columns_of
+from tfm_blocks.data.settings import DataSettings, LabelsSettings, columns_of
 from tfm_blocks.errors import Problem
 from tfm_blocks.language.check import sight_of
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.training.groups import Learned, coupled_decays, wrong_scales
+from tfm_blocks.training.groups import Learned, coupled_decays, find_followers_problems, wrong_scales
 from tfm_blocks.training.optimizer_settings import names_used
 from tfm_blocks.training.optimizers import SPECTRAL
 from tfm_blocks.training.schedules import NoamSettings
@@ -20,17 +20,29 @@ from tfm_blocks.training.settings import RunSettings
 
 def find_data_problems(spec: Spec, data: DataSettings | None, objective: ObjectiveSettings) -> Iterator[Problem]:
     """Yield a problem unless each input is a column of the data, and the data can train such a model."""
-    if isinstance(objective, MaskedSettings):
-        yield from _masked_problems(spec, data, objective)
+    if isinstance(objective, HidingSettings | NoisyPairSettings) and isinstance(data, ProbeSettings):
+        rule = (
+            f"objective={objective.name} reads a text, but data={data.task} is a probe task, which has its own answers"
+        )
+        yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
+    if isinstance(objective, HidingSettings):
+        yield from _hiding_problems(spec, objective)
+    elif isinstance(objective, NoisyPairSettings):
+        yield from _pair_problems(spec, objective)
+    elif isinstance(objective, LabelSettings):
+        yield from _label_problems(spec, data, objective)
     elif TARGET not in names(spec.inputs) and not isinstance(data, ProbeSettings):
         rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
         help = "objective=masked trains an encoder on text, and probe tasks, such as data=parity, a model without tgt"
         yield Problem("model.inputs", rule, help=help)
+    if isinstance(data, LabelsSettings) and objective.generates:
+        rule = f"data.kind=labels has labels, which objective={objective.name} would generate as text"
+        yield Problem("objective", rule, help="write objective=label, or data=text")
     if isinstance(data, ProbeSettings):
         yield from _probe_problems(spec, data)
     columns = columns_of(data) if data else ()
-    if isinstance(objective, MaskedSettings) and len(columns) == 1:
-        columns = (*columns, *names(spec.sources))  # an encoder reads plain text under any name
+    if isinstance(objective, NoisyPairSettings) or (isinstance(objective, HidingSettings) and len(columns) == 1):
+        columns = (*columns, *names(spec.sources))  # the objective makes the source, or a text has one column
     for source in spec.sources:
         address = f"model.inputs.{source.name}"
         if not source.tokens:
@@ -45,12 +57,22 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
             yield Problem(address, rule, help=help)
 
 
-def _masked_problems(spec: Spec, data: DataSettings | None, objective: MaskedSettings) -> Iterator[Problem]:
+def _pair_problems(spec: Spec, objective: NoisyPairSettings) -> Iterator[Problem]:
+    """Yield a problem unless a model generates a target, from at most one source."""
+    name, inputs = f"objective={objective.name}", names(spec.inputs)
+    if TARGET not in inputs:
+        rule = f"{name} predicts {TARGET} from left to right, but the model reads {', '.join(inputs)}"
+        yield Problem(
+            "model.inputs", rule, help="write model=base or model=decoder_only; objective=masked trains this model"
+        )
+    elif len(inputs) > 2:
+        rule = f"{name} makes one source of each row, but the model reads {', '.join(names(spec.sources))}"
+        yield Problem("model.inputs", rule, help="leave the other inputs out")
+
+
+def _hiding_problems(spec: Spec, objective: HidingSettings) -> Iterator[Problem]:
     """Yield a problem unless a model predicts at the positions of its one input, and sees both sides of each."""
     name, inputs = f"objective={objective.name}", names(spec.inputs)
-    if isinstance(data, ProbeSettings):
-        rule = f"{name} hides words of a text, but data={data.task} is a probe task, which has its own answers"
-        yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
     if TARGET in inputs:
         rule = f"{name} predicts hidden tokens from both sides, but the model reads {TARGET} from left to right"
         help = "write model=encoder_only, or inputs: {tgt: null, src: B S}; objective=next_token trains this model"
@@ -67,11 +89,59 @@ def _masked_problems(spec: Spec, data: DataSettings | None, objective: MaskedSet
         yield Problem("model.graph", rule, help="write mask: null at the attention, in place of causal")
 
 
+def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSettings) -> Iterator[Problem]:
+    """Yield a problem unless the data has labels, and the model an output for each at positions of its input."""
+    inputs, sink = names(spec.inputs), spec.sink
+    if data is not None and not isinstance(data, LabelsSettings):
+        rule = f"objective=label predicts labels, but data.kind={data.kind} has none"
+        yield Problem("objective", rule, help="write data=labels, or objective=next_token")
+    if TARGET in inputs:
+        rule = f"objective=label reads a text from both sides, but the model reads {TARGET} from left to right"
+        yield Problem("model.inputs", rule, help="write model=classifier, or inputs: {tgt: null, src: B S}")
+    elif len(inputs) != 1:
+        rule = f"objective=label predicts the label of one input, but the model has {', '.join(inputs)}"
+        yield Problem("model.inputs", rule, help="leave the other inputs out")
+    elif sink.shape[:-1] != spec.sources[0].shape:
+        rule = f"the output has the axes {format_shape(sink.shape)}, not the positions of {inputs[0]}"
+        yield Problem("model.graph", rule, help="end the graph with {block: unembed, vocab: classes + 1, first_id: 1}")
+    if not isinstance(data, LabelsSettings) or TARGET in inputs:
+        return
+    outputs, first = sink.shape[-1], sink.arguments.get("first_id", 0)
+    if first != 1 or outputs != data.coder.outputs + 1:
+        what = f"the {len(data.coder.names)} of data.labels" if data.labels else "a number"
+        need = f"for each of {what}" if data.labels else f"for {what}"
+        count = int(str(outputs)) - first
+        rule = f"has {count} outputs from the id {first} on, but needs one {need}, from the id 1 on"
+        help = (
+            f"write classes={data.coder.outputs}, and at the last node block: unembed, vocab: classes + 1, first_id: 1"
+        )
+        yield Problem(".".join(map(str, sink.path)), rule, help=help)
+    if isinstance(objective.weights, dict) and set(objective.weights) != set(data.labels or ()):
+        wrong = sorted(set(objective.weights) ^ set(data.labels or ()))
+        rule = f"must have a weight for each of data.labels and no other, but {', '.join(wrong)} differ"
+        yield Problem("objective.weights", rule, help="write objective.weights={CLASS: WEIGHT}, or balanced, or null")
+    elif objective.weights and data.predict == "number":
+        rule = f"is {objective.weights}, but data.predict=number has no classes"
+        yield Problem("objective.weights", rule, help="write objective.weights=null")
+    if data.predict != "words" and sight_of(spec, inputs[0], REGISTRY) != "all":
+        rule = f"the label is predicted at the first position, which sees no later tokens of {inputs[0]}"
+        yield Problem(
+            "model.graph", rule, help="write mask: null at the attention, or {block: pool_positions} before the output"
+        )
+    pooled = next(
+        (node for node in spec.nodes if node.block == "pool_positions" and node.arguments["kind"] != "none"), None
+    )
+    if data.predict == "words" and pooled:
+        rule = f"gives all words the same vector ({pooled.arguments['kind']}), but data.predict=words labels each word"
+        yield Problem(".".join(map(str, pooled.path)), rule, help="write pooling=none")
+
+
 def find_optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Learned]) -> Iterator[Problem]:
     """Yield problems of the optimizer with shards, and if the parametrisation has no rule for it or the schedule."""
     if run.trainer.strategy == "fsdp2" and "adafactor" in names_used(run.optimizer):
         rule = "is fsdp2, but adafactor cannot divide its state among processes"
         yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp, or another optimizer")
+    yield from find_followers_problems(run.schedule, learned)
     if spec.base is None:
         return
     name, base = spec.parametrisation, spec.mapping["base"]

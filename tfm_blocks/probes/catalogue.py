@@ -4,65 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from itertools import islice, pairwise
 from typing import TypeVar
 
-from tfm_blocks.probes.arithmetic import Addition, Arithmetic, ArithmeticBrackets
-from tfm_blocks.probes.automata import (
-    CycleNavigation,
-    EvenPairs,
-    MissingDuplicate,
-    Parity,
-    StackManipulation,
-    WordProblem,
-)
-from tfm_blocks.probes.copying import (
-    BucketSort,
-    Compression,
-    Copy,
-    OddsFirst,
-    Reverse,
-    ReverseString,
-    SelectiveCopying,
-    Sort,
-)
-from tfm_blocks.probes.recall import FuzzyRecall, InContextRecall, Memorisation, Mqar, NoisyRecall
-from tfm_blocks.probes.scan import Scan
+from tfm_blocks.probes import arithmetic, recall, scan, strings
 from tfm_blocks.probes.task import Example, Preset, ProbeTask, check_length, fitting_lengths
 
 TESTED = 200  # examples of each split
 TASKS: dict[str, type[ProbeTask]] = {
-    "mqar": Mqar,
-    "in_context_recall": InContextRecall,
-    "fuzzy_recall": FuzzyRecall,
-    "noisy_recall": NoisyRecall,
-    "selective_copying": SelectiveCopying,
-    "compression": Compression,
-    "memorisation": Memorisation,
-    "parity": Parity,
-    "even_pairs": EvenPairs,
-    "cycle_navigation": CycleNavigation,
-    "arithmetic": Arithmetic,
-    "arithmetic_brackets": ArithmeticBrackets,
-    "word_problem": WordProblem,
-    "reverse_string": ReverseString,
-    "odds_first": OddsFirst,
-    "bucket_sort": BucketSort,
-    "missing_duplicate": MissingDuplicate,
-    "stack_manipulation": StackManipulation,
-    "scan": Scan,
-    "copy": Copy,
-    "reverse": Reverse,
-    "sort": Sort,
-    "addition": Addition,
+    "mqar": recall.Mqar,
+    "in_context_recall": recall.InContextRecall,
+    "fuzzy_recall": recall.FuzzyRecall,
+    "noisy_recall": recall.NoisyRecall,
+    "selective_copying": strings.SelectiveCopying,
+    "compression": strings.Compression,
+    "memorisation": recall.Memorisation,
+    "parity": strings.Parity,
+    "even_pairs": strings.EvenPairs,
+    "cycle_navigation": strings.CycleNavigation,
+    "arithmetic": arithmetic.Arithmetic,
+    "arithmetic_brackets": arithmetic.ArithmeticBrackets,
+    "word_problem": strings.WordProblem,
+    "reverse_string": strings.ReverseString,
+    "odds_first": strings.OddsFirst,
+    "bucket_sort": strings.BucketSort,
+    "missing_duplicate": strings.MissingDuplicate,
+    "stack_manipulation": strings.StackManipulation,
+    "scan": scan.Scan,
+    "copy": strings.Copy,
+    "reverse": strings.Reverse,
+    "sort": strings.Sort,
+    "addition": arithmetic.Addition,
 }
 
 Task = TypeVar("Task", bound=type[ProbeTask])
 
 
 def task(name: str) -> Callable[[Task], Task]:
-    """Register a frozen dataclass of ProbeTask as the task `name`, which `data.task` selects.
+    """Register a subclass of ProbeTask as the task `name`, which `data.task` selects.
 
     If a module is imported again, its tasks replace the earlier ones. Raises TypeError at import for an incomplete
     class, and if another class has the name.
@@ -84,8 +64,6 @@ def _incomplete(name: str, cls: type[ProbeTask]) -> str:
     """Return what the class of a task lacks, or ''."""
     if not re.fullmatch(r"[a-z]\w*", name):
         return "needs a name of letters, digits and _, such as my_task"
-    if not is_dataclass(cls) or "__dataclass_params__" not in vars(cls):
-        return "needs the decorator @dataclass(frozen=True) below @task"
     if missing := [field.name for field in fields(cls) if field.default is MISSING]:
         return f"needs a default for {', '.join(missing)}"
     presets = getattr(cls, "presets", {})

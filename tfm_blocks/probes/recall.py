@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -31,35 +30,30 @@ def key_value_names(keys: int, values: int) -> tuple[str, ...]:
     return (*(f"k{key}" for key in range(keys)), *(f"v{value}" for value in range(values)))
 
 
-@dataclass(frozen=True)
 class KeyValueTask(SampledTask):
-    """The first half of the symbols are keys, the others values. Further tokens may follow."""
+    """The first half of the symbols are keys, the others values. The tokens of `further` follow."""
 
+    further: ClassVar[tuple[str, ...]] = ("_",)
     vocab: int = 16
 
     @property
     def alphabet(self) -> tuple[str, ...]:
-        return (*key_value_names(self._keys, self._symbols - self._keys), *self._further)
+        return (*key_value_names(self._keys, self._symbols - self._keys), *self.further)
 
     @property
     def chance(self) -> float:
         return 1 / (self._symbols - self._keys)
 
     @property
-    def _further(self) -> tuple[str, ...]:
-        return ("_",)
-
-    @property
     def _symbols(self) -> int:
         """The number of keys and values."""
-        return self.vocab - len(self._further)
+        return self.vocab - len(self.further)
 
     @property
     def _keys(self) -> int:
         return self._symbols // 2
 
 
-@dataclass(frozen=True)
 class InContextRecall(KeyValueTask):
     """Recall the value of each key that occurred before. Every example has another map from keys to values.
 
@@ -71,13 +65,8 @@ class InContextRecall(KeyValueTask):
     source: ClassVar = "Poli et al. 2024 (MAD)"
     presets: ClassVar = mad(128, 64)
     shows_answers: ClassVar = True
-
-    def __post_init__(self) -> None:
-        require_at_least(self, vocab=4)
-
-    @property
-    def _further(self) -> tuple[str, ...]:
-        return ()
+    least: ClassVar = {"vocab": 4}
+    further: ClassVar = ()
 
     def misfit(self, length: int) -> str:
         return "must be even and at least 4, for two pairs" if length < 4 or length % 2 else ""
@@ -92,17 +81,13 @@ class InContextRecall(KeyValueTask):
         labels = np.full((count, length), -1)
         labels[:, 0::2] = np.where(_occurred_before(keys, first_value) & ~noisy, answers, -1)
         questions = np.stack([keys, answers], axis=2)
-        questions[noisy] = self._noise(rng, int(noisy.sum()))
+        questions[noisy] = integers(rng, self._symbols, self.vocab, (int(noisy.sum()), 2))
         return at_positions(questions.reshape(count, length), labels)
 
     def _noisy_pairs(self, rng: np.random.Generator, count: int, pairs: int) -> NDArray[np.bool_]:
         return np.zeros((count, pairs), np.bool_)
 
-    def _noise(self, rng: np.random.Generator, pairs: int) -> Ids:
-        return np.empty((pairs, 2), np.int64)
 
-
-@dataclass(frozen=True)
 class NoisyRecall(InContextRecall):
     """Recall the value of each key that occurred before, as in in_context_recall, but with noise between the pairs.
 
@@ -113,28 +98,30 @@ class NoisyRecall(InContextRecall):
     noise: probability that a pair is replaced.
     """
 
-    presets: ClassVar = mad(128, 64)
+    least: ClassVar = {"noise_tokens": 1}
     vocab: int = 32
     noise_tokens: int = 16
     noise: float = 0.2
 
     def __post_init__(self) -> None:
-        require_at_least(self, noise_tokens=1, vocab=self.noise_tokens + 4)
+        super().__post_init__()
+        require_at_least(self, vocab=self.noise_tokens + 4)
         if not 0 <= self.noise < 1:
             raise setting_error("noise", f"must be at least 0 and below 1, but is {self.noise}", "write data.noise=0.2")
 
     @property
-    def _further(self) -> tuple[str, ...]:
-        return tuple(f"n{token}" for token in range(self.noise_tokens))
+    def alphabet(self) -> tuple[str, ...]:
+        return (*super().alphabet, *(f"n{token}" for token in range(self.noise_tokens)))
+
+    @property
+    def _symbols(self) -> int:
+        return self.vocab - self.noise_tokens
 
     def _noisy_pairs(self, rng: np.random.Generator, count: int, pairs: int) -> NDArray[np.bool_]:
         noisy = rng.random((count, pairs)) < self.noise
         noisy[np.arange(count), integers(rng, 0, pairs - 1, (count,))] = False
         noisy[:, -1] = False
         return noisy
-
-    def _noise(self, rng: np.random.Generator, pairs: int) -> Ids:
-        return integers(rng, self._symbols, self.vocab, (pairs, 2))
 
 
 def _one_present(rng: np.random.Generator, keys: Ids, count: int) -> Ids:
@@ -155,7 +142,6 @@ def _occurred_before(keys: Ids, count: int) -> NDArray[np.bool_]:
     return before
 
 
-@dataclass(frozen=True)
 class FuzzyRecall(KeyValueTask):
     """Recall the value of each key that occurred before. A key or a value is a motif of one to three different tokens.
 
@@ -169,10 +155,11 @@ class FuzzyRecall(KeyValueTask):
     source: ClassVar = "Poli et al. 2024 (MAD)"
     presets: ClassVar = mad(128, 64, motif=2)
     shows_answers: ClassVar = True
+    least: ClassVar = {"motif": 1, "vocab": 0}
     motif: int = 3
 
     def __post_init__(self) -> None:
-        require_at_least(self, motif=1, vocab=0)
+        super().__post_init__()
         if self._keys < max(2, self.motif):
             least = 2 * max(2, self.motif) + 1
             rule = f"must be at least {least}, for motifs of {self.motif} different tokens, but is {self.vocab}"
@@ -218,7 +205,6 @@ class FuzzyRecall(KeyValueTask):
         return [*tokens, *key, *answer], [*recalled, *[-1] * len(key), *answer]
 
 
-@dataclass(frozen=True)
 class Mqar(SampledTask):
     """Pairs of a key and a value, then each key again, at random places. At each repeated key, its value is expected.
 
@@ -236,18 +222,17 @@ class Mqar(SampledTask):
         "paper": Preset(100_000, 3000, 3000, (64, 64), (64,)),
         "lite": Preset(20_000, 1000, 1000, (64, 64), (64,), {"vocab": 64}),
     }
+    least: ClassVar = {"pairs": 1, "vocab": 0}
     vocab: int = 8192
     pairs: int = 4
     filler: Literal["blank", "random"] = "blank"
 
     def __post_init__(self) -> None:
-        require_at_least(self, pairs=1, vocab=0)
+        super().__post_init__()
         least = 2 * self.pairs + 2
         if self.vocab < least or self.vocab % 2:
             rule = f"must be even and at least {least}, for {self.pairs} different keys, but is {self.vocab}"
             raise setting_error("vocab", rule, f"write data.vocab={least} or more")
-        if self.filler not in ("blank", "random"):
-            raise setting_error("filler", f"must be blank or random, but is {self.filler}", "write data.filler=blank")
 
     @property
     def alphabet(self) -> tuple[str, ...]:
@@ -287,7 +272,6 @@ def _slots(rng: np.random.Generator, slots: int, count: int, each: int) -> Ids:
     return np.argsort(-scores, axis=1, kind="stable")[:, :each]
 
 
-@dataclass(frozen=True)
 class Memorisation(KeyValueTask):
     """Each key is followed by a blank, where its value is expected. All examples share one map from keys to values.
 
@@ -302,11 +286,9 @@ class Memorisation(KeyValueTask):
         "paper": Preset(256, 1280, 1280, (32, 32), (32,)),
         "lite": Preset(256, 640, 640, (32, 32), (32,)),
     }
+    least: ClassVar = {"vocab": 4, "map": 0}
     vocab: int = 256
     map: int = 0
-
-    def __post_init__(self) -> None:
-        require_at_least(self, vocab=4, map=0)
 
     @property
     def chance(self) -> float:

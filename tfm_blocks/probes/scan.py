@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import ClassVar, Literal
 
-from tfm_blocks.probes.task import Example, Preset, ProbeTask, order, random_stream, require_at_least, setting_error
+from tfm_blocks.probes.task import Example, Preset, ProbeTask, order, random_stream, setting_error
 
 Words = tuple[str, ...]
 Pair = tuple[Words, Words]  # a command and its actions
@@ -16,7 +15,6 @@ Pair = tuple[Words, Words]  # a command and its actions
 ACTION = {"walk": "I_WALK", "look": "I_LOOK", "run": "I_RUN", "jump": "I_JUMP"}
 TURN = {"left": "I_TURN_LEFT", "right": "I_TURN_RIGHT"}
 COMMAND_WORDS = (*ACTION, "turn", *TURN, "opposite", "around", "twice", "thrice", "and", "after")
-SPLITS = ("simple", "length", "add_jump", "around_right")
 TRAIN_PAIRS = 16_728  # of the simple split
 JUMPS = 1467  # of the 14,670 training commands of add_jump, a tenth is the command jump
 CUTOFFS = range(22, 41)
@@ -24,7 +22,6 @@ MOST_HELD_OUT = 10_000  # of at least 13,203 different training commands
 JUMP: Pair = (("jump",), ("I_JUMP",))
 
 
-@dataclass(frozen=True)
 class Scan(ProbeTask):
     """The question is a command such as `jump twice after walk left`, and the answer the sequence of its actions.
 
@@ -43,6 +40,7 @@ class Scan(ProbeTask):
         "paper": Preset(20_910, 1000, 20_910),
         "lite": Preset(20_910, 300, 500, settings={"held_out": 300}),
     }
+    least: ClassVar = {"held_out": 0}
     alphabet = (*COMMAND_WORDS, *ACTION.values(), *TURN.values())
     chance = 1 / 6
     split: Literal["simple", "length", "add_jump", "around_right"] = "simple"
@@ -50,11 +48,7 @@ class Scan(ProbeTask):
     held_out: int = 1000
 
     def __post_init__(self) -> None:
-        require_at_least(self, held_out=0)
-        if self.split not in SPLITS:
-            raise setting_error(
-                "split", f"must be one of {', '.join(SPLITS)}, but is {self.split}", "write data.split=simple"
-            )
+        super().__post_init__()
         if self.cutoff not in CUTOFFS:
             rule = f"must be from {CUTOFFS[0]} to {CUTOFFS[-1]} actions, but is {self.cutoff}"
             raise setting_error("cutoff", rule, "write data.cutoff=26")
@@ -71,17 +65,17 @@ class Scan(ProbeTask):
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
         """Generate the commands of a split in random order."""
         ids = {word: number for number, word in enumerate(self.alphabet)}
-        for command, actions in self._pairs(seed, split)[:count]:
-            yield Example(tuple(ids[word] for word in command), tuple(ids[word] for word in actions), None)
-
-    def _pairs(self, seed: int, split: str) -> list[Pair]:
         train, test = self.published(seed)
-        if split == "test":
-            return _shuffled(test, seed, "test")
         different = _shuffled([pair for pair in train if pair != JUMP], seed, "different")
-        if split == "val":
-            return different[: self.held_out]
-        return _shuffled([*different[self.held_out :], *(pair for pair in train if pair == JUMP)], seed, "train")
+        if split == "test":
+            pairs = _shuffled(test, seed, "test")
+        elif split == "val":
+            pairs = different[: self.held_out]
+        else:
+            pairs = [*different[self.held_out :], *(pair for pair in train if pair == JUMP)]
+            pairs = _shuffled(pairs, seed, "train")
+        for command, actions in pairs[:count]:
+            yield Example(tuple(ids[word] for word in command), tuple(ids[word] for word in actions), None)
 
     def published(self, seed: int) -> tuple[list[Pair], list[Pair]]:
         """Return the training and test pairs of the published split, before pairs are held out for validation.

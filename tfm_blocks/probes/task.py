@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count as count_up
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,9 +106,10 @@ class Preset:
     settings: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class ProbeTask(ABC):
-    """A probe task. The fields of a subclass are its settings; their defaults are the paper's.
+    """A probe task. Each subclass is a frozen dataclass, whose fields are its settings; their defaults are the paper's.
 
     Subclasses document their settings and refuse invalid ones with a ConfigError whose address is `data.SETTING`.
     """
@@ -116,6 +117,21 @@ class ProbeTask(ABC):
     source: ClassVar[str]  # the paper and its section or table
     presets: ClassVar[Mapping[str, Preset]]  # lite, which fits two CPU cores, and paper, which a plug-in may leave out
     shows_answers: ClassVar[bool] = False  # the question repeats each answer one position later: causal models only
+    least: ClassVar[Mapping[str, int]] = {}  # the smallest value of a setting; the largest is a million
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclass(frozen=True)(cls)
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a setting that is not one of its literals, is below its minimum, or above a million."""
+        for name, kind in get_type_hints(type(self)).items():
+            known = get_args(kind) if get_origin(kind) is Literal else ()
+            if known and (value := getattr(self, name)) not in known:
+                choices = " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
+                rule = f"must be {choices}, but is {value}"
+                raise setting_error(name, rule, f"write data.{name}={getattr(type(self), name)}")
+        require_at_least(self, **self.least)
 
     @property
     @abstractmethod
@@ -151,7 +167,6 @@ class ProbeTask(ABC):
         """
 
 
-@dataclass(frozen=True)
 class SampledTask(ProbeTask):
     """A task with an unlimited number of random examples.
 
@@ -177,6 +192,36 @@ class SampledTask(ProbeTask):
             for row, example in zip(rows, batch, strict=True):
                 examples[row] = example
         return [example for example in examples if example is not None]
+
+
+class NumberTask(SampledTask):
+    """A task over strings of numbers from 0 to `numbers` - 1, which are tokens. The first of `marks` is the blank.
+
+    One token of the answer is expected at each blank that follows the string.
+    """
+
+    marks: ClassVar[tuple[str, ...]] = ("_",)  # the other tokens
+
+    @property
+    @abstractmethod
+    def numbers(self) -> int:
+        """The number of different numbers."""
+
+    @property
+    def alphabet(self) -> tuple[str, ...]:
+        return (*map(str, range(self.numbers)), *self.marks)
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.numbers
+
+    def answers(self, strings: Ids) -> Ids:
+        """Return the answer to each row of uniform numbers."""
+        return strings
+
+    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+        strings = integers(rng, 0, self.numbers, (count, length))
+        return at_blanks(strings, self.answers(strings), blank=self.numbers)
 
 
 def fitting_lengths(task: ProbeTask, low: int, high: int) -> tuple[int, ...]:
@@ -215,9 +260,8 @@ def require_at_least(task: ProbeTask, **least: int) -> None:
             rule = f"must be at least {minimum}, but is {value}"
             raise setting_error(setting, rule, f"write data.{setting}={minimum} or more")
         if value > LARGEST:
-            raise setting_error(
-                setting, f"must be at most {LARGEST:,}, but is {value}", f"write data.{setting}={LARGEST}"
-            )
+            rule = f"must be at most {LARGEST:,}, but is {value}"
+            raise setting_error(setting, rule, f"write data.{setting}={LARGEST}")
 
 
 CHOMSKY = {  # tasks of the Chomsky hierarchy, Delétang et al. 2023

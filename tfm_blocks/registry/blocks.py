@@ -252,6 +252,8 @@ def _check_sight(info: BlockInfo) -> None:
                 f"block {info.name!r}: the output has no axis {', '.join(sorted(unaligned))}, so sees must list "
                 f"{port.name}: 'all', 'past' or the name of an argument"
             )
-    mixes_positions = any(signature.port(port).letters & signature.sequences & set(signature.output) for port in seen)
+    decoded = {port for key, sight in info.sees.items() if sight != "all" for port in key.split("|")}
+    own = signature.sequences & set(signature.output)
+    mixes_positions = any(signature.port(port).letters & own for port in decoded)
     if mixes_positions and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):
         raise TypeError(f"block {info.name!r} mixes positions: it needs start and step, to decode incrementally")

@@ -6,7 +6,6 @@ import re
 import warnings
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -165,24 +164,13 @@ def _draw_kind(axes: Axes, image: np.ndarray, attention: SentenceAttention, addr
     axes.spines[:].set_visible(False)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """The attention of one run: a PNG as a data URL, or the reason why there is none."""
-
-    name: str
-    source: str
-    target: str
-    address: str = ""
-    reason: str = ""
-
-
 def pictures_of(
     groups: Sequence[Group], lines: Mapping[str, Sequence[TranslatedLine]], sentence: str | None, plugins: Sequence[str]
-) -> list[Picture]:
-    """Return a picture for the first finished run of each of at most MOST_PICTURES groups.
+) -> list[dict[str, str]]:
+    """Return a picture for the first finished run of each of at most MOST_PICTURES groups, or why there is none.
 
-    A picture shows the attention between `sentence` and the run's translation. Without a sentence, it shows the first
-    short line of the test set and its reference.
+    Its `address` is a PNG as a data URL, or empty. A picture shows the attention between `sentence` and the run's
+    translation. Without a sentence, it shows the first short line of the test set and its reference.
     """
     first = next(iter(lines.values()), []) if not sentence else []
     line = min(first, key=lambda one: max(SHORT, len(one.source), len(one.reference)), default=None)
@@ -193,17 +181,18 @@ def pictures_of(
     return [_picture(run, source, target, plugins) for run in finished[:MOST_PICTURES]]
 
 
-def _picture(run: SavedRun, source: str, target: str | None, plugins: Sequence[str]) -> Picture:
+def _picture(run: SavedRun, source: str, target: str | None, plugins: Sequence[str]) -> dict[str, str]:
+    picture = {"name": run.name, "source": source, "target": target or "", "address": ""}
     try:
         translator = Translator.load(run.folder, plugins=plugins)
         several = len(translator.sources) > 1  # translations.jsonl joins their texts
         attention = attention_of(translator, source.split(" | ") if several else source, target)
         address = f"data:image/png;base64,{b64encode(shrink(png(attention))).decode()}"
-        return Picture(run.name, source, attention.target, address)
+        return picture | {"target": attention.target, "address": address}
     except TfmError as error:
-        return Picture(run.name, source, target or "", reason=error.problems[0].rule)
+        return picture | {"reason": error.problems[0].rule}
     except TypeError as error:  # the sentence does not have the model's sources
-        return Picture(run.name, source, target or "", reason=str(error))
+        return picture | {"reason": str(error)}
 
 
 def shrink(picture: bytes) -> bytes:

@@ -22,13 +22,9 @@ from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.measures import MEASURES, Floats, Statistics, answer_statistics, line_statistics
-from tfm_blocks.scoring.paired_test import (
-    System,
-    interval_over_sentences,
-    p_of_sacrebleu,
-    p_over_sentences,
-)
+from tfm_blocks.scoring.corpus import MEASURES, Statistics, answer_statistics, line_statistics
+from tfm_blocks.scoring.labels import Floats, label_statistics
+from tfm_blocks.scoring.paired_test import System, interval_over_sentences, p_of_sacrebleu, p_over_sentences
 from tfm_blocks.scoring.significance import correct, seed_test
 
 FORMAT = 1  # version of the cached file; increase it when the statistics change
@@ -70,23 +66,25 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
         counterpart = grid.counterpart(group, baseline)
         if group is counterpart:
             continue
-        if why := _why_untested(group, counterpart):
-            notes.append(f"{why}, so they are not tested")
-            continue
-        if id(counterpart) not in systems:
-            systems[id(counterpart)] = _system(counterpart, notes)
-        tests += _rows(group, counterpart, systems[id(counterpart)], _system(group, notes))
-    return _corrected(tests), notes
-
-
-def _why_untested(group: Group, baseline: Group) -> str:
-    """Return why the groups cannot be tested; empty if all their scored runs share one known test set."""
-    ours, theirs = ({run.test_set for run in side.counted if run.scored_on} for side in (group, baseline))
-    if "" in ours | theirs:
-        return f"the test set of {(group if '' in ours else baseline).label} is not known"
-    if ours == theirs and len(ours) == 1:
-        return ""
-    return f"{group.label} was not scored on the test set of {baseline.label}"
+        ours, theirs = ({run.test_set for run in side.counted if run.scored_on} for side in (group, counterpart))
+        if "" in ours | theirs:
+            unknown = group if "" in ours else counterpart
+            notes.append(f"the test set of {unknown.label} is not known, so they are not tested")
+        elif ours != theirs or len(ours) != 1:
+            notes.append(f"{group.label} was not scored on the test set of {counterpart.label}, so they are not tested")
+        else:
+            if id(counterpart) not in systems:
+                systems[id(counterpart)] = _system(counterpart, notes)
+            tests += _rows(group, counterpart, systems[id(counterpart)], _system(group, notes))
+    # the p-values of all rows of a score are corrected together, separately for sentences and for seeds
+    for name in dict.fromkeys(test.score for test in tests):
+        rows = {place: test for place, test in enumerate(tests) if test.score == name}
+        sentences = correct({place: test.sentences for place, test in rows.items() if test.sentences is not None})
+        p_values = {place: test.seeds for place, test in rows.items() if test.seeds is not None}
+        seeds = correct(p_values, {place: test.least for place, test in rows.items()})
+        for place, test in rows.items():
+            tests[place] = replace(test, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
+    return tests, notes
 
 
 def _rows(group: Group, baseline: Group, before: System, after: System) -> Iterator[BaselineTest]:
@@ -107,19 +105,6 @@ def _rows(group: Group, baseline: Group, before: System, after: System) -> Itera
             yield row
 
 
-def _corrected(tests: Sequence[BaselineTest]) -> list[BaselineTest]:
-    """Correct the p-values of all rows of a score together, separately for sentences and for seeds."""
-    corrected: dict[int, BaselineTest] = {}
-    for name in dict.fromkeys(test.score for test in tests):
-        rows = {place: test for place, test in enumerate(tests) if test.score == name}
-        sentences = correct({place: test.sentences for place, test in rows.items() if test.sentences is not None})
-        p_values = {place: test.seeds for place, test in rows.items() if test.seeds is not None}
-        seeds = correct(p_values, {place: test.least for place, test in rows.items()})
-        for place, test in rows.items():
-            corrected[place] = replace(test, sentences_corrected=sentences.get(place), seeds_corrected=seeds.get(place))
-    return [corrected[place] for place in range(len(tests))]
-
-
 def _system(group: Group, notes: list[str]) -> list[Statistics]:
     """Return the line statistics of the runs that are done, with the tokenizer of their BLEU, from its signature."""
     done = [run for run in group.counted if run.scored_on]
@@ -132,7 +117,11 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
     """Return the statistics by measure. A missing or damaged file adds a note and yields no statistics."""
     statistics: dict[str, Floats] = {}
     try:
-        if "accuracy" in run.scores:
+        if run.settings.get("data.kind") == "labels" and run.scored_on:
+            lines = read_translations(run.folder)
+            texts = [line.output for line in lines], [line.reference for line in lines]
+            statistics |= label_statistics(*texts, str(run.settings["data.predict"]))
+        elif "accuracy" in run.scores:
             lines = read_translations(run.folder)
             statistics |= answer_statistics([line.output for line in lines], [line.reference for line in lines])
         elif run.scores:

@@ -48,8 +48,8 @@ def fields(info: BlockInfo) -> Mapping[str, str]:
 
 def facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
     """Yield the other facts of a block, each with its label."""
-    if kind := kind_of_block(info):
-        yield "kind", kind
+    if info.category or info.branch:
+        yield "kind", f"category {info.category}" if info.category else "branch"
     if info.signature.loss:
         yield "second output", "a loss"
     if info.tieable:
@@ -59,26 +59,6 @@ def facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
         layer, sequential, path = map(shortened, (cost.layer, cost.sequential, cost.path))
         yield "cost of n positions", f"{layer} multiply-adds, {sequential} sequential operations, longest path {path}"
     yield "source", info.source
-
-
-def kind_of_block(info: BlockInfo) -> str:
-    """Return the category of a block, or that add & norm stands around it."""
-    return f"category {info.category}" if info.category else "branch" if info.branch else ""
-
-
-def type_of(argument: Argument) -> str:
-    """Return the type; of a category, also its blocks."""
-    members = REGISTRY.members(argument.kind.category) if argument.kind.category else []
-    return f"{argument.kind}: {' | '.join(members)}" if members else str(argument.kind)
-
-
-def default_of(argument: Argument) -> str:
-    """Return the default as YAML, or that there is none."""
-    if argument.required:
-        return "required"
-    if argument.default is None or isinstance(argument.default, bool):
-        return {None: "null", True: "true", False: "false"}[argument.default]
-    return str(argument.default)
 
 
 def example(info: BlockInfo) -> str:
@@ -183,7 +163,15 @@ def _arguments(info: BlockInfo, base: BlockInfo | None) -> Iterator[str]:
 
 
 def _argument_rows(arguments: Iterable[Argument]) -> list[list[str]]:
-    return [[argument.name, type_of(argument), default_of(argument)] for argument in arguments]
+    """Return the name, the type and the default of each argument; of a category, the type lists its blocks."""
+    rows = []
+    for argument in arguments:
+        members = REGISTRY.members(argument.kind.category) if argument.kind.category else []
+        kind = f"{argument.kind}: {' | '.join(members)}" if members else str(argument.kind)
+        default = argument.default
+        text = str(default).lower() if isinstance(default, bool) else "null" if default is None else str(default)
+        rows.append([argument.name, kind, "required" if argument.required else text])
+    return rows
 
 
 def show_blocks() -> None:

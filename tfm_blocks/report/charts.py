@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SECONDS, TOKENS, FinalScore
 from tfm_blocks.report.comparison import Comparison
-from tfm_blocks.report.differences import Group, ModelGrid, TaskGroups
+from tfm_blocks.report.differences import ModelGrid, TaskGroups
 from tfm_blocks.report.matrix import Matrix
 from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.runs.folder import METRICS
@@ -92,20 +92,15 @@ def learning_curves(tasks: TaskGroups) -> list[LineChart]:
     charts = []
     for task, groups in tasks.items():
         rows = {label: [read_rows(run.folder / METRICS) for run in group.counted] for label, group in groups.items()}
-        charts += [chart for key in keys if (chart := _chart(key, task, rows)).lines]
-    return charts
-
-
-def _chart(name: str, task: str, rows: Mapping[str, Sequence[Sequence[Row]]]) -> LineChart:
-    every = 1
-    lines: list[Line] = []
-    for label, runs in rows.items():
-        curves = [points(run, name) for run in runs]
-        measured = [columns for columns, _ in curves if len(columns["y"])]
-        if measured:
-            lines.append(line_through("steps", label, measured))
-            every = max(every, *(thinned for _, thinned in curves))
-    return LineChart(name, task, lines, list(AXES), name, every=every)
+        for key in keys:
+            every, lines = 1, []
+            for label, runs in rows.items():
+                curves = [points(run, key) for run in runs]
+                if measured := [columns for columns, _ in curves if len(columns["y"])]:
+                    lines.append(line_through("steps", label, measured))
+                    every = max(every, *(thinned for _, thinned in curves))
+            charts.append(LineChart(key, task, lines, list(AXES), key, every=every))
+    return [chart for chart in charts if chart.lines]
 
 
 def points(rows: Sequence[Row], name: str) -> tuple[dict[str, Floats], int]:
@@ -133,19 +128,16 @@ def length_charts(tasks: TaskGroups) -> list[LineChart]:
     """Return a chart for each task with several test lengths, of the accuracy of each model."""
     charts = []
     for task, groups in tasks.items():
-        values = {label: _by_length(group) for label, group in groups.items()}
-        lines = [line_over(LENGTH_AXIS, label, by_length) for label, by_length in values.items() if len(by_length) > 1]
+        lines = []
+        for label, group in groups.items():
+            values: dict[float, list[float]] = defaultdict(list)
+            for name, accuracy in (item for run in group.counted for item in run.values.items()):
+                if name.startswith(LENGTH_SCORE):
+                    values[int(name.removeprefix(LENGTH_SCORE))].append(accuracy)
+            if len(values) > 1:
+                lines.append(line_over(LENGTH_AXIS, label, values))
         charts.append(LineChart("test accuracy over length", task, lines, [LENGTH_AXIS], "accuracy"))
     return [chart for chart in charts if chart.lines]
-
-
-def _by_length(group: Group) -> dict[float, list[float]]:
-    values: dict[float, list[float]] = defaultdict(list)
-    for run in group.counted:
-        for name, accuracy in run.values.items():
-            if name.startswith(LENGTH_SCORE):
-                values[int(name.removeprefix(LENGTH_SCORE))].append(accuracy)
-    return values
 
 
 def rate_charts(grid: ModelGrid, curves: Sequence[RateCurve], score: FinalScore | None) -> list[LineChart]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,35 +69,15 @@ def compare_runs(
     metric: str | None = None,
     *,
     held_out_seeds: bool = False,
+    several_lengths: bool = False,
+    tested: bool = True,
 ) -> Comparison:
     """Compare runs, given by their folders or by folders that contain them, and test them against the baseline.
 
-    Raises the errors of `read_comparison`.
-    """
-    comparison = read_comparison(paths, baseline, scores, metric, held_out_seeds=held_out_seeds)
-    if not comparison.baseline:
-        return comparison
-    from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
-
-    tests, untested = compare_groups(comparison.best_rate_groups, comparison.baseline, comparison.grid)
-    return replace(comparison, baseline_tests=tests, notes=[*comparison.notes, *untested])
-
-
-def read_comparison(
-    paths: Sequence[Path],
-    baseline: str | None = None,
-    scores: str | None = None,
-    metric: str | None = None,
-    *,
-    held_out_seeds: bool = False,
-    several_lengths: bool = False,
-) -> Comparison:
-    """Compare runs without tests over sentences.
-
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
     of the matrix. `held_out_seeds` leaves out the runs by which learning rates were chosen. Runs of `several_lengths`
-    may have read different numbers of tokens. Raises RunError, and ConfigError if the baseline is not one of the runs,
-    or no run has such scores or seeds.
+    may have read different numbers of tokens. Only with `tested` there are tests against the baseline, which read test
+    sets. Raises RunError, and ConfigError if the baseline is not one of the runs, or no run has such scores or seeds.
     """
     records = find_runs(paths)
     runs = [run for run in records if run.settings or run.state != PRUNED] or records
@@ -126,7 +106,13 @@ def read_comparison(
     if chosen and (curve := curve_of(chosen, curves)):
         chosen = curve.best.group
     matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
-    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, notes=notes)
+    tests: Sequence[BaselineTest] = ()
+    if chosen and tested:
+        from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
+
+        tests, untested = compare_groups(compared, chosen, grid)
+        notes += untested
+    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, tests, notes)
 
 
 def _shorten_labels(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Group]:
@@ -175,8 +161,12 @@ def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterat
     yield from _unlike(runs, "test set", lambda run: run.test_set, "their scores cannot be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
     for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
-        yield from _unlike(runs, f"way to compute {name}", _signature_of(name), f"{name} cannot be compared")
-    for those in _by(runs, lambda run: f"{run.tokenizer} {_data_settings(run)}").values():
+        scored = [run for run in runs if name in run.scores]
+        signatures = {id(run): run.scores[name].signature for run in scored}
+        of = f"way to compute {name}"
+        yield from _unlike(scored, of, lambda run, own=signatures: own[id(run)], f"{name} cannot be compared")  # type: ignore[misc]
+    data = {id(run): [item for item in sorted(run.settings.items()) if item[0].startswith("data.")] for run in runs}
+    for those in _by(runs, lambda run: f"{run.tokenizer} {data[id(run)]}").values():
         yield from _unlike(those, "training text", lambda run: run.train_text, "it changed between the trainings")
     if not several_lengths:
         yield from _unlike_tokens(runs)
@@ -189,21 +179,12 @@ def find_notes(runs: Sequence[SavedRun]) -> Iterator[str]:
     for size, those in _by(runs, _size).items():
         if size:
             yield f"probe tasks in the size {size}: {_names(those)}"
-    for ended, those in _by(runs, _end).items():
-        if ended:
-            yield f"not done: {_names(those)}: {ended}"
+    for reason, those in _by([run for run in runs if run.state != "done"], _ending).items():
+        yield f"not done: {_names(those)}: {reason}"
     old = [run for run in runs if run.state == "done" and "parameters" not in run.numbers]
     if old:
         what = "parameters, multiply-adds, tokens seen, test set and translations are not known"
         yield f"written by an older version: {_names(old)}: {what}"
-
-
-def _data_settings(run: SavedRun) -> str:
-    return str([(key, value) for key, value in sorted(run.settings.items()) if key.startswith("data.")])
-
-
-def _signature_of(name: str) -> Callable[[SavedRun], str]:
-    return lambda run: run.scores[name].signature if name in run.scores else ""
 
 
 def _repeats(groups: Sequence[Group]) -> Iterator[str]:
@@ -214,9 +195,9 @@ def _repeats(groups: Sequence[Group]) -> Iterator[str]:
         yield f"not counted over seeds or against a baseline: {_names(left)}: {why}"
 
 
-def _end(run: SavedRun) -> str:
+def _ending(run: SavedRun) -> str:
     state = run.state or "nothing says how it ended"
-    return "" if state == "done" else f"{state} ({run.reason})" if run.reason else state
+    return f"{state} ({run.reason})" if run.reason else state
 
 
 def _by(runs: Sequence[SavedRun], of: Callable[[SavedRun], str]) -> dict[str, list[SavedRun]]:

@@ -6,18 +6,29 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from statistics import fmean, stdev
 from typing import Any
 
 from tfm_blocks.errors import printable
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
-from tfm_blocks.report.matrix import Matrix
-from tfm_blocks.report.matrix_table import matrix_rows, matrix_table, mean_rows
+from tfm_blocks.report.matrix import Matrix, matrix_rows, matrix_table, mean_rows
 from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.report.screen import clock, print_json, print_table, screen, split_for_page
-from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, csv_text, latex, markdown, markdown_text, texts
+from tfm_blocks.report.table import (
+    COUNT,
+    Cell,
+    Column,
+    Table,
+    Value,
+    csv_text,
+    latex,
+    markdown,
+    markdown_text,
+    mean_cell,
+    numbers,
+    texts,
+)
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
 
@@ -56,11 +67,10 @@ def runs_table(comparison: Comparison) -> Table:
     best = [key.name for key in METRIC_KEYS if key.best and any(key.name in run.best for run in comparison.runs)]
     columns = [
         *texts("run", "state", *parents, *seeds, *(factor.key for factor in comparison.factors)),
-        Column("parameters", COUNT),
-        Column("multiply-adds", COUNT),
-        Column("tokens/s", find_key(SPEED).form),
-        Column("time", COUNT),
-        *(Column(f"best {name}", "{:.4g}") for name in best),
+        *numbers(COUNT, "parameters", "multiply-adds"),
+        *numbers(find_key(SPEED).form, "tokens/s"),
+        *numbers(COUNT, "time"),
+        *numbers("{:.4g}", *(f"best {name}" for name in best)),
     ]
     rows = [
         [
@@ -91,8 +101,8 @@ def scores_table(comparison: Comparison) -> Table:
         for run in _runs(comparison)
         if run.scored_on
     ]
-    numbers = [*(Column(name, SCORE) for name in scores), *(Column(name, "{:.4g}") for name in WITHOUT_INTERVAL)]
-    return Table("scores and their 95 % intervals", [*texts("run", "scored on"), *numbers], rows)
+    columns = [*texts("run", "scored on"), *numbers(SCORE, *scores), *numbers("{:.4g}", *WITHOUT_INTERVAL)]
+    return Table("scores and their 95 % intervals", columns, rows)
 
 
 def _runs(comparison: Comparison) -> Iterator[SavedRun]:
@@ -107,13 +117,14 @@ def _scores(comparison: Comparison) -> list[str]:
 def rates_table(curves: Sequence[RateCurve]) -> Table:
     """Return a row for each learning rate of each model; a column marks the best rate."""
     form = find_key(OBJECTIVE).form
-    columns = [*texts("model", "setting", ""), Column("value", "{:g}"), Column("seeds", COUNT), Column(OBJECTIVE, form)]
+    columns = [*texts("model", "setting", ""), *numbers("{:g}", "value"), *numbers(COUNT, "seeds")]
     rows = [
-        [curve.label, curve.key, _mark(curve, rate), rate.value, len(rate.losses), _spread(rate.losses, form)]
+        [curve.label, curve.key, _mark(curve, rate), rate.value, len(rate.losses), mean_cell(rate.losses, form)]
         for curve in curves
         for rate in curve.rates
     ]
-    return Table(f"learning rates by the best {OBJECTIVE}: mean ± standard deviation", columns, rows)
+    title = f"learning rates by the best {OBJECTIVE}: mean ± standard deviation"
+    return Table(title, [*columns, *numbers(form, OBJECTIVE)], rows)
 
 
 def _mark(curve: RateCurve, rate: Rate) -> str:
@@ -137,12 +148,12 @@ def seeds_table(comparison: Comparison) -> Table:
     for group in comparison.best_rate_groups:
         best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
         done = sum(bool(run.scored_on) for run in group.counted)
-        means = [_spread(best, loss)]
+        means = [mean_cell(best, loss)]
         for score in scores:
             values = group.scores_over_seeds(score.name)  # none unless its runs share a test set and a method
             if score.kind == "token":
                 values = [run.values[score.name] for run in group.counted if score.name in run.values]
-            means.append(_spread(values, score.mean))
+            means.append(mean_cell(values, score.mean))
         means = [replace(cell, ranked=done == len(group.counted)) if cell else None for cell in means]
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([group.label, Cell(count, done), *means])
@@ -152,13 +163,13 @@ def seeds_table(comparison: Comparison) -> Table:
 def baseline_table(comparison: Comparison, baseline: Group) -> Table:
     """Return a row for each score of each other group."""
     tests = [f"{what}, {over}" for over in ("sentences", "seeds") for what in ("95 %", "p", "corrected")]
-    columns = [*texts("model", "score"), *(Column(heading, P_VALUE) for heading in ("difference", *tests))]
+    columns = [*texts("model", "score"), *numbers(P_VALUE, "difference", *tests)]
     rows: list[list[Value]] = []
     for test in comparison.baseline_tests:
         form = SCORES[test.score].difference
-        sentences = [interval(test.sentences_interval, form), test.sentences, test.sentences_corrected]
-        seeds = [interval(test.seeds_interval, form), test.seeds, test.seeds_corrected]
         difference = Cell(form.format(test.difference), test.difference)
+        sentences = interval(test.sentences_interval, form), test.sentences, test.sentences_corrected
+        seeds = interval(test.seeds_interval, form), test.seeds, test.seeds_corrected
         rows.append([test.group.label, test.score, difference, *sentences, *seeds])
     return Table(f"against {baseline.label}", columns, rows, keys=2, note=TESTS if rows else "")
 
@@ -198,13 +209,6 @@ def _score(score: Measured | None) -> Value:
     if score.signature:
         return Cell(f"{score.value:.2f} ± {score.value - score.low:.2f}", score.value)
     return Cell(f"{score.value:.2f} ({score.low:.1f}–{score.high:.1f})", score.value)
-
-
-def _spread(values: Sequence[float], form: str) -> Cell | None:
-    if not values:
-        return None
-    spread = f" ± {form.format(stdev(values))}" if len(values) > 1 else ""
-    return Cell(form.format(fmean(values)) + spread, fmean(values))
 
 
 def show_tables(tables: Sequence[Table], notes: Sequence[str]) -> None:
@@ -267,12 +271,16 @@ def print_comparison_json(comparison: Comparison) -> None:
         rates = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
         best = {"best": curve.best.value, "edge": curve.edge}
         curves.append({"model": curve.label, "key": curve.key, **best, "values": rates})
+    groups = []
+    for group in comparison.groups:
+        runs = []
+        for run in group.runs:
+            settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
+            runs.append(run.describe() | {"seed": run.settings.get("seed"), "settings": settings})
+        groups.append({"group": group.label, "runs": runs})
     record = {
         "differences": factors,
-        "groups": [
-            {"group": group.label, "runs": [_run_record(run, comparison) for run in group.runs]}
-            for group in comparison.groups
-        ],
+        "groups": groups,
         "learning_rates": curves,
         "baseline": comparison.baseline.label if comparison.baseline else None,
         "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
@@ -286,8 +294,3 @@ def print_comparison_json(comparison: Comparison) -> None:
 def print_matrix_json(matrix: Matrix, notes: Sequence[str]) -> None:
     """Print the cells of the matrix and the notes, unrounded."""
     print_json({"matrix": list(matrix_rows(matrix)), "all_tasks": list(mean_rows(matrix)), "notes": notes})
-
-
-def _run_record(run: SavedRun, comparison: Comparison) -> dict[str, Any]:
-    settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
-    return {**run.describe(), "seed": run.settings.get("seed"), "settings": settings}

@@ -1,12 +1,14 @@
-"""`tfm coordinates`: the growth of each node's output with the width, as a table, as JSON and as a figure."""
+"""Measurements as tables, JSON and figures: how outputs grow with the width, and the learning rates of a schedule.
+
+They belong to `tfm coordinates` and `tfm show --schedule`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from tfm_blocks.report.drawing import COLOURS, DASHES, MARKERS, PAGE, UNDATED, drawing_style
+from tfm_blocks.report.drawing import PAGE, drawing_style, line_style, save_figure
 from tfm_blocks.report.screen import print_table, screen
-from tfm_blocks.report.table import Column, Table, Value, texts
-from tfm_blocks.runs.files import write_bytes
+from tfm_blocks.report.table import Table, Value, numbers, texts
 
+BARS = "▁▂▃▄▅▆▇█"
+CURVE = 60  # characters of the curve in the terminal
 FIRST_STEP = 2  # from which a slope counts: before, the random initial values decide
 TOLERANCE = 0.1
+FLAT: dict[str, Any] = {"color": "#999999", "linewidth": 0.6, "marker": "o", "markersize": 1.5}  # style of a line
 FALL = -0.5  # the slope of the logits of random weights
 VERDICTS = {
     "flat": f"the mean slope from step {FIRST_STEP} on is within ±{TOLERANCE}",
@@ -43,15 +47,13 @@ class NodeSizes:
     @cached_property
     def slopes(self) -> list[float]:
         """The slope of log mean |x| on log width at each step; NaN if a mean is not finite; 0 if all are 0."""
-        return [*map(self._slope, self.sizes_WT.T)]
-
-    def _slope(self, sizes_W: npt.NDArray[np.float64]) -> float:
-        if not np.isfinite(sizes_W).all():
-            return math.nan
-        if not sizes_W.any():
-            return 0.0
-        slope, _ = np.polyfit(np.log(self.widths), np.log(np.maximum(sizes_W, np.finfo(np.float64).tiny)), 1)
-        return float(slope)
+        slopes = []
+        for sizes_W in self.sizes_WT.T:
+            logs_W = np.log(np.maximum(sizes_W, np.finfo(np.float64).tiny))
+            finite = np.isfinite(sizes_W).all()
+            slope = np.polyfit(np.log(self.widths), logs_W, 1)[0] if finite and sizes_W.any() else 0.0
+            slopes.append(float(slope) if finite else math.nan)
+        return slopes
 
     @property
     def slope(self) -> float:
@@ -86,18 +88,16 @@ def node_sizes(
 def show_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str) -> None:
     """Print a row for each node: its mean at each width after the last step, two slopes, and the verdict."""
     widths = nodes[0].widths
-    columns = [*texts("node"), *(Column(f"{knob}={width}", "{:.3g}") for width in widths)]
-    columns += [Column(name, "{:+.2f}") for name in ("slope at first", "slope")] + texts("verdict")
+    columns = [*texts("node"), *numbers("{:.3g}", *(f"{knob}={width}" for width in widths))]
+    columns += [*numbers("{:+.2f}", "slope at first", "slope"), *texts("verdict")]
     rows: list[list[Value]] = [
         [node.node, *map(float, node.sizes_WT[:, -1]), node.slopes[0], node.slope, node.verdict] for node in nodes
     ]
-    print_table(
-        Table(f"mean |x| of {title} after {len(nodes[0].slopes) - 1} steps, and its growth with {knob}", columns, rows)
-    )
-    counts = {verdict: sum(node.verdict == verdict for node in nodes) for verdict in VERDICTS}
-    for verdict, count in counts.items():
-        if count:
-            screen().print(f"{count} {verdict}: {VERDICTS[verdict]}")
+    steps = len(nodes[0].slopes) - 1
+    print_table(Table(f"mean |x| of {title} after {steps} steps, and its growth with {knob}", columns, rows))
+    for verdict, reason in VERDICTS.items():
+        if count := sum(node.verdict == verdict for node in nodes):
+            screen().print(f"{count} {verdict}: {reason}")
 
 
 def coordinate_records(nodes: Sequence[NodeSizes]) -> list[dict[str, object]]:
@@ -124,7 +124,8 @@ def draw_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str, path: Pa
         marked = [node for node in nodes if node.verdict != "flat"]
         for panel, step in zip(axes, steps, strict=True):
             for node in nodes:
-                panel.plot(node.widths, node.sizes_WT[:, step], **_style(node, marked))
+                style = line_style(marked.index(node)) if node in marked else FLAT
+                panel.plot(node.widths, node.sizes_WT[:, step], **style)
             panel.set_xscale("log")
             panel.set_yscale("log")
             panel.set_xticks(nodes[0].widths, [str(width) for width in nodes[0].widths])
@@ -138,15 +139,70 @@ def draw_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str, path: Pa
             lines = [line for line, node in zip(axes[0].lines, nodes, strict=True) if node in marked]
             labels = [f"{node.node} ({node.verdict})" for node in marked]
             drawn.legend(loc="outside right upper", handles=lines, labels=labels)
-        content = BytesIO()
-        drawn.savefig(content, format=path.suffix[1:], metadata=UNDATED.get(path.suffix, {}), dpi=200)
-    write_bytes(path, content.getvalue())
+        save_figure(drawn, path, dpi=200)
 
 
-def _style(node: NodeSizes, marked: Sequence[NodeSizes]) -> dict[str, Any]:
-    """Return the style of a node's line: grey if it is flat."""
-    if node not in marked:
-        return {"color": "#999999", "linewidth": 0.6, "marker": "o", "markersize": 1.5}
-    number = marked.index(node)
-    style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
-    return style | {"marker": MARKERS[number % len(MARKERS)]}
+@dataclass(frozen=True)
+class GroupRates:
+    """The optimizer of a group, "frozen" without one, and the least and the largest factor of its learning rate."""
+
+    group: str
+    optimizer: str
+    factors: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RunRates:
+    """The learning rates of a schedule at some steps, and the groups of weights, which multiply them."""
+
+    name: str
+    steps: npt.NDArray[np.int64]
+    rates: npt.NDArray[np.float64]
+    groups: list[GroupRates]
+    followers: dict[str, float]  # at a rate of 0: the momentum, and the factor of the weight decay
+
+
+def show_rates(run: RunRates, title: str) -> None:
+    """Print a row for each group, and the curve of the schedule."""
+    columns = [*texts("group", "optimizer", "factor"), *numbers("{}", "step 1", "largest", "last step")]
+    rows: list[list[Value]] = []
+    for group in run.groups:
+        rates = (1.0, run.rates[0], run.rates.max(), run.rates[-1])
+        spans = [_span(factor * rate for factor in group.factors) for rate in rates]
+        rows.append([group.group, group.optimizer, *(spans if any(group.factors) else [""] * 4)])
+    print_table(Table(f"learning rates of {title}", columns, rows))
+    sampled = np.interp(np.linspace(1, run.steps[-1], CURVE), run.steps, run.rates)
+    bars = (sampled / run.rates.max() * (len(BARS) - 1)).round().astype(int)
+    screen().print(f"{run.name}, steps 1 to {run.steps[-1]:,}: " + "".join(BARS[bar] for bar in bars))
+    for name, low in run.followers.items():
+        values = f"{low:g} at a rate of 0" if name == "momentum" else f"× {low:g} at a rate of 0"
+        screen().print(f"{name.replace('_', ' ')} follows the rate: {values}, the optimizer's at the peak")
+
+
+def _span(values: Iterable[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in values))
+
+
+def rate_records(run: RunRates) -> dict[str, object]:
+    """Return the rates for JSON."""
+    groups = [{"group": one.group, "optimizer": one.optimizer, "factors": list(one.factors)} for one in run.groups]
+    rates = {"steps": run.steps.tolist(), "rates": run.rates.tolist(), "groups": groups}
+    return {"schedule": run.name, **rates, **run.followers}
+
+
+def draw_rates(run: RunRates, title: str, path: Path) -> None:
+    """Draw a line for each group that trains, or a band if its weights have several factors."""
+    with drawing_style():
+        drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
+        axes = drawn.subplots()
+        trained = [group for group in run.groups if any(group.factors)]
+        for number, group in enumerate(trained):
+            least, most = (factor * run.rates for factor in group.factors)
+            style = line_style(number) | {"marker": ""}
+            axes.plot(run.steps, most, label=f"{group.group}: {group.optimizer}", **style)
+            axes.fill_between(run.steps, least, most, color=style["color"], alpha=0.2)
+        axes.set_xlabel("step")
+        axes.set_ylabel("learning rate")
+        axes.set_title(f"{title}, {run.name}")
+        axes.legend()
+        save_figure(drawn, path, dpi=200)

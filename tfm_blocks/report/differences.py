@@ -5,7 +5,7 @@ A model is the same on all tasks, and the runs of a task share a test set."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -78,6 +78,10 @@ def find_factors(runs: Sequence[SavedRun]) -> list[Factor]:
         seen: dict[Hashable, int] = {}
         return tuple(seen.setdefault(_hashable(settings.get(key, ABSENT)), len(seen)) for settings in known)
 
+    def determines(parts: tuple[int, ...], others: tuple[int, ...]) -> bool:
+        """Return True if equal entries of the first have equal entries in the second."""
+        return len(set(zip(parts, others, strict=True))) == len(set(parts))
+
     names, tasks = parts_of(MODEL), parts_of(TASK)
     together: dict[tuple[int, ...], list[str]] = {}
     for key in dict.fromkeys(key for settings in known for key in settings):
@@ -85,18 +89,13 @@ def find_factors(runs: Sequence[SavedRun]) -> list[Factor]:
         if _makes_another(key) and max(parts):
             # parts of the graph, and knobs that some models lack
             is_of_models = key.startswith(f"{MODEL}.") or any(key not in settings for settings in known)
-            of_model = is_of_models and _determines(names, parts)
-            together.setdefault(names if of_model else tasks if _determines(tasks, parts) else parts, []).append(key)
+            of_model = is_of_models and determines(names, parts)
+            together.setdefault(names if of_model else tasks if determines(tasks, parts) else parts, []).append(key)
     return [_factor(group, known) for group in together.values()]
 
 
 def _makes_another(key: str) -> bool:
     return key != SEED and key.partition(".")[0] not in NO_EXPERIMENT
-
-
-def _determines(parts: tuple[int, ...], others: tuple[int, ...]) -> bool:
-    """Return True if equal entries of the first have equal entries in the second."""
-    return len(set(zip(parts, others, strict=True))) == len(set(parts))
 
 
 def settings_of(run: SavedRun) -> dict[str, Setting]:
@@ -225,10 +224,13 @@ def arrange(groups: Sequence[Group], factors: Sequence[Factor]) -> ModelGrid:
     settings = [settings_of(group.runs[0]) for group in known]
     rows_of_text = _texts(settings)
     tasks = _tasks(known, rows_of_text)
-    ordered = sorted(
-        (factor.key for factor in factors), key=lambda key: _priority([row.get(key) for row in settings], key)
-    )
-    keys = _distinguishing(ordered, rows_of_text, tasks)
+
+    def rank(key: str) -> tuple[bool, bool, int]:
+        """Put names before numbers, many values before few, and learning rates last."""
+        values = {row.get(key) for row in settings}
+        return key in RATES, not any(isinstance(value, str) for value in values), -len(values)
+
+    keys = _distinguishing(sorted((factor.key for factor in factors), key=rank), rows_of_text, tasks)
     models = [tuple(row.get(key, ABSENT) for key in keys) for row in rows_of_text]
     rows, columns = list(dict.fromkeys(models)), list(dict.fromkeys(tasks))
     places = [(rows.index(model), columns.index(task)) for model, task in zip(models, tasks, strict=True)]
@@ -238,11 +240,6 @@ def arrange(groups: Sequence[Group], factors: Sequence[Factor]) -> ModelGrid:
 def test_sets(group: Group) -> frozenset[str]:
     """Return the hashes of the test sets of the scored runs that count."""
     return frozenset(run.test_set for run in group.counted if run.scored_on)
-
-
-def _priority(values: Sequence[Setting], key: str) -> tuple[bool, bool, int]:
-    """Return a sort key: names before numbers, many values before few, learning rates last."""
-    return key in RATES, not any(isinstance(value, str) for value in values), -len(set(values))
 
 
 def _distinguishing(keys: Sequence[str], rows: Sequence[Mapping[str, str]], within: Sequence[Hashable]) -> list[str]:
@@ -260,29 +257,23 @@ def _distinguishing(keys: Sequence[str], rows: Sequence[Mapping[str, str]], with
 
 
 def _tasks(groups: Sequence[Group], settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return for each group the name of its task, with the settings in which tasks of this name differ."""
+    """Return for each group the name of its task, with the settings in which tasks of this name differ.
+
+    These are settings of the data that never differ between groups with a common test set.
+    """
     names = [_name(group.runs[0]) for group in groups]
-    keys = _distinguishing(list(_task_keys(groups, settings)), settings, names)
-    alike = defaultdict(list)
-    for name, row in zip(names, settings, strict=True):
+    common, alike = defaultdict(list), defaultdict(list)
+    for group, name, row in zip(groups, names, settings, strict=True):
         alike[name].append(row)
-    return [
-        ", ".join(
-            [name, *(f"{key.partition('.')[2]} {row.get(key, ABSENT)}" for key in keys if _varies(key, alike[name]))]
-        )
-        for name, row in zip(names, settings, strict=True)
-    ]
-
-
-def _task_keys(groups: Sequence[Group], settings: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Yield the settings of the data that never differ between groups with a common test set."""
-    common = defaultdict(list)
-    for group, row in zip(groups, settings, strict=True):
         if "" not in (known := test_sets(group)) and known:
             common[known].append(row)
-    for key in dict.fromkeys(key for row in settings for key in row):
-        if key.startswith(f"{DATA}.") and not any(_varies(key, rows) for rows in common.values()):
-            yield key
+    of_data = [key for key in dict.fromkeys(chain.from_iterable(settings)) if key.startswith(f"{DATA}.")]
+    fixed = [key for key in of_data if not any(_varies(key, rows) for rows in common.values())]
+    keys, tasks = _distinguishing(fixed, settings, names), []
+    for name, row in zip(names, settings, strict=True):
+        own = [f"{key.partition('.')[2]} {row.get(key, ABSENT)}" for key in keys if _varies(key, alike[name])]
+        tasks.append(", ".join([name, *own]))
+    return tasks
 
 
 def _varies(key: str, rows: Sequence[Mapping[str, str]]) -> bool:
@@ -298,10 +289,9 @@ def _texts(rows: Sequence[Mapping[str, Setting]]) -> list[dict[str, str]]:
     values = defaultdict(set)
     for key, value in chain.from_iterable(row.items() for row in rows):
         values[key, show_setting(value)].add(value)
-    return [
-        {
-            key: printable(repr(value) if len(values[key, show_setting(value)]) > 1 else show_setting(value))
-            for key, value in row.items()
-        }
-        for row in rows
-    ]
+
+    def write(key: str, value: Setting) -> str:
+        text = show_setting(value)
+        return printable(repr(value) if len(values[key, text]) > 1 else text)
+
+    return [{key: write(key, value) for key, value in row.items()} for row in rows]

@@ -184,8 +184,8 @@ def _draw_panel(
 
 def line_style(number: int) -> dict[str, Any]:
     """Return the style of a model, distinct for up to 56 models."""
-    dash, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": dash, "marker": marker}
+    choices = {"color": COLOURS, "linestyle": DASHES, "marker": MARKERS}
+    return {name: values[number % len(values)] for name, values in choices.items()}
 
 
 def _marked(points: int, few: int, many: int) -> list[int]:
@@ -314,8 +314,13 @@ def save_drawings(drawings: Sequence[tuple[str, Figure]], folder: Path) -> list[
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for name, drawn in drawings:
-        for suffix, metadata in UNDATED.items():
+        for suffix in UNDATED:
             paths.append(folder / f"{name}{suffix}")
-            drawn.savefig(content := BytesIO(), format=suffix[1:], metadata=metadata)
-            write_bytes(paths[-1], content.getvalue())
+            save_figure(drawn, paths[-1])
     return paths
+
+
+def save_figure(drawn: Figure, path: Path, **options: Any) -> None:
+    """Write a figure in the format of the file's suffix, without a date."""
+    drawn.savefig(content := BytesIO(), format=path.suffix[1:], metadata=UNDATED.get(path.suffix, {}), **options)
+    write_bytes(path, content.getvalue())

@@ -14,7 +14,7 @@ from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval, runs_table, scores_table
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.screen import print_json, print_table, screen
-from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
+from tfm_blocks.report.table import COUNT, Cell, Table, Value, numbers, texts
 from tfm_blocks.runs.listing import size_of
 from tfm_blocks.runs.records import Score
 from tfm_blocks.runs.saved_run import SavedRun
@@ -31,20 +31,18 @@ TESTS = (
 SHOWN_ELSEWHERE = frozenset({"model", "seed", "command", "resumed", "parameters_by_node", "optimizer_groups"})
 
 
-def show_runs(runs: Sequence[SavedRun]) -> None:
-    """Print a row for each run."""
-    columns = [*texts("run", "state", "model", "data"), *(Column(name, COUNT) for name in ("step", "score", "changed"))]
+def show_runs(runs: Sequence[SavedRun], *, as_json: bool) -> None:
+    """Print a row for each run; as JSON, unrounded and with the command lines."""
+    if as_json:
+        print_json([entry_record(run) for run in runs])
+        return
+    columns = [*texts("run", "state", "model", "data"), *numbers(COUNT, "step", "score", "changed")]
     rows: list[list[Value]] = []
     for run in runs:
         score = Cell(f"{run.headline[0]} {run.headline[1]:.4g}", run.headline[1]) if run.headline else None
         changed = Cell(datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M"), run.changed)
         rows.append([str(run.folder), run.state, run.model, run.data, run.step, score, changed])
     print_table(Table("", columns, rows))
-
-
-def print_runs_json(runs: Sequence[SavedRun]) -> None:
-    """Print the fields of the table, unrounded, and the command lines."""
-    print_json([entry_record(run) for run in runs])
 
 
 def entry_record(run: SavedRun) -> dict[str, Any]:
@@ -68,20 +66,18 @@ def show_sizes(folders: Sequence[Path]) -> None:
         screen().print(f"{folder}: {size_of(folder) / 1e6:,.1f} MB", soft_wrap=True)
 
 
-def show_models(models: Sequence[Entry]) -> None:
-    """Print a row for each model."""
+def show_models(models: Sequence[Entry], *, as_json: bool) -> None:
+    """Print a row for each model; as JSON, with its files."""
+    if as_json:
+        print_json([asdict(model) for model in models])
+        return
     rows = [[model.name, ", ".join(model.parents), model.about, " ".join(model.knobs)] for model in models]
     print_table(Table("models", texts("model", "inherits", "what it is", "knobs that it sets"), rows))
 
 
-def print_models_json(models: Sequence[Entry]) -> None:
-    """Print the same fields and the files of each model as JSON."""
-    print_json([asdict(model) for model in models])
-
-
 def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> None:
     """Print a row for each job: its overrides, and its number of parameters or the reason why it cannot start."""
-    columns = [Column("job"), Column("parameters", COUNT), Column("verdict")]
+    columns = [*texts("job"), *numbers(COUNT, "parameters"), *texts("verdict")]
     rows = [
         [
             " ".join(overrides),
@@ -93,15 +89,15 @@ def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> N
     print_table(Table(f"{len(jobs)} jobs", columns, rows))
 
 
+def run_record(run: SavedRun) -> dict[str, Any]:
+    """Return everything known about the run, for JSON."""
+    return {**entry_record(run), **run.describe()}
+
+
 def show_run(run: SavedRun) -> None:
     """Print the run in lines."""
     for line in _lines(run):
         screen().print(line, soft_wrap=True)
-
-
-def run_record(run: SavedRun) -> dict[str, Any]:
-    """Return everything known about the run, for JSON."""
-    return {**entry_record(run), **run.describe()}
 
 
 def _lines(run: SavedRun) -> Iterator[str]:
@@ -128,9 +124,9 @@ def _lines(run: SavedRun) -> Iterator[str]:
 def _numbers(what: str, table: Table) -> Iterator[str]:
     """Yield the numbers of a table of one run, in a line."""
     pairs = zip(table.columns, table.cells[0], strict=True)
-    numbers = [f"{column.heading} {cell.text}" for column, cell in pairs if column.form and cell.text]
-    if numbers:
-        yield f"{what}: {', '.join(numbers)}"
+    known = [f"{column.heading} {cell.text}" for column, cell in pairs if column.form and cell.text]
+    if known:
+        yield f"{what}: {', '.join(known)}"
 
 
 def _text(value: Any) -> str:
@@ -140,13 +136,17 @@ def _text(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
-    """Print a row for each score of each system, and below the table how they were computed."""
+def show_scores(systems: Mapping[str, Sequence[Score]], lines: int, *, as_json: bool) -> None:
+    """Print a row for each score of each system, and below the table how they were computed; as JSON, unrounded."""
+    if as_json:
+        runs = {name: [asdict(score) for score in scores] for name, scores in systems.items()}
+        print_json({"lines": lines, "runs": runs})
+        return
     tested = any(score.difference is not None for scores in systems.values() for score in scores)
-    numbers = [Column("value", SCORE), Column("95 %", SCORE)]
+    columns = [*texts("run", "score"), *numbers(SCORE, "value", "95 %")]
     if tested:
-        numbers += [Column("difference", "{:+.2f}"), Column("95 % of it", SCORE)]
-        numbers += [Column("p", P_VALUE), Column("sacreBLEU's p", P_VALUE)]
+        columns += [*numbers("{:+.2f}", "difference"), *numbers(SCORE, "95 % of it")]
+        columns += numbers(P_VALUE, "p", "sacreBLEU's p")
     rows: list[list[Value]] = []
     for name, scores in systems.items():
         for score in scores:
@@ -155,17 +155,11 @@ def show_scores(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
             tests = [score.difference, difference, score.p, score.p_sacrebleu] if tested else []
             rows.append([name, score.name, score.value, half, *tests])
     console = screen()
-    print_table(Table(f"{lines:,} lines" if lines > 1 else "1 line", [*texts("run", "score"), *numbers], rows))
+    print_table(Table(f"{lines:,} lines" if lines > 1 else "1 line", columns, rows))
     if tested:
         console.print(TESTS)
     for score in next(iter(systems.values())):
         console.print(f"{score.name}: {score.signature}", soft_wrap=True)
-
-
-def print_scores_json(systems: Mapping[str, Sequence[Score]], lines: int) -> None:
-    """Print the scores and their tests, unrounded."""
-    runs = {name: [asdict(score) for score in scores] for name, scores in systems.items()}
-    print_json({"lines": lines, "runs": runs})
 
 
 def show_perplexity(perplexity: Perplexity, run: str, *, as_json: bool) -> None:

@@ -8,16 +8,14 @@ from dataclasses import asdict, dataclass
 
 from tfm_blocks.errors import listed
 from tfm_blocks.figures.draw import Content
-from tfm_blocks.figures.figure import picture_of
-from tfm_blocks.figures.picture import FigurePicture, mark_nodes, place_side_by_side
-from tfm_blocks.figures.themes import Mark
+from tfm_blocks.figures.drawing import FigurePicture, Mark
+from tfm_blocks.figures.figure import mark_nodes, picture_of, place_side_by_side
 from tfm_blocks.language.difference import AlikeNodes, Change, find_changes
 from tfm_blocks.language.outline import Outline, write_nodes
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
-from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_line, print_table
@@ -36,31 +34,24 @@ class ModelDifference:
     names: tuple[str, str]
     changes: list[Change]
     lengths: tuple[Mapping[str, int], Mapping[str, int]]
-    costs: Mapping[str, tuple[int, int]]
+    costs: Mapping[str, Sequence[int]]
     weights: WeightMatch
 
 
 def compare_models(names: tuple[str, str], a: Spec, b: Spec, requested: Mapping[str, int]) -> ModelDifference:
     """Compare two checked models. `requested` are the numbers of tokens of inputs by name, 32 for the others."""
-    networks = network_without_values(a), network_without_values(b)
-    lengths = axis_lengths(networks[0], requested), axis_lengths(networks[1], requested)
-    ours, theirs = map(_costs, networks, lengths)
-    costs = {name: (ours[name], theirs[name]) for name in ours}
-    return ModelDifference(names, find_changes(a, b, REGISTRY), lengths, costs, _match(*networks))
-
-
-def _costs(network: Network, lengths: Mapping[str, int]) -> dict[str, int]:
-    return {
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "multiply-adds": sum(multiply_adds(network, lengths).values()),
-        "floats of decoding state": decoding_state(network, lengths),
+    first, second = networks = network_without_values(a), network_without_values(b)
+    lengths = axis_lengths(first, requested), axis_lengths(second, requested)
+    pairs = list(zip(networks, lengths, strict=True))
+    costs = {
+        "parameters": [sum(parameter.numel() for parameter in network.parameters()) for network in networks],
+        "multiply-adds": [sum(multiply_adds(network, sizes).values()) for network, sizes in pairs],
+        "floats of decoding state": [decoding_state(network, sizes) for network, sizes in pairs],
     }
-
-
-def _match(a: Network, b: Network) -> WeightMatch:
-    saved = {name: tensor.shape for name, tensor in weights_of(a).items()}
-    vocabs = (int(str(network.spec.sink.shape[-1])) for network in (b, a))
-    return match_weights(b, next(vocabs), saved, next(vocabs))
+    saved = {name: tensor.shape for name, tensor in weights_of(first).items()}
+    vocab, saved_vocab = (int(str(network.spec.sink.shape[-1])) for network in (second, first))
+    weights = match_weights(second, vocab, saved, saved_vocab)
+    return ModelDifference(names, find_changes(a, b, REGISTRY), lengths, costs, weights)
 
 
 def model_difference_record(difference: ModelDifference) -> dict[str, object]:
@@ -69,7 +60,7 @@ def model_difference_record(difference: ModelDifference) -> dict[str, object]:
         "models": list(difference.names),
         "changes": [asdict(change) for change in difference.changes],
         "lengths": [dict(lengths) for lengths in difference.lengths],
-        "costs": {name: list(pair) for name, pair in difference.costs.items()},
+        "costs": difference.costs,
         "weights": {name: getattr(difference.weights, name) for name in ("loaded", "new", "unused")},
     }
 
@@ -86,10 +77,19 @@ def summary_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
     """Return lines on the costs and the weights, or a single line if the models are the same."""
     if not difference.changes:
         return [f"{' and '.join(difference.names)} are the same model"]
-    costs = [_cost_line(name, before, after) for name, (before, after) in difference.costs.items()]
+    lines = []
+    for name, (before, after) in difference.costs.items():
+        relative = f", {(after - before) / before:+.2%}" if before else ""
+        change = f"{before:,} → {after:,} ({after - before:+,}{relative})"
+        lines.append(f"{name}: {f'{before:,} in both' if before == after else change}")
     lengths = {**difference.lengths[0], **difference.lengths[1]}
-    condition = ", ".join(f"{axis} = {length}" for axis, length in lengths.items())
-    return [*costs, f"for one row with {condition}", *_weight_lines(difference, a, b)]
+    lines.append(f"for one row with {', '.join(f'{axis} = {length}' for axis, length in lengths.items())}")
+    weights, (first, second) = difference.weights, difference.names
+    count = len(weights.loaded) + len(weights.new)
+    lines.append(f"init_from: {len(weights.loaded)} of the {count} weights of {second} load from {first}")
+    for text, names, spec in (("new", weights.new, b), ("unused", weights.unused, a)):
+        lines += [f"init_from: {text}: {_names_text(names, spec)}"] if names else []
+    return lines
 
 
 def changes_table(difference: ModelDifference) -> Table:
@@ -103,23 +103,6 @@ def changes_table(difference: ModelDifference) -> Table:
         for (kind, key, before, after, _), where in rows.items()
     ]
     return Table("", texts("change", "node", *difference.names), cells, keys=2)
-
-
-def _cost_line(name: str, before: int, after: int) -> str:
-    if before == after:
-        return f"{name}: {before:,} in both"
-    relative = f", {(after - before) / before:+.2%}" if before else ""
-    return f"{name}: {before:,} → {after:,} ({after - before:+,}{relative})"
-
-
-def _weight_lines(difference: ModelDifference, a: Spec, b: Spec) -> list[str]:
-    first, second = difference.names
-    weights = difference.weights
-    count = len(weights.loaded) + len(weights.new)
-    lines = [f"init_from: {len(weights.loaded)} of the {count} weights of {second} load from {first}"]
-    for text, names, spec in (("new", weights.new, b), ("unused", weights.unused, a)):
-        lines += [f"init_from: {text}: {_names_text(names, spec)}"] if names else []
-    return lines
 
 
 def _names_text(names: Sequence[str], spec: Spec) -> str:

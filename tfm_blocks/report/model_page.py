@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from markupsafe import Markup
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import Problem
 from tfm_blocks.figures.draw import Content
-from tfm_blocks.figures.figure import Style, picture_of, svg_of
-from tfm_blocks.figures.picture import mark_nodes
-from tfm_blocks.figures.themes import THEMES, Mark, Theme
+from tfm_blocks.figures.drawing import THEMES, Mark, Theme
+from tfm_blocks.figures.figure import Style, mark_nodes, picture_of, svg_of
 from tfm_blocks.language.outline import Outline, write_add_norm, write_references, write_steps, write_value
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path, Spec, format_shape
 from tfm_blocks.language.tree import ENTRY
-from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
+from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.model_difference import changes_table, compare_models, difference_marks, summary_lines
-from tfm_blocks.report.show import measure
+from tfm_blocks.report.show import ModelSize, measure
 from tfm_blocks.report.weights import group_weights
 
 MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
@@ -41,40 +41,36 @@ Row = tuple[str, str, str]
 WeightRow = tuple[str, str, str, str]
 
 
-@dataclass(frozen=True)
-class NodeFacts:
-    """The facts of a node, which alike layers share.
+def _facts(model: ViewedModel, size: ModelSize) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each node for JSON.
 
     `arguments` are rows of a name, a value and the place that set it. `reads` are rows of a port, a reference and a
     shape. `own_weights` are rows of an address below the node, a role, a symbolic shape and the initial values. `lines`
     are rows of a file, a line number and the lines that write the node there.
     """
-
-    block: str
-    path: str
-    shape: str
-    add_norm: str
-    weights: str
-    parameters: int
-    multiply_adds: int
-    arguments: tuple[Row, ...]
-    reads: tuple[Row, ...]
-    own_weights: tuple[WeightRow, ...]
-    lines: tuple[Row, ...]
-
-
-def facts_of(model: ViewedModel, costs: Mapping[str, tuple[int, int]]) -> dict[str, NodeFacts]:
-    """Return the facts of each node by address. `costs` are its parameters and multiply-adds."""
     spec, sources = model.spec, model.sources
     outline = Outline(spec, REGISTRY)
-    files = sources.by_file()
-    shapes = {model_input.name: format_shape(model_input.shape) for model_input in spec.inputs}
+    shapes = {one.name: format_shape(one.shape) for one in spec.inputs}
     shapes |= {node.address: format_shape(node.shape) for node in spec.nodes}
     weights = _weight_rows(model)
-    return {
-        node.address: _facts(node, outline, sources, files, shapes, costs[node.address], weights[node.address])
-        for node in spec.nodes
-    }
+    for row in size.rows:
+        node = row.node
+        written = outline.nodes.get(node.address)
+        origin = f"of {node.owner}" if node.shares else f"tied to {node.tie}" if node.tie else ""
+        files = [(file, file.written[node.path]) for file in sources.by_file() if node.path in file.written]
+        yield {
+            "block": node.block or "",
+            "path": ".".join(node.path),
+            "shape": shapes[node.address],
+            "add_norm": write_add_norm(written, REGISTRY) if written else " → ".join(write_steps(node.post, REGISTRY)),
+            "weights": "; ".join(filter(None, (origin, node.adapter_text and f"adapters: {node.adapter_text}"))),
+            "parameters": row.parameters,
+            "multiply_adds": row.multiply_adds,
+            "arguments": list(_arguments(node, sources)),
+            "reads": list(_reads(node, outline, shapes)),
+            "own_weights": weights[node.address],
+            "lines": [(place.file, str(place.line), file.excerpt(node.path)) for file, place in files],
+        }
 
 
 def _weight_rows(model: ViewedModel) -> dict[str, list[WeightRow]]:
@@ -91,46 +87,8 @@ def _weight_rows(model: ViewedModel) -> dict[str, list[WeightRow]]:
     return rows
 
 
-def _facts(
-    node: Node,
-    outline: Outline,
-    sources: Sources,
-    files: Sequence[Sources],
-    shapes: Mapping[str, str],
-    costs: tuple[int, int],
-    weights: Sequence[WeightRow],
-) -> NodeFacts:
-    info = REGISTRY.blocks[node.block] if node.block else None
-    written = outline.nodes.get(node.address)
-    add_norm = write_add_norm(written, REGISTRY) if written else " → ".join(write_steps(node.post, REGISTRY))
-    return NodeFacts(
-        block=node.block or "",
-        path=".".join(node.path),
-        shape=shapes[node.address],
-        add_norm=add_norm,
-        weights="; ".join(
-            filter(None, (_origin_of_weights(node), node.adapter_text and f"adapters: {node.adapter_text}"))
-        ),
-        parameters=costs[0],
-        multiply_adds=costs[1],
-        arguments=tuple(_arguments(node, info, sources)) if info else (),
-        reads=tuple(_reads(node, outline, shapes)),
-        own_weights=tuple(weights),
-        lines=tuple(
-            (place.file, str(place.line), file.excerpt(node.path))
-            for file in files
-            if node.path in file.written
-            for place in [file.written[node.path]]
-        ),
-    )
-
-
-def _origin_of_weights(node: Node) -> str:
-    return f"of {node.owner}" if node.shares else f"tied to {node.tie}" if node.tie else ""
-
-
-def _arguments(node: Node, info: BlockInfo, sources: Sources) -> Iterator[Row]:
-    for name in info.arguments:
+def _arguments(node: Node, sources: Sources) -> Iterator[Row]:
+    for name in REGISTRY.blocks[node.block].arguments if node.block else ():
         yield name, write_value(node.arguments.get(name), REGISTRY), _origin(node.path, name, sources)
 
 
@@ -155,20 +113,15 @@ def _setting(path: Path, sources: Sources) -> str:
     return f"{place.file}:{place.line}"
 
 
-def _previous_layer(layer: str) -> str:
-    """Return the reference to the layer before a layer; "" for the first layer and for other graphs."""
-    stack, _, index = layer.rpartition(".")
-    return f"{stack}.{int(index) - 1}" if index.isdigit() and int(index) else ""
-
-
 def _reads(node: Node, outline: Outline, shapes: Mapping[str, str]) -> Iterator[Row]:
     written = outline.nodes[node.address].reads if node.address in outline.nodes else {}
-    for port, addresses in node.reads.items():
-        first = port == next(iter(node.reads))
-        references = written.get("in" if first else port, addresses)
-        layer = node.address.rpartition(".")[0]
-        text = ENTRY if references == (_previous_layer(layer),) else write_references(references, node.address, outline)
-        yield "in" if first else port, text, shapes[addresses[0]]
+    stack, _, index = node.address.rpartition(".")[0].rpartition(".")
+    previous = f"{stack}.{int(index) - 1}" if index.isdigit() and int(index) else ""  # the layer before this one
+    for number, (port, addresses) in enumerate(node.reads.items()):
+        name = port if number else "in"
+        references = written.get(name, addresses)
+        text = ENTRY if references == (previous,) else write_references(references, node.address, outline)
+        yield name, text, shapes[addresses[0]]
 
 
 @dataclass(frozen=True)
@@ -212,28 +165,21 @@ def _blocks(models: Sequence[ViewedModel]) -> dict[str, dict[str, str]]:
 
 
 def _model_record(model: ViewedModel, marks: Mapping[str, Mark]) -> dict[str, object]:
-    size = measure(model.spec, model.sources, {})
-    costs = {row.node.address: (row.parameters, row.multiply_adds) for row in size.rows}
-    facts = facts_of(model, costs)
-    records = list(dict.fromkeys(facts.values()))
-    numbers = {record: number for number, record in enumerate(records)}
-    foldable = _foldable(model.spec)
+    """Return a model for JSON. Alike layers share a record of facts; `*` is the number of a layer in `foldable`."""
+    size, outline = measure(model.spec, model.sources, {}), Outline(model.spec, REGISTRY)
+    texts = [json.dumps(facts) for facts in _facts(model, size)]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    foldable = list(dict.fromkeys(pattern(address) for address in outline.nodes if outline.joins_branches(address)))
     return {
         "name": model.name,
         "figures": dict(_figures(model.spec, foldable, marks, model.name)),
         "foldable": foldable,
-        "records": [asdict(record) for record in records],
-        "nodes": {address: numbers[record] for address, record in facts.items()},
+        "records": [json.loads(text) for text in numbers],
+        "nodes": {row.node.address: numbers[text] for row, text in zip(size.rows, texts, strict=True)},
         "parameters": size.parameters,
         "multiply_adds": size.multiply_adds,
         "condition": size.condition,
     }
-
-
-def _foldable(spec: Spec) -> list[str]:
-    """Return the stacks and parallels of a model, with `*` in place of the numbers of layers."""
-    outline = Outline(spec, REGISTRY)
-    return list(dict.fromkeys(pattern(address) for address in outline.nodes if outline.joins_branches(address)))
 
 
 def _figures(spec: Spec, foldable: Sequence[str], marks: Mapping[str, Mark], title: str) -> Iterator[tuple[str, str]]:

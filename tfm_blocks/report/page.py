@@ -21,8 +21,7 @@ from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.drawing import chart_svg, legend_svg
-from tfm_blocks.report.matrix import Matrix
-from tfm_blocks.report.matrix_table import legend, matrix_table, verdict
+from tfm_blocks.report.matrix import Matrix, legend, matrix_table, verdict
 from tfm_blocks.report.model_page import ViewedModel, render_view
 from tfm_blocks.report.samples import MOST_SAMPLES, choose_drawn, choose_models, common_test_set, left_out, samples_of
 from tfm_blocks.report.show import nodes_table
@@ -47,6 +46,7 @@ def render_report(
     groups = choose_drawn(comparison.best_rate_groups)
     matrix = matrix_of(comparison)
     models = _models(groups, plugins)
+    pages = json.dumps([model["page"] for model in models])
     return page_template("page.html").render(
         title=title,
         policy=content_policy([script, asset("view.js")]),  # pages of models inherit the policy of this page
@@ -59,7 +59,7 @@ def render_report(
         **_charts(comparison, matrix),
         **_samples(comparison.grid, sentence, plugins),
         models=models,
-        model_pages=_compressed([model["page"] for model in models]),
+        model_pages=b64encode(gzip.compress(pages.encode(), mtime=0)).decode(),
         configs=[(group.label, _config(group.runs[0])) for group in groups],
     )
 
@@ -146,8 +146,3 @@ def _config(run: SavedRun) -> str:
         return read_bytes(run.folder / CONFIG).decode("utf-8", "replace")[:LONGEST_CONFIG]
     except RunError:
         return ""
-
-
-def _compressed(pages: Sequence[str]) -> str:
-    """Return a JSON list as gzip in base64."""
-    return b64encode(gzip.compress(json.dumps(pages).encode(), mtime=0)).decode()

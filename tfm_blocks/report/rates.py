@@ -67,38 +67,31 @@ def rate_curves(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Rate
 
 
 def _curve(family: Sequence[Group], factors: Sequence[Factor]) -> RateCurve | None:
-    """Return the curve of groups that differ in one of RATES, if at least one of them has a loss."""
-    by_key = ((key, _by_rate(family, key)) for key in RATES)
-    key, rated = next(((key, rated) for key, rated in by_key if len(rated) > 1), ("", {}))
-    seeds = _shared_seeds(list(rated.values()))
-    rates = [_rate(value, rated[value], seeds) for value in sorted(rated)]
-    shown = [factor for factor in factors if factor.key not in RATES]
-    settings = [(factor.key, family[0].setting(factor)) for factor in shown]
+    """Return the curve of groups that differ in one of RATES, if at least one of them has a loss.
+
+    The rates are compared on the seeds with a finished run at each rate that has finished runs, or else on all seeds.
+    """
+    for key in RATES:
+        known = ((settings_of(group.runs[0]).get(key), group) for group in family)
+        rated = {float(value): group for value, group in known if isinstance(value, int | float)}  # not in damaged runs
+        if len(rated) > 1:
+            break
+    else:
+        return None
+    finished = [{run.settings.get(SEED) for run in runs} for group in rated.values() if (runs := _finished(group))]
+    seeds = (set.intersection(*finished) or set.union(*finished)) if finished else set()
+    rates = []
+    for value, group in sorted(rated.items(), key=lambda item: item[0]):
+        losses = [run.best[OBJECTIVE].value for run in _finished(group) if run.settings.get(SEED) in seeds]
+        rates.append(Rate(value, group, losses, sum(run.state == "diverged" for run in group.counted)))
+    settings = [(factor.key, family[0].setting(factor)) for factor in factors if factor.key not in RATES]
     named = [text if name == "model" else f"{name.rpartition('.')[2]} {text}" for name, text in settings]
     label = ", ".join(named) or family[0].runs[0].model or family[0].label
     return RateCurve(label, key, rates, seeds) if any(rate.losses for rate in rates) else None
 
 
-def _by_rate(family: Sequence[Group], key: str) -> dict[float, Group]:
-    """Return the groups by the value of a setting. Groups without a number there, as in damaged runs, are left out."""
-    values = ((settings_of(group.runs[0]).get(key), group) for group in family)
-    return {float(value): group for value, group in values if isinstance(value, int | float)}
-
-
-def _shared_seeds(family: Sequence[Group]) -> set[Setting]:
-    """Return the seeds with a finished run at each rate that has finished runs; all seeds if there are none."""
-    seeds = [{run.settings.get(SEED) for run in runs} for group in family if (runs := _finished(group))]
-    return (set.intersection(*seeds) or set.union(*seeds)) if seeds else set()
-
-
 def _finished(group: Group) -> list[SavedRun]:
     return [run for run in group.counted if run.state == "done" and OBJECTIVE in run.best]
-
-
-def _rate(value: float, group: Group, seeds: set[Setting]) -> Rate:
-    losses = [run.best[OBJECTIVE].value for run in _finished(group) if run.settings.get(SEED) in seeds]
-    diverged = sum(run.state == "diverged" for run in group.counted)
-    return Rate(value, group, losses, diverged)
 
 
 def best_groups(groups: Sequence[Group], curves: Sequence[RateCurve]) -> list[Group]:

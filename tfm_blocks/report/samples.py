@@ -43,10 +43,12 @@ def choose_drawn(groups: Sequence[Group]) -> list[Group]:
         turns = [place for place in turns if counts[place] < len(groups[place].runs)]
         for place in turns[: MOST_RUNS - sum(counts)]:
             counts[place] += 1
-    chosen = [
-        Group(group.label, _best_to_worst(group.runs, count)) for group, count in zip(groups, counts, strict=True)
-    ]
-    return [group for group in chosen if group.runs]
+    drawn = []
+    for group, count in zip(groups, counts, strict=True):
+        by_loss, last = sorted(group.runs, key=_loss), len(group.runs) - 1
+        chosen = {id(by_loss[round(number * last / max(1, count - 1))]) for number in range(count)}
+        drawn.append(Group(group.label, [run for run in group.runs if id(run) in chosen]))
+    return [group for group in drawn if group.runs]
 
 
 def left_out(groups: Sequence[Group], drawn: Sequence[Group]) -> str:
@@ -74,12 +76,6 @@ def _by_model(groups: Sequence[Group]) -> list[int]:
         rank[place] = seen[model]
         seen[model] += 1
     return sorted(order, key=lambda place: rank[place])
-
-
-def _best_to_worst(runs: Sequence[SavedRun], count: int) -> list[SavedRun]:
-    by_loss = sorted(runs, key=_loss)
-    chosen = [by_loss[round(number * (len(runs) - 1) / max(1, count - 1))] for number in range(count)]
-    return [run for run in runs if any(run is other for other in chosen)]
 
 
 def _loss(run: SavedRun) -> float:

@@ -1,34 +1,197 @@
-"""What `tfm compare --scaling` shows of a ladder: answers, tables, JSON and a figure."""
+"""`tfm compare --scaling`: a ladder of runs of several sizes and lengths, the law of their losses, and its answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from tfm_blocks.errors import ConfigError
+from tfm_blocks.errors import ConfigError, Problem, listed
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.report.drawing import WIDTH, drawing_style, line_style, save_drawings
-from tfm_blocks.report.ladder import Ladder
-from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.weights import list_weights
+from tfm_blocks.report.comparison import NAMED, Comparison
+from tfm_blocks.report.differences import ABSENT, MODEL, Factor, Group
+from tfm_blocks.report.drawing import WIDTH, line_style
+from tfm_blocks.report.table import COUNT, Table, Value, mean_cell, numbers, texts
+from tfm_blocks.runs.model import read_spec
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.scaling_law import (
     Estimate,
     LadderFit,
+    LadderPoint,
+    fit_ladder,
     held_out_errors,
     rungs,
     seed_deviation,
 )
+from tfm_blocks.scoring.significance import correct
 
+LOOKED_UP = frozenset({"embedding", "position"})  # roles of weights of which a token reads one row
+RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
+SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
 FURTHER = 10  # times the largest compute, to which factors are extrapolated
 ALPHA = 0.05
 CONSTANTS = ("irreducible", "parameter_coefficient", "token_coefficient", "alpha", "beta")
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The final losses of runs of several sizes and lengths, and their scaling law.
+
+    `with_trends` is a second fit, in which the factor of each model may change with compute; None if the runs do not
+    determine it. `notes` name the runs that are left out, and what the sizes cannot show.
+    """
+
+    fit: LadderFit
+    with_trends: LadderFit | None
+    notes: Sequence[str]
+
+    @property
+    def largest(self) -> float:
+        """Return the largest compute of a run, in operations."""
+        return max(point.compute for point in self.fit.points)
+
+    def corrected(self, fit: LadderFit | None, statistic: Callable[[LadderFit, int], Estimate]) -> dict[int, float]:
+        """Return the p-value of a statistic of each model but the baseline, corrected for all of them (Holm 1979)."""
+        return correct({model: statistic(fit, model).p for model in range(1, len(fit.models))} if fit else {})
+
+
+def read_ladder(comparison: Comparison, plugins: Sequence[str] = ()) -> Ladder:
+    """Fit a scaling law to the losses of the last validations of the finished runs of a comparison.
+
+    Models differ in their name, or in another setting that is a name, such as `mixer`; numbers distinguish the rungs.
+    Of several learning rates, only the best one of each model and size counts. Runs from which others branched off are
+    left out, because their learning rate has not decayed. Raises ConfigError if the runs do not determine the law, or
+    cannot be compared.
+    """
+    parents = {path for run in comparison.runs for path in _parent_folders(run)}
+    left: dict[str, list[SavedRun]] = {}
+    kept: list[tuple[Group, SavedRun, float]] = []
+    groups = {id(run): group for group in comparison.best_rate_groups for run in group.counted}
+    for run in comparison.runs:
+        loss, group = run.last_validation_loss, groups.get(id(run))
+        if reason := _why_left_out(run, parents, is_counted=group is not None):
+            left.setdefault(reason, []).append(run)
+        elif group and loss is not None:
+            kept.append((group, run, loss))
+    if not kept:
+        rule = f"no finished run has a {OBJECTIVE}"
+        raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
+    _expect_comparable([run for _, run, _ in kept])
+    factors = [factor for factor in comparison.factors if _names_models(factor, [group for group, *_ in kept])]
+    size_of = _sizes(plugins)
+    points = [
+        LadderPoint(
+            model=", ".join(group.setting(factor) for factor in factors) or run.model,
+            parameters=size_of(run),
+            tokens=run.numbers["tokens_seen"],
+            loss=loss,
+        )
+        for group, run, loss in kept
+    ]
+    _expect_seeds({id(point): group for point, (group, *_) in zip(points, kept, strict=True)}, points)
+    model_of_run = {id(run): point.model for point, (_, run, _) in zip(points, kept, strict=True)}
+    models = _baseline_first(model_of_run, comparison)
+    try:
+        with_trends = fit_ladder(points, models, trend=True)
+    except ConfigError:
+        with_trends = None
+    return Ladder(fit_ladder(points, models), with_trends, list(_notes(points, left)))
+
+
+def _baseline_first(model_of_run: Mapping[int, str], comparison: Comparison) -> list[str]:
+    """Return the models, that of the baseline first. Raises ConfigError if no run of the baseline is in the fit."""
+    models = list(dict.fromkeys(model_of_run.values()))
+    if baseline := comparison.baseline:
+        named = [model_of_run[id(run)] for run in baseline.runs if id(run) in model_of_run]
+        if not named:
+            rule = f"{baseline.label} is not in the fit"
+            raise ConfigError(Problem("--baseline", rule, help="name a finished run whose learning rate has decayed"))
+        models.sort(key=lambda model: model not in named)
+    return models
+
+
+def _parent_folders(run: SavedRun) -> list[Path]:
+    """Return where the run may be off which this one branched: its path, or its name beside this one."""
+    parent = run.start.parent.rpartition("@")[0]
+    return [Path(parent).resolve(), (run.folder.parent / Path(parent).name).resolve()] if parent else []
+
+
+def _why_left_out(run: SavedRun, parents: Collection[Path], *, is_counted: bool) -> str:
+    """Return why a run is not in the fit, or an empty text."""
+    if run.state != "done":
+        return "they are not done"
+    if run.folder.resolve() in parents:
+        return "others branched off them, so their learning rate has not decayed"
+    if not is_counted:
+        return "another learning rate is better, or a newer run has the same settings and seed"
+    if run.last_validation_loss is None or "tokens_seen" not in run.numbers:
+        return f"they have no {OBJECTIVE}, or no number of tokens"
+    return ""
+
+
+def _expect_comparable(runs: Sequence[SavedRun]) -> None:
+    if (count := len({run.tokenizer for run in runs})) > 1:
+        rule = f"the runs have {count} tokenizers, so their losses per token cannot be compared"
+        raise ConfigError(Problem("--scaling", rule, help="train all runs with data.tokenizer=RUN of one of them"))
+
+
+def _expect_seeds(groups: Mapping[int, Group], points: Sequence[LadderPoint]) -> None:
+    """Raise ConfigError if runs of a model, size and length differ in more than their seed."""
+    for rung in rungs(points):
+        labels = {groups[id(point)].label for point in rung}
+        if len(labels) > 1:
+            rule = f"runs of {rung[0].model} of one size and length differ in more than their seed"
+            help = f"compare them without --scaling, or leave out all but one of: {'; '.join(sorted(labels))}"
+            raise ConfigError(Problem("--scaling", rule, help=help))
+
+
+def _names_models(factor: Factor, groups: Sequence[Group]) -> bool:
+    """Return True if the factor distinguishes models: it is no setting of a rung and has a value that is no number."""
+    if factor.key.partition(".")[0] in RUNG:
+        return False
+    texts = {group.setting(factor) for group in groups} - {"", ABSENT, "null"}
+    return factor.key == MODEL or not all(map(_is_number, texts))
+
+
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False
+
+
+def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
+    """Return a function that counts the parameters of a run without embeddings; an unembedding counts, tied or not."""
+    known: dict[bytes, float] = {}
+
+    def size_of(run: SavedRun) -> float:
+        text = (run.folder / "model.json").read_bytes()
+        if text not in known:
+            weights = list_weights(network_without_values(read_spec(run.folder, plugins)))
+            known[text] = sum(weight.size for weight in weights if not LOOKED_UP.issuperset(weight.roles))
+        return known[text]
+
+    return size_of
+
+
+def _notes(points: Sequence[LadderPoint], left: Mapping[str, Sequence[SavedRun]]) -> Iterator[str]:
+    for reason, runs in left.items():
+        yield f"not in the fit: {listed([run.name for run in runs], NAMED)}: {reason}"
+    if max(point.parameters for point in points) < SMALL:
+        yield (
+            f"all models have fewer than {SMALL:,} parameters, at which a learning rate that is not tuned can decide "
+            "more than the architecture; check that larger models agree"
+        )
 
 
 def answers(ladder: Ladder) -> Iterator[str]:
@@ -46,9 +209,14 @@ def answers(ladder: Ladder) -> Iterator[str]:
         f"{law.token_coefficient:.4g} / D^{law.beta:.3f}, with standard errors of {irreducible.error:.3f}, "
         f"{alpha.error:.3f} and {beta.error:.3f} for the irreducible loss and the exponents"
     )
-    for model, p in ladder.corrected().items():
+    for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
         yield _answer(ladder, model, p)
-    yield from _held_out(fit)
+    try:
+        errors = held_out_errors(fit.points, fit.models)
+        shown = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors.items())
+        yield f"held-out check: the fit without the largest size predicts its losses with an error of {shown}"
+    except ConfigError as error:
+        yield f"held-out check: none, because without the largest size {error.problems[0].rule}"
 
 
 def _answer(ladder: Ladder, model: int, p: float) -> str:
@@ -61,7 +229,7 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
     else:
         visible = f"it would see a factor of {fit.smallest_visible(model):.2f} in four of five cases"
         text = f"this ladder cannot tell {name} from {baseline}: {needed}; {visible}"
-    trended, p = ladder.with_trends, ladder.corrected_trends().get(model, 1.0)
+    trended, p = ladder.with_trends, ladder.corrected(ladder.with_trends, LadderFit.trend).get(model, 1.0)
     if trended and p < ALPHA:
         further = _factor(trended.factor(model, FURTHER * ladder.largest))
         text += f"; the factor changes with compute, {_p(p)} (corrected): "
@@ -82,34 +250,17 @@ def _factor(logarithm: Estimate) -> str:
     return f"{math.exp(logarithm.value):.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _held_out(fit: LadderFit) -> Iterator[str]:
-    try:
-        errors = held_out_errors(fit.points, fit.models)
-    except ConfigError as error:
-        yield f"held-out check: none, because without the largest size {error.problems[0].rule}"
-        return
-    shown = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors.items())
-    yield f"held-out check: the fit without the largest size predicts its losses with an error of {shown}"
-
-
 def rungs_table(ladder: Ladder) -> Table:
     """Return a row for each model, size and number of tokens, with the mean loss and the loss of the law."""
     fit = ladder.fit
-    columns = [
-        *texts("model"),
-        Column("parameters", COUNT),
-        Column("tokens", COUNT),
-        Column("runs", COUNT),
-        Column(OBJECTIVE, "{:.4f}"),
-        Column("law", "{:.4f}"),
-    ]
+    columns = [*texts("model"), *numbers(COUNT, "parameters", "tokens", "runs"), *numbers("{:.4f}", OBJECTIVE, "law")]
     rows: list[list[Value]] = [
         [
             rung[0].model,
             rung[0].parameters,
             tokens := fmean(point.tokens for point in rung),
             len(rung),
-            _mean([point.loss for point in rung]),
+            mean_cell([point.loss for point in rung], "{:.4f}"),
             fit.law.loss(rung[0].parameters, tokens, fit.models.index(rung[0].model)),
         ]
         for rung in rungs(fit.points)
@@ -117,21 +268,11 @@ def rungs_table(ladder: Ladder) -> Table:
     return Table("rungs: parameters without embeddings, mean ± standard deviation over seeds", columns, rows, keys=3)
 
 
-def _mean(losses: Sequence[float]) -> Cell:
-    mean = fmean(losses)
-    return Cell(f"{mean:.4f} ± {stdev(losses):.4f}" if len(losses) > 1 else f"{mean:.4f}", mean)
-
-
 def factors_table(ladder: Ladder) -> Table:
     """Return the factor of each model on the compute of the baseline, with its tests, and the answers below."""
     fit = ladder.fit
-    columns = [
-        *texts("model", "factor and 95 % interval"),
-        Column("p", "{:.4f}"),
-        Column("corrected", "{:.4f}"),
-        Column("visible", "{:.2f}"),
-        *texts(f"at {FURTHER} times the largest run"),
-    ]
+    columns = [*texts("model", "factor and 95 % interval"), *numbers("{:.4f}", "p", "corrected")]
+    columns += [*numbers("{:.2f}", "visible"), *texts(f"at {FURTHER} times the largest run")]
     rows: list[list[Value]] = [
         [
             fit.models[model],
@@ -141,7 +282,7 @@ def factors_table(ladder: Ladder) -> Table:
             fit.smallest_visible(model),
             _factor(ladder.with_trends.factor(model, FURTHER * ladder.largest)) if ladder.with_trends else "",
         ]
-        for model, p in ladder.corrected().items()
+        for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items()
     ]
     title = f"compute for the same loss, as a factor of that of {fit.models[0]}"
     return Table(title, columns, rows, note="\n".join(answers(ladder)))
@@ -151,7 +292,7 @@ def scaling_record(ladder: Ladder) -> dict[str, Any]:
     """Return the law, the factors and the points as JSON values, unrounded."""
     fit = ladder.fit
     factors: dict[str, Any] = {}
-    for model, p in ladder.corrected().items():
+    for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
         factor = fit.factor(model)
         low, high = map(math.exp, factor.interval)
         trend = ladder.with_trends.trend(model) if ladder.with_trends else None
@@ -163,23 +304,11 @@ def scaling_record(ladder: Ladder) -> dict[str, Any]:
             "smallest_visible": fit.smallest_visible(model),
             "trend": asdict(trend) | {"p": trend.p} if trend else None,
         }
-    points = [{**asdict(point), "compute": point.compute} for point in fit.points]
     errors = {name: fit.estimate(lambda law, name=name: getattr(law, name)).error for name in CONSTANTS}  # type: ignore[misc]
-    record = {
-        "law": asdict(fit.law),
-        "standard_errors": errors,
-        "answers": list(answers(ladder)),
-        "baseline": fit.models[0],
-        "factors": factors,
-        "points": points,
-    }
+    record: dict[str, Any] = {"law": asdict(fit.law), "standard_errors": errors, "answers": list(answers(ladder))}
+    record |= {"baseline": fit.models[0], "factors": factors}
+    record["points"] = [{**asdict(point), "compute": point.compute} for point in fit.points]
     return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
-
-
-def save_scaling(ladder: Ladder, folder: Path) -> list[Path]:
-    """Write the figure of a ladder into a folder. Return the paths."""
-    with drawing_style():
-        return save_drawings([("scaling", draw_scaling(ladder))], folder)
 
 
 def draw_scaling(ladder: Ladder) -> Figure:
@@ -193,7 +322,10 @@ def draw_scaling(ladder: Ladder) -> Figure:
     computes = np.geomspace(min(point.compute for point in fit.points), FURTHER * ladder.largest, 60)
     for model, name in enumerate(fit.models):
         own = [point for point in fit.points if point.model == name]
-        curve = [_lowest(fit, model, compute) for compute in computes]
+        curve = [
+            fit.estimate(lambda law, model=model, compute=compute: math.log(law.lowest_loss(compute, model)))  # type: ignore[misc]
+            for compute in computes
+        ]
         style = line_style(model)
         marker, colour = style.pop("marker"), style["color"]
         panel.plot(computes, [math.exp(one.value) for one in curve], label=name, **style)
@@ -213,7 +345,3 @@ def draw_scaling(ladder: Ladder) -> Figure:
     panel.set_ylabel("validation loss")
     panel.legend()
     return drawn
-
-
-def _lowest(fit: LadderFit, model: int, compute: float) -> Estimate:
-    return fit.estimate(lambda law: math.log(law.lowest_loss(compute, model)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import rich.table
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -58,12 +58,7 @@ def print_line(text: str) -> None:
 def print_json(value: object) -> None:
     """Print JSON with all letters as they are, and control and format characters as `\\u202e`."""
     text = json.dumps(finite_or_null(value), indent=1, ensure_ascii=False)
-    print("".join(character if printable(character) == character else _json_escape(character) for character in text))
-
-
-def _json_escape(letter: str) -> str:
-    units = letter.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
+    print("".join(letter if printable(letter) == letter else json.dumps(letter)[1:-1] for letter in text))
 
 
 def clock(seconds: float) -> str:
@@ -90,23 +85,25 @@ def counting(what: str) -> Iterator[Callable[[int], object]]:
 
 def print_table(table: Table) -> None:
     """Print the table and its note. A line is longer than the console only if a number needs it."""
-    screen().print(FittedTable(table), crop=False)
+    console = screen()
+    console.print(fitted(table, console.width), crop=False)
     if table.note:
-        screen().print(table.note)
+        console.print(table.note)
 
 
-@dataclass(frozen=True)
-class FittedTable:
-    """A table that rich can print. A table that is too wide becomes several that repeat its first columns."""
-
-    table: Table
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table | Text]:
-        widths = [_measure(self.table, number) for number in range(len(self.table.columns))]
-        if self.table.title:
-            yield Text(printable(self.table.title), "table.title")
-        for part in split_columns(widths, self.table.keys, options.max_width):
-            yield _part(self.table, part, fit(part, options.max_width))
+def fitted(table: Table, width: int) -> Group:
+    """Return a table for rich. A table that is too wide becomes several that repeat its first columns."""
+    parts: list[RenderableType] = [Text(printable(table.title), "table.title")] if table.title else []
+    measured = [_measure(table, number) for number in range(len(table.columns))]
+    for columns in split_columns(measured, table.keys, width):
+        widths = fit(columns, width)
+        parts.append(part := rich.table.Table(width=_total(widths)))
+        for column, cells in zip(columns, widths, strict=True):
+            justify: JustifyMethod = "right" if table.columns[column.number].form else "left"
+            part.add_column(table.headings[column.number], width=cells, overflow="fold", justify=justify)
+        for row in table.cells:
+            part.add_row(*(row[column.number].text for column in columns))
+    return Group(*parts)
 
 
 @dataclass(frozen=True)
@@ -131,9 +128,8 @@ def _measure(table: Table, number: int) -> ColumnWidths:
     shortest = [cell_len(word) if NUMBER.fullmatch(word) else min(cell_len(word), FOLDED) for word in words]
     numbers = [cell_len(cell.text) for cell in cells if cell.value is not None]
     narrowest, longest = max([1, *shortest]), max([1, *map(cell_len, words)])
-    return ColumnWidths(
-        number, narrowest, max([narrowest, *numbers]), max([longest, *numbers]), max([1, *map(cell_len, lines)])
-    )
+    widest = max([1, *map(cell_len, lines)])
+    return ColumnWidths(number, narrowest, max([narrowest, *numbers]), max([longest, *numbers]), widest)
 
 
 def split_columns(columns: Sequence[ColumnWidths], keys: int, width: int) -> list[list[ColumnWidths]]:
@@ -152,11 +148,11 @@ def split_columns(columns: Sequence[ColumnWidths], keys: int, width: int) -> lis
 
 def split_for_page(table: Table) -> list[Table]:
     """Return tables that fit a page of LaTeX's article class, each of which begins with the key columns."""
-    measured = [_measure(table, number) for number in range(len(table.columns))]
+    widths = [_measure(table, number).widest for number in range(len(table.columns))]
     widths = [
-        min(column.widest, WRAPPED) if not table.columns[column.number].form else column.widest for column in measured
+        width if column.form else min(width, WRAPPED) for width, column in zip(widths, table.columns, strict=True)
     ]
-    columns = [ColumnWidths(number, width, width, width, width) for number, width in enumerate(widths)]
+    columns = [ColumnWidths(number, *[width] * 4) for number, width in enumerate(widths)]
     groups = [[column.number for column in group] for group in split_columns(columns, table.keys, PAGE)]
     if len(groups) == 1:
         return [table]
@@ -185,14 +181,3 @@ def fit(columns: Sequence[ColumnWidths], width: int) -> list[int]:
 def _total(widths: Sequence[int]) -> int:
     """Return the width of a table with a space on both sides of each cell, and lines between and around them."""
     return sum(widths) + 3 * len(widths) + 1
-
-
-def _part(table: Table, columns: Sequence[ColumnWidths], widths: Sequence[int]) -> rich.table.Table:
-    part = rich.table.Table(width=_total(widths))
-    for column, width in zip(columns, widths, strict=True):
-        part.add_column(table.headings[column.number], width=width, overflow="fold")
-        if table.columns[column.number].form:
-            part.columns[-1].justify = "right"
-    for row in table.cells:
-        part.add_row(*(row[column.number].text for column in columns))
-    return part

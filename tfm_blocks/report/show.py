@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from tfm_blocks.blocks.linear_attention import CHUNK
@@ -13,9 +13,9 @@ from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_table, screen
-from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
+from tfm_blocks.report.table import COUNT, Cell, Table, Value, numbers, texts
 
-NODE = [*texts("node", "block", "reads", "shape"), Column("parameters", COUNT), Column("multiply-adds", COUNT)]
+NODE = [*texts("node", "block", "reads", "shape"), *numbers(COUNT, "parameters", "multiply-adds")]
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,6 @@ def complexity(node: Node) -> Complexity | None:
     info = REGISTRY.blocks[node.block]
     sequences = {node.axes[operand] for operand in info.signature.sequences if node.axes.get(operand)}
     return COMPLEXITY.get(info.name) if len(sequences) == 1 else None
-
-
-def complexity_table(nodes: Iterable[Node]) -> Table:
-    """Return a row for each of the nodes whose complexity is known."""
-    columns = texts("node", "block", "multiply-adds a layer", "sequential", "longest path")
-    known = [(node, found) for node in nodes if (found := complexity(node))]
-    rows = [
-        [node.address, node.block or "", *map(shortened, (cost.layer, cost.sequential, cost.path))]
-        for node, cost in known
-    ]
-    return Table("of n positions, each of width d", columns, rows)
 
 
 def shortened(formula: str) -> str:
@@ -129,15 +118,20 @@ def measure(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> ModelSi
 def show_model(size: ModelSize, name: str) -> None:
     """Print the nodes, with similar layers of a stack in one row."""
     groups = _alike(size.rows)
-    rows = [[*_cells(group), group[0].file] for group in groups]
-    print_table(Table(f"model {name}", [*NODE, Column("file")], rows))
+    cells = [[*_cells(group), group[0].file] for group in groups]
+    print_table(Table(f"model {name}", [*NODE, *texts("file")], cells))
     console = screen()
     adapters = f", {size.trained:,} of them in adapters, the others frozen" * (size.trained < size.parameters)
     console.print(f"{size.parameters:,} parameters, tied and shared ones counted once{adapters}")
     console.print(f"{size.multiply_adds:,} multiply-adds for one row with {size.condition}")
-    growth = complexity_table(group[0].node for group in groups)
-    if growth.rows:
-        print_table(growth)
+    known = [(node, cost) for node in (group[0].node for group in groups) if (cost := complexity(node))]
+    rows = [
+        [node.address, node.block or "", *map(shortened, (cost.layer, cost.sequential, cost.path))]
+        for node, cost in known
+    ]
+    if rows:
+        columns = texts("node", "block", "multiply-adds a layer", "sequential", "longest path")
+        print_table(Table("of n positions, each of width d", columns, rows))
 
 
 def nodes_table(spec: Spec) -> Table:

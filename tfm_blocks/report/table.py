@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean, stdev
 from typing import Literal
 
 from tfm_blocks.errors import printable
@@ -51,7 +52,20 @@ class Column:
 
 def texts(*headings: str) -> list[Column]:
     """Return columns of texts."""
-    return [Column(heading) for heading in headings]
+    return numbers("", *headings)
+
+
+def numbers(form: str, *headings: str) -> list[Column]:
+    """Return columns of numbers of one form."""
+    return [Column(heading, form) for heading in headings]
+
+
+def mean_cell(values: Sequence[float], form: str) -> Cell | None:
+    """Return a cell with the mean and the standard deviation of several values; None without values."""
+    if not values:
+        return None
+    deviation = f" ± {form.format(stdev(values))}" if len(values) > 1 else ""
+    return Cell(form.format(fmean(values)) + deviation, fmean(values))
 
 
 @dataclass(frozen=True)
@@ -74,9 +88,16 @@ class Table:
 
     @property
     def with_best(self) -> list[list[tuple[Cell, bool]]]:
-        """The cells, and whether each has the best number of its column, if the column has a better direction."""
-        columns = zip(self.columns, zip(*self.cells, strict=True), strict=False)
-        best = [_best(column, cells) for column, cells in columns]
+        """The cells, and whether each has the best number of its column, if the column has a better direction.
+
+        There is no best number unless several numbers differ.
+        """
+        best: list[float | None] = []
+        for column, *cells in zip(self.columns, *self.cells, strict=True):
+            values = [cell.value for cell in cells if cell.value is not None]
+            ranked = [cell.value for cell in cells if cell.value is not None and cell.ranked]
+            known = column.better and ranked and len(set(values)) > 1
+            best.append((min if column.better == "lower" else max)(ranked) if known else None)
         return [
             [(cell, cell.ranked and top is not None and cell.value == top) for cell, top in zip(row, best, strict=True)]
             for row in self.cells
@@ -96,16 +117,19 @@ def _cell(value: Value, column: Column) -> Cell:
     return Cell(printable(value)) if isinstance(value, str) else Cell((column.form or "{}").format(value), value)
 
 
+def _escaped(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return the headings and the rows as escaped texts; the best numbers have the form `bold`."""
+    rows = [[(bold if best else "{}").format(escape(cell.text)) for cell, best in row] for row in table.with_best]
+    return [list(map(escape, table.headings)), *rows]
+
+
 def markdown(table: Table) -> str:
     """Return the table in Markdown, with its title and its note if it has them, and the best numbers in bold."""
+    headings, *rows = _escaped(table, markdown_text, "**{}**")
     rules = ["---:" if column.form else "---" for column in table.columns]
-    cells = [
-        [f"**{markdown_text(cell.text)}**" if best else markdown_text(cell.text) for cell, best in row]
-        for row in table.with_best
-    ]
-    lines = [f"| {' | '.join(row)} |" for row in (map(markdown_text, table.headings), rules, *cells)]
     title = [f"**{markdown_text(table.title)}**\n"] if table.title else []
-    return "\n".join([*title, *lines, *([f"\n{markdown_text(table.note)}"] if table.note else [])])
+    note = [f"\n{markdown_text(table.note)}"] if table.note else []
+    return "\n".join([*title, *(f"| {' | '.join(row)} |" for row in (headings, rules, *rows)), *note])
 
 
 def markdown_text(text: str) -> str:
@@ -115,41 +139,27 @@ def markdown_text(text: str) -> str:
 
 def latex(table: Table) -> str:
     """Return the table for a document with the package booktabs."""
-    longest = [
-        max(len(row[number].text) for row in table.cells) if table.rows else 0 for number in range(len(table.columns))
-    ]
-    texts_form = [r"p{0.5\linewidth}" if length > WRAPPED else "l" for length in longest]
-    alignment = "".join("r" if column.form else form for column, form in zip(table.columns, texts_form, strict=True))
-    rows = [[_bold(cell) if best else latex_text(cell.text) for cell, best in row] for row in table.with_best]
-    lines = [" & ".join(row) + r" \\" for row in ([*map(latex_text, table.headings)], *rows)]
+    alignment = ""
+    for column, *cells in zip(table.columns, *table.cells, strict=True):
+        is_long = max((len(cell.text) for cell in cells), default=0) > WRAPPED
+        alignment += "r" if column.form else r"p{0.5\linewidth}" if is_long else "l"
+    headings, *rows = (" & ".join(row) + r" \\" for row in _escaped(table, latex_text, r"\textbf{{{}}}"))
+    note = [f"\\par\\smallskip {{\\footnotesize {latex_text(table.note)}\\par}}"] if table.note else []
     return "\n".join(
         [
             r"\begin{table}",
             f"\\caption{{{latex_text(table.title)}}}",
             f"\\begin{{tabular}}{{{alignment}}}",
             r"\toprule",
-            lines[0],
+            headings,
             r"\midrule",
-            *lines[1:],
+            *rows,
             r"\bottomrule",
             r"\end{tabular}",
-            *([f"\\par\\smallskip {{\\footnotesize {latex_text(table.note)}\\par}}"] if table.note else []),
+            *note,
             r"\end{table}",
         ]
     )
-
-
-def _best(column: Column, cells: Iterable[Cell]) -> float | None:
-    """Return the best ranked number, if there are several different numbers."""
-    known = [cell for cell in cells if cell.value is not None]
-    ranked = [cell.value for cell in known if cell.value is not None and cell.ranked]
-    if not column.better or not ranked or len({cell.value for cell in known}) < 2:
-        return None
-    return min(ranked) if column.better == "lower" else max(ranked)
-
-
-def _bold(cell: Cell) -> str:
-    return f"\\textbf{{{latex_text(cell.text)}}}"
 
 
 def latex_text(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,16 +49,8 @@ def group_weights(
         learning = [learned[weight.name]] if learned else []
         rule = rules.get(weight.name)
         rule = rule.with_optimizer(learning[0].optimizer) if rule and learning else rule
-        key = (
-            place,
-            weight.roles,
-            weight.uses,
-            weight.shape,
-            own_symbols,
-            values,
-            rule,
-            *[one[:2] for one in learning],
-        )
+        alike = place, weight.roles, weight.uses, weight.shape, own_symbols, values, rule
+        key = (*alike, *[one[:2] for one in learning])
         group = groups.setdefault(key, WeightGroup([], own_symbols, values, [], rule))
         group.weights.append(weight)
         group.learning.extend(learning)
@@ -102,16 +94,18 @@ def show_weights(groups: list[WeightGroup], name: str) -> None:
         parameters = Cell(f"{size:,}" + (f" × {count}" if count > 1 else ""), size)
         shape, sizes = " × ".join(group.symbols) or "1", " × ".join(map(str, weight.shape)) or "1"
         names, roles = " = ".join(weight.names), ", ".join(weight.roles)
-        learning = [*_learning_cells(group.learning), *_rule_cells(group.rule)]
+        learning = _learning_cells(group.learning)
+        if rule := group.rule:  # with its factors relative to the base
+            learning += [rule.name, ", ".join(f"× {value:g}" for value in (rule.rate, rule.decay, rule.eps))]
         rows.append([names, roles, shape, sizes, parameters, group.initial, *learning])
     print_table(Table(f"weights of {name}", columns, rows))
-    for rule in rules:
-        screen().print(f"{rule}: {RULES[rule].reason}")
-    totals: defaultdict[str, int] = defaultdict(int)
+    for name in rules:
+        screen().print(f"{name}: {RULES[name].reason}")
+    totals = Counter[str]()
     for group in groups:
         totals[", ".join(group.weights[0].roles)] += sum(math.prod(weight.shape) for weight in group.weights)
     listed = ", ".join(f"{role} {count:,}" for role, count in totals.items())
-    screen().print(f"{sum(totals.values()):,} parameters: {listed}")
+    screen().print(f"{totals.total():,} parameters: {listed}")
 
 
 def _learning_cells(learning: Sequence[Learning]) -> list[Value]:
@@ -122,11 +116,6 @@ def _learning_cells(learning: Sequence[Learning]) -> list[Value]:
     spans = [" to ".join(dict.fromkeys(f"{value:g}" for value in (own[0], own[-1]))) for own in (rates, decays)]
     first = learning[0]
     return [first.group, first.optimizer, *(spans if first.rate else ["", ""])]
-
-
-def _rule_cells(rule: WeightRule | None) -> list[Value]:
-    """Return the name of a rule, and its factors relative to the base."""
-    return [rule.name, ", ".join(f"× {value:g}" for value in (rule.rate, rule.decay, rule.eps))] if rule else []
 
 
 def _rule_record(rule: WeightRule) -> dict[str, object]:

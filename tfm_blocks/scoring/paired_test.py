@@ -7,19 +7,17 @@ the same weight, so the systems may have different numbers of runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean
-from typing import cast
 
 import numpy as np
 from sacrebleu.metrics.base import Metric
-from sacrebleu.significance import PairedTest, Result
 
 from tfm_blocks.runs.records import Score
-from tfm_blocks.scoring.corpus import RESAMPLES
-from tfm_blocks.scoring.measures import MEASURES, Floats, Statistics
+from tfm_blocks.scoring.corpus import MEASURES, RESAMPLES, Statistics, score
+from tfm_blocks.scoring.labels import Floats
 from tfm_blocks.scoring.significance import quantile
 
 TRIALS = 10_000  # of the randomization test, as in sacreBLEU
@@ -29,22 +27,18 @@ ROUNDING = 1e-9  # above rounding errors of sums, below differences of scores
 System = Sequence[Statistics]
 
 
-def common_measures(before: System, after: System) -> list[str]:
-    """Return the measures that all runs have, with the same number of sentences as the first measure."""
-    runs = [*before, *after]
-    shared = [name for name in MEASURES if all(name in run for run in runs)]
-    lengths = {name: {len(run[name]) for run in runs} for name in shared}
-    return [name for name in shared if len(lengths[name]) == 1 and lengths[name] == lengths[shared[0]]]
-
-
 def p_over_sentences(before: System, after: System) -> dict[str, float]:
-    """Return for each common measure the two-sided p-value of paired approximate randomization.
+    """Return the two-sided p-value of paired approximate randomization for each measure that all runs have.
 
-    Each trial swaps the two systems, with all their runs, on a random half of the sentences (Riezler and Maxwell 2005).
-    p is the fraction of trials with at least the observed difference, the observed one included. A system with several
-    runs is scored by the mean of their statistics. Systems with equal scores have p = 1.
+    Measures of another number of sentences than the first one are left out. Each trial swaps the two systems, with all
+    their runs, on a random half of the sentences (Riezler and Maxwell 2005). p is the fraction of trials with at least
+    the observed difference, the observed one included. A system with several runs is scored by the mean of their
+    statistics. Systems with equal scores have p = 1.
     """
-    names = common_measures(before, after)
+    runs = [*before, *after]
+    names = [name for name in MEASURES if all(name in run for run in runs)]
+    lengths = {name: {len(run[name]) for run in runs} for name in names}
+    names = [name for name in names if len(lengths[name]) == 1 and lengths[name] == lengths[names[0]]]
     if not names:
         return {}
     sides = [[np.mean([run[name] for run in side], 0) for name in names] for side in (before, after)]
@@ -52,23 +46,17 @@ def p_over_sentences(before: System, after: System) -> dict[str, float]:
     gap_NK = np.hstack(sides[1]) - np.hstack(sides[0])
     ends = np.cumsum([len(sum_K) for sum_K in sums[0]])[:-1]
     beyond = dict.fromkeys(names, 1)
-    for swap_RN in _swaps(len(gap_NK)):
-        moved = np.split(swap_RN @ gap_NK, ends, 1)
-        for name, sum_K, other_K, moved_RK in zip(names, *sums, moved, strict=True):
-            score = MEASURES[name]
-            observed = abs(score(other_K[None]) - score(sum_K[None]))
-            distance_R = abs(score(other_K - moved_RK) - score(sum_K + moved_RK))
-            beyond[name] += int((distance_R >= observed - ROUNDING).sum())
-    return {name: count / (TRIALS + 1) for name, count in beyond.items()}
-
-
-def _swaps(lines: int) -> Iterator[Floats]:
-    """Yield the same random zeros and ones for every comparison, CHUNK trials at a time: swap_RN."""
-    random = np.random.default_rng(12345)
+    random = np.random.default_rng(12345)  # the same swaps for every comparison
     for start in range(0, TRIALS, CHUNK):
         size = min(CHUNK, TRIALS - start)
-        bits = np.frombuffer(random.bytes(size * -(-lines // 8)), np.uint8).reshape(size, -1)
-        yield np.unpackbits(bits, axis=1, count=lines).astype(np.float64)
+        bits = np.frombuffer(random.bytes(size * -(-len(gap_NK) // 8)), np.uint8).reshape(size, -1)
+        swap_RN = np.unpackbits(bits, axis=1, count=len(gap_NK)).astype(np.float64)
+        for name, sum_K, other_K, moved_RK in zip(names, *sums, np.split(swap_RN @ gap_NK, ends, 1), strict=True):
+            measure = MEASURES[name]
+            observed = abs(measure(other_K[None]) - measure(sum_K[None]))
+            distance_R = abs(measure(other_K - moved_RK) - measure(sum_K + moved_RK))
+            beyond[name] += int((distance_R >= observed - ROUNDING).sum())
+    return {name: count / (TRIALS + 1) for name, count in beyond.items()}
 
 
 def interval_over_sentences(measure: str, before: System, after: System) -> tuple[float, float] | None:
@@ -125,27 +113,16 @@ def compare(
     baseline: Sequence[str], outputs: Sequence[str], references: Sequence[str], metrics: Mapping[str, Metric]
 ) -> tuple[list[Score], list[Score]]:
     """Return the scores of a baseline and of a system, the latter with p-values and differences."""
-    systems: list[tuple[str, Sequence[str]]] = [("baseline", list(baseline)), ("system", list(outputs))]
-    pairs = []
-    for name, metric in metrics.items():
-        signatures, results = PairedTest(systems, {name: metric}, [list(references)], "bs", RESAMPLES)()
-        ((key, signature),) = signatures.items()
-        before, after = (
-            Score(name, float(result.score), float(result.ci or 0), str(signature), p_sacrebleu=result.p_value)
-            for result in cast(list[Result], results[key])
+    before, after = (score(text, references, metrics) for text in (baseline, outputs))
+    tested = []
+    for old, new, metric in zip(before, after, metrics.values(), strict=True):
+        measure = new.name.partition(",")[0]  # BLEU of tokenised text has the formula of BLEU
+        one, other = (
+            {measure: np.array(metric._extract_corpus_statistics(list(text), [list(references)]), np.float64)}
+            for text in (baseline, outputs)
         )
-        pairs.append((before, _tested(before, after, *(_lines(metric, text, references) for _, text in systems))))
-    return [before for before, _ in pairs], [after for _, after in pairs]
-
-
-def _lines(metric: Metric, outputs: Sequence[str], references: Sequence[str]) -> Floats:
-    return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), np.float64)
-
-
-def _tested(before: Score, after: Score, before_NK: Floats, after_NK: Floats) -> Score:
-    """Add the test over sentences. BLEU of tokenised text has the formula of BLEU."""
-    measure = after.name.partition(",")[0]
-    systems = [{measure: before_NK}], [{measure: after_NK}]
-    (p,) = p_over_sentences(*systems).values()
-    interval = interval_over_sentences(measure, *systems)
-    return replace(after, p=p, difference=after.value - before.value, difference_interval=interval)
+        (p,) = p_over_sentences([one], [other]).values()
+        interval = interval_over_sentences(measure, [one], [other])
+        p_sacrebleu, difference = p_of_sacrebleu(measure, one, other), new.value - old.value
+        tested.append(replace(new, p=p, p_sacrebleu=p_sacrebleu, difference=difference, difference_interval=interval))
+    return before, tested

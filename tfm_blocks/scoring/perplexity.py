@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.data.corpus import split_rows
 from tfm_blocks.errors import DataError, Problem, RunError
@@ -72,28 +73,18 @@ def perplexity(translator: Translator, documents: Iterable[str], *, context: int
     if not texts:
         raise DataError(Problem("--text", "has no words", help="name a file with text"))
     ids = [id for text_ids in translator.encode(texts) for id in (*text_ids, EOS)]
-    rows = map(torch.tensor, split_rows(ids, context))
+    rows = list(map(torch.tensor, split_rows(ids, context)))
+    size = max(1, batch_tokens // context)
+    batches = (pad_sequence(rows[start : start + size], batch_first=True) for start in range(0, len(rows), size))
     with evaluating(network):
-        nll = sum(_nll(network, batch) for batch in _batches(rows, max(1, batch_tokens // context)))
-    words = sum(len(text.split()) + 1 for text in texts)
-    size = sum(len(text.encode()) + 1 for text in texts)
-    return Perplexity(float(nll), len(ids) - ids.count(BOS), words, size)
-
-
-def _batches(rows: Iterator[Tensor], size: int) -> Iterator[Tensor]:
-    while batch := list(islice(rows, size)):
-        yield torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
+        nll = sum(_nll(network, batch) for batch in batches)
+    words, bytes = (sum(map(len, parts)) + len(texts) for parts in (map(str.split, texts), map(str.encode, texts)))
+    return Perplexity(float(nll), len(ids) - ids.count(BOS), words, bytes)
 
 
 def _nll(network: Network, labels_BT: Tensor) -> float:
     labels_BT = labels_BT.to(next(network.parameters()).device)
     tgt_BT = torch.cat((torch.full_like(labels_BT[:, :1], BOS), labels_BT[:, :-1]), 1)
     logits_BTV = network(**{TARGET: tgt_BT}).float()
-    return float(
-        torch.nn.functional.cross_entropy(
-            logits_BTV.flatten(0, 1),
-            labels_BT.masked_fill(labels_BT == BOS, 0).flatten(),
-            ignore_index=0,
-            reduction="sum",
-        )
-    )
+    labels_BT = labels_BT.masked_fill(labels_BT == BOS, 0)
+    return float(cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=0, reduction="sum"))

@@ -15,10 +15,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from tfm_blocks.data.tokenizer import unknown_warning
-from tfm_blocks.errors import DataError, Problem, TfmError
+from tfm_blocks.errors import DataError, Problem, TfmError, printable
 from tfm_blocks.serving import CLIENT_CLOSED, Limits
 from tfm_blocks.serving.batcher import Batcher, Job, Metrics, Outputs, Progress
-from tfm_blocks.serving.connections import error_of
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 from tfm_blocks.translation.stream import fitting, fitting_prompts
@@ -173,6 +172,11 @@ def stream_response(body: GenerateBody, request: Request, batcher: Batcher) -> R
                 yield line(content)
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def error_of(problem: Problem) -> dict[str, str]:
+    """Return the JSON of a problem, without lone surrogates, which keys of a request may contain and UTF-8 lacks."""
+    return {name: printable(getattr(problem, name)) for name in ("address", "rule", "help")}
 
 
 def outcome(job: Job) -> tuple[int, dict[str, Any]]:

@@ -1,20 +1,24 @@
-"""Read dashboards from conf/dashboard/NAME.yaml, check that runs log all that panels show, and convert dashboards.
+"""Dashboards and sweeps for W&B: conf/dashboard/NAME.yaml as a workspace, and the file of `wandb sweep`.
 
-The libraries of W&B are imported only for the conversion to a workspace.
+Panels must show what runs log. The libraries of W&B are imported only for the conversion to a workspace.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, group_files, list_options, read_yaml
+from tfm_blocks.compose.sweep import Interval, combinations, parse_parts, vary_one_key
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, suggest
 from tfm_blocks.language.files import display_path
@@ -26,6 +30,13 @@ WIDTH, HEIGHT, COLUMNS = 8, 6, 3  # of W&B's grid, which is 24 wide
 NOT_LOGGED = frozenset(
     {"defaults", "hydra", "resume", "cooldown", "match"}
 )  # keys of train.yaml that are not settings of a run
+GOALS = {"min": "minimize", "max": "maximize"}
+DISTRIBUTIONS = {  # W&B's names, by (logarithmic, integer)
+    (False, False): "uniform",
+    (False, True): "int_uniform",
+    (True, False): "log_uniform_values",
+    (True, True): "q_log_uniform_values",
+}
 Keys = Annotated[list[str], Field(min_length=1)]
 
 
@@ -111,18 +122,18 @@ def settings_logged(folders: list[Path]) -> set[str]:
         keys |= read_yaml(path).keys() - {"defaults", "model"}
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for group in groups - {"model", GROUP, *GLOBAL_GROUPS, *OF_A_SWEEP}:
-        for path in [path for name in list_options(group, folders) for path in group_files(group, name, folders)]:
-            keys |= set(_addresses(read_yaml(path), group))
+        for name in list_options(group, folders):
+            for path in group_files(group, name, folders):
+                keys |= set(_addresses(read_yaml(path), group))
     return keys
 
 
 def _addresses(mapping: Mapping[str, Any], prefix: str) -> Iterable[str]:
     for name, value in mapping.items():
-        if name == "defaults":
-            continue
-        yield f"{prefix}.{name}"
-        if isinstance(value, dict):
-            yield from _addresses(value, f"{prefix}.{name}")
+        if name != "defaults":
+            yield f"{prefix}.{name}"
+            if isinstance(value, dict):
+                yield from _addresses(value, f"{prefix}.{name}")
 
 
 def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
@@ -206,3 +217,52 @@ def _convert(panel: Panel) -> Any:
     if panel.media:
         return panels.MediaBrowser(media_keys=panel.media)
     return panels.RunComparer(diff_only="split")
+
+
+def sweep_file(overrides: Sequence[str], config_dir: Path | None, method: str, metric: str, project: str) -> str:
+    """Return the YAML for `wandb sweep`, in which the keys with several values vary. Its agents start train.py.
+
+    Raises ConfigError for overrides that train.py or the method does not accept.
+    """
+    options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
+    parse_request([*options, "-m", *overrides])
+    goals = {key.name: GOALS[key.summary] for key in METRIC_KEYS if key.summary in GOALS and "{" not in key.name}
+    if metric not in goals:
+        raise ConfigError(Problem("--metric", f"is not a metric of a run: {metric}", help=suggest(metric, goals)))
+    parameters: dict[str, dict[str, Any]] = {}
+    for part in parse_parts(overrides, config_dir):
+        if not isinstance(part, Interval):
+            values = [_number(text.partition("=")[2]) for text in part.texts]
+            key = part.texts[0].partition("=")[0]
+            parameters[key] = {"values": values} if len(values) > 1 else {"value": values[0]}
+        elif method == "grid":
+            rule = f"is an interval from {part.low:g} to {part.high:g}, but a grid needs separate values"
+            raise ConfigError(Problem(part.key, rule, help=f"write {part.key}=a,b,c, or --method random or bayes"))
+        else:
+            distribution = DISTRIBUTIONS[part.log, part.whole]
+            parameters[part.key] = {"distribution": distribution, "min": part.low, "max": part.high}
+    if all("value" in parameter for parameter in parameters.values()):
+        raise ConfigError(Problem("sweep", "has only one value for each key", help="write several: heads=2,4"))
+    sweep = {
+        "program": "train.py",
+        "project": project,
+        "method": method,
+        "metric": {"name": metric, "goal": goals[metric]},
+        "parameters": parameters,
+        "command": ["${env}", "${interpreter}", "${program}", *options, "${args_no_hyphens}"],
+    }
+    return str(yaml.safe_dump(sweep, sort_keys=False, allow_unicode=True))
+
+
+def jobs_to_check(overrides: Sequence[str], config_dir: Path | None, method: str) -> list[list[str]]:
+    """Return the overrides of all jobs of a grid, or for another method, of jobs that have each value once."""
+    parts = parse_parts(overrides, config_dir)
+    return combinations(parts) if method == "grid" else vary_one_key(parts)
+
+
+def _number(text: str) -> int | float | str:
+    """Return a number if the text is one, so that W&B can plot it. Other values stay text: null would become None."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 
 from tfm_blocks.errors import LONGEST_LINE, cut
 from tfm_blocks.runs.metrics import read_metric_names
-from tfm_blocks.tracking.logger import RunLogger, TranslationSample
+from tfm_blocks.tracking.loggers import RunLogger, TranslationSample
 
 PAUSE = 20  # times the duration of a failed call: a server that hangs costs at most 1/20 of the time
 

@@ -24,7 +24,7 @@ from tfm_blocks.report.attention import png
 from tfm_blocks.runs.checkpoints import NEVER, delete_old_weights, replace_best, restore_weights
 from tfm_blocks.runs.folder import step_file
 from tfm_blocks.runs.model import write_tensors
-from tfm_blocks.tracking.logger import RunLogger
+from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.fsdp2 import full_tensors
 from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.module import TrainingModule

@@ -86,7 +86,7 @@ class StepBatches:
 
     @property
     def own_tokens(self) -> int:
-        return sum(len(batch.kept_N) for batch in self.batches)
+        return sum(batch.tokens for batch in self.batches)
 
     @property
     def padding(self) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from tfm_blocks.training.optimizer_settings import (
     fields_of,
 )
 from tfm_blocks.training.optimizers import SPECTRAL, JointOptimizer
+from tfm_blocks.training.schedules import ScheduleSettings
 
 PROBE = (5, 7, 11, 13, 17, 19, 23)  # the axes of a weight on which an optimizer shows its state
 SHARED = ("weight_decay", "cautious", "independent_decay")  # a group with another optimizer inherits these
@@ -193,8 +194,11 @@ def _group_values(one: Learned, peak: float, factors: Factors) -> dict[str, Any]
     if "weight_decay" in values:
         independent = one.settings.get("independent_decay")
         values["weight_decay"] *= 1 / (peak * values["rate"]) if independent else factors.weight_decay
+        values["peak_decay"] = values["weight_decay"]
         if one.settings.get("cautious"):
             values |= {"cautious_decay": values["weight_decay"], "weight_decay": 0.0}
+    if momentum := momentum_of(values):
+        values["peak_momentum"] = momentum[0]
     if isinstance(values.get("eps"), float):
         values["eps"] *= factors.eps
     if OPTIMIZERS[one.optimizer].roles:
@@ -202,6 +206,42 @@ def _group_values(one: Learned, peak: float, factors: Factors) -> dict[str, Any]
         heads = [[width // count] * count if values.get("per_head") else [width] for width, count in parts]
         values["parts"] = [width for widths in heads for width in widths]
     return values
+
+
+def momentum_of(values: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the momentum among settings of an optimizer, followed by its other betas; () without one."""
+    return tuple(values["betas"]) if "betas" in values else (values["momentum"],) if "momentum" in values else ()
+
+
+def set_rates(groups: Sequence[dict[str, Any]], schedule: ScheduleSettings, step: int) -> float:
+    """Set the learning rate of parameter groups for a step, and what follows it; return the rate of the schedule."""
+    rate = schedule.rate(step)
+    part = rate / schedule.rate(schedule.warmup)
+    for group in groups:
+        group["lr"] = rate * group["rate"]
+        if schedule.momentum is not None:
+            first = schedule.momentum + (group["peak_momentum"] - schedule.momentum) * part
+            group |= {"betas": (first, *group["betas"][1:])} if "betas" in group else {"momentum": first}
+        if schedule.weight_decay is not None:
+            key = "cautious_decay" if "cautious_decay" in group else "weight_decay"
+            group[key] = group["peak_decay"] * (schedule.weight_decay + (1 - schedule.weight_decay) * part)
+    return rate
+
+
+def find_followers_problems(schedule: ScheduleSettings, learned: Sequence[Learned]) -> Iterator[Problem]:
+    """Yield a problem if the schedule sets the momentum or the decay of an optimizer without it."""
+    trained = [one for one in learned if one.optimizer]
+    if schedule.momentum is not None:
+        for name, address in {
+            one.optimizer: _address(one.group) for one in trained if not momentum_of(one.settings)
+        }.items():
+            rule = f"sets the momentum at a rate of 0, but {name}, {address}.name, has no momentum"
+            yield Problem("schedule.momentum", rule, help="leave it out, or write optimizer=adamw")
+    if schedule.weight_decay is not None and not any(one.settings.get("weight_decay") for one in trained):
+        rule = "is the factor of the weight decay at a rate of 0, but no weight has a decay"
+        yield Problem(
+            "schedule.weight_decay", rule, help="write optimizer=adamw optimizer.weight_decay=0.1, or leave it out"
+        )
 
 
 def freeze(settings: OptimizerSettings, network: Network) -> None:

@@ -28,11 +28,12 @@ def smoothed_loss(
     chunk: int,
     first: int = 0,
     z_loss: float = 0.0,
+    weights_N: Tensor | None = None,
 ) -> Sums:
     """Return sums over N: the loss (differentiable), -log p(label), the labels with the largest logit, and log² Z.
 
     The loss is the smoothed one plus `z_loss` times log² Z, for Z the sum of the exponentials of the logits (Chowdhery
-    et al. 2022, section 5), which keeps logits from drifting.
+    et al. 2022, section 5), which keeps logits from drifting. `weights_N` are factors of the smoothed loss and -log p.
     With gradients, a label that shares the largest logit counts. Without them, as in validation, it counts only if it
     is the first token with this logit, as in `position_losses`.
 
@@ -43,13 +44,14 @@ def smoothed_loss(
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (x_ND.requires_grad or trainable):
-        options = smoothing, first, chunk, z_loss
+        options = smoothing, first, chunk, z_loss, weights_N
         loss, nll, correct, squares = _Fused.apply(head, labels_N, options, x_ND, *trainable)  # type: ignore[no-untyped-call]
         return loss, nll, correct, squares
     totals = _zeros(x_ND)
     for rows in _chunks(len(labels_N), chunk):
         logits_NV = head(x_ND[rows])
-        (loss, nll, _, squares), *_ = _cross_entropy(logits_NV, labels_N[rows], smoothing, first, z_loss)
+        weights_n = None if weights_N is None else weights_N[rows]
+        (loss, nll, _, squares), *_ = _cross_entropy(logits_NV, labels_N[rows], smoothing, first, z_loss, weights_n)
         _add(totals, (loss, nll, (logits_NV.argmax(1) == labels_N[rows]).sum(), squares))
     return totals
 
@@ -78,9 +80,13 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, head: Head, labels_N: Tensor, options: tuple[float, int, int, float], *tensors: Tensor
+        ctx: Any,
+        head: Head,
+        labels_N: Tensor,
+        options: tuple[float, int, int, float, Tensor | None],
+        *tensors: Tensor,
     ) -> Sums:
-        smoothing, first, chunk, z_loss = options
+        smoothing, first, chunk, z_loss, weights_N = options
         x_ND, *parameters = (tensor.detach() for tensor in tensors)
         slope_ND = torch.zeros_like(x_ND)
         slopes: Sequence[Tensor] = []
@@ -89,7 +95,8 @@ class _Fused(torch.autograd.Function):
             with torch.enable_grad():
                 x_nD = x_ND[rows].detach().requires_grad_()
                 logits_nV = head(x_nD)
-            sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], smoothing, first, z_loss)
+            settings = smoothing, first, z_loss, None if weights_N is None else weights_N[rows]
+            sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], *settings)
             read = [x_nD, *tensors[1:]]  # a plug-in may not use them all
             gradients = torch.autograd.grad(logits_nV, read, slope_nV, allow_unused=True, materialize_grads=True)
             slope_ND[rows] = gradients[0]
@@ -108,19 +115,20 @@ class _Fused(torch.autograd.Function):
 
 
 def _cross_entropy_and_grad(
-    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, z_loss: float
+    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, z_loss: float, weights_N: Tensor | None
 ) -> tuple[Sums, Tensor]:
     """Return the sums, and the gradient of the loss by the logits: softmax minus the smoothed label, and of z-loss."""
-    sums, slope_NV, normaliser_N = _cross_entropy(logits_NV, labels_N, smoothing, first, z_loss)
-    if z_loss:
-        slope_NV.mul_(1 + 2 * z_loss * normaliser_N[:, None])
-    slope_NV.sub_(smoothing / (logits_NV.shape[1] - first))
-    slope_NV.scatter_add_(1, labels_N[:, None], slope_NV.new_full((len(labels_N), 1), smoothing - 1))
+    sums, slope_NV, normaliser_N = _cross_entropy(logits_NV, labels_N, smoothing, first, z_loss, weights_N)
+    weight_N1 = 1.0 if weights_N is None else weights_N[:, None]
+    if z_loss or weights_N is not None:
+        slope_NV.mul_(weight_N1 + 2 * z_loss * normaliser_N[:, None])
+    slope_NV.sub_(weight_N1 * (smoothing / (logits_NV.shape[1] - first)))
+    slope_NV.scatter_add_(1, labels_N[:, None], weight_N1 * slope_NV.new_full((len(labels_N), 1), smoothing - 1))
     return sums, slope_NV.to(logits_NV.dtype)
 
 
 def _cross_entropy(
-    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, z_loss: float
+    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, z_loss: float, weights_N: Tensor | None
 ) -> tuple[Sums, Tensor, Tensor]:
     """Return the sums, the softmax p_NV in float32 or wider, and log Z of each position.
 
@@ -133,11 +141,16 @@ def _cross_entropy(
     best_N = wide_NV.amax(1)
     normaliser_N = best_N - p_NV.amax(1).log()
     label_N = wide_NV.gather(1, labels_N[:, None])[:, 0]
-    nll = (normaliser_N - label_N).sum()
-    spread = normaliser_N.sum() - wide_NV[:, first:].sum() / vocab
+    nll = _weighted(normaliser_N - label_N, weights_N).sum()
+    spread = _weighted(normaliser_N, weights_N).sum() - _weighted(wide_NV[:, first:], weights_N).sum() / vocab
     loss, squares = (1 - smoothing) * nll + smoothing * spread, normaliser_N.square().sum()
     loss = loss + z_loss * squares if z_loss else loss
     return (loss, nll, (label_N >= best_N).sum(), squares), p_NV, normaliser_N
+
+
+def _weighted(x_N: Tensor, weights_N: Tensor | None) -> Tensor:
+    """Return the products of the first axis and the weights."""
+    return x_N if weights_N is None else x_N * weights_N.view(-1, *(1,) * (x_N.dim() - 1))
 
 
 def chunk_size(x_ND: Tensor) -> int:
@@ -187,11 +200,11 @@ class Objective:
         """Return sums over the batch: the differentiable total, and [smoothed loss, -log p, other losses...].
 
         The total is the smoothed loss plus the other losses: the auxiliary loss of each block, weighted by the number
-        of predicted tokens of each sequence or of the micro-batch, and at last z-loss, if it has a weight.
+        of tokens of each sequence that the loss is a mean over, and at last z-loss, if it has a weight.
         """
         x_ND, labels_N, losses = self._predicted(batch)
-        total, nll, _, squares = self._sums(x_ND, labels_N, self.z_loss)
-        auxiliary = [(loss * (batch.labels_BT != 0).sum(1)).sum() for loss in losses.values()]
+        total, nll, _, squares = self._sums(x_ND, labels_N, batch.weights_N, self.z_loss)
+        auxiliary = [(loss * batch.counts_B).sum() for loss in losses.values()]
         weighted = [self.z_loss * squares] if self.z_loss else []
         sums = torch.stack([sum((-one for one in weighted), total), nll, *auxiliary, *weighted]).detach()
         return sum(auxiliary, total), sums.to(sum_dtype(sums.device))
@@ -203,14 +216,15 @@ class Objective:
         """
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
-            return self._sums(x_ND.float(), labels_N)[:3]
+            return self._sums(x_ND.float(), labels_N, batch.weights_N)[:3]
 
     def position_scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the smoothed loss, -log p and the most probable token of each position of `batch.kept_N`."""
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
             x_ND = x_ND.float()
-            return position_losses(self.network.head, x_ND, labels_N, **self._options(x_ND))
+            loss_N, nll_N, best_N = position_losses(self.network.head, x_ND, labels_N, **self._options(x_ND))
+        return _weighted(loss_N, batch.weights_N), _weighted(nll_N, batch.weights_N), best_N
 
     def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor, Values]:
         """Return the trunk's output and the labels of the predicted positions, and the auxiliary losses."""
@@ -218,9 +232,10 @@ class Objective:
         labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
         return x_BTD.flatten(0, 1).index_select(0, batch.kept_N), labels_N, losses
 
-    def _sums(self, x_ND: Tensor, labels_N: Tensor, z_loss: float = 0.0) -> Sums:
+    def _sums(self, x_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None, z_loss: float = 0.0) -> Sums:
         trained = [parameter for parameter in self.network.head_parameters() if parameter.requires_grad]
-        return smoothed_loss(self.network.head, trained, x_ND, labels_N, z_loss=z_loss, **self._options(x_ND))
+        options = {"z_loss": z_loss, "weights_N": weights_N, **self._options(x_ND)}
+        return smoothed_loss(self.network.head, trained, x_ND, labels_N, **options)
 
     def _options(self, x_ND: Tensor) -> dict[str, Any]:
         return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}

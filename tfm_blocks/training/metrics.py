@@ -136,20 +136,21 @@ class TokenScores(_Sums):
     """Mean loss, perplexity e^(nll / tokens) and accuracy over target tokens, eos included."""
 
     def __init__(self) -> None:
-        super().__init__(4)
+        super().__init__(5)
 
-    def update(self, loss: Tensor, nll: Tensor, correct: Tensor, tokens: int) -> None:
-        """Add sums over `tokens` tokens; `correct` counts the tokens that the model ranks first."""
+    def update(self, loss: Tensor, nll: Tensor, correct: Tensor, tokens: int, labels: int) -> None:
+        """Add sums over `tokens` tokens; `correct` counts the `labels` that the model ranks first."""
         self.sums[:3] += torch.stack([value.to(self.sums.dtype) for value in (loss, nll, correct)])
         self.sums[3] += tokens
+        self.sums[4] += labels
 
     def compute(self) -> dict[str, float]:
         """Return the metrics by name."""
-        loss, nll, correct, tokens = self.sums.tolist()
+        loss, nll, correct, tokens, labels = self.sums.tolist()
         return {
             "loss": loss / tokens,
             "perplexity": perplexity_of_loss(nll / tokens),
-            "token_accuracy": correct / tokens,
+            "token_accuracy": correct / max(labels, 1),
         }
 
 
@@ -159,10 +160,11 @@ class RowLosses(_Sums):
     def __init__(self, rows: int) -> None:
         super().__init__(3 * rows)
 
-    def update(self, loss_N: Tensor, nll_N: Tensor, row_N: Tensor) -> None:
-        """Add the losses of some tokens, each of which belongs to a row."""
-        values_N3 = torch.stack([loss_N, nll_N, torch.ones_like(nll_N)], 1).to(self.sums.dtype)
-        self.sums.view(-1, 3).index_add_(0, row_N, values_N3)
+    def update(self, loss_N: Tensor, nll_N: Tensor, row_N: Tensor, tokens_B: Tensor, row_B: Tensor) -> None:
+        """Add the losses of some labels, each of which belongs to a row, and the tokens of the rows."""
+        sums_R3 = self.sums.view(-1, 3)
+        sums_R3[:, :2].index_add_(0, row_N, torch.stack([loss_N, nll_N], 1).to(self.sums.dtype))
+        sums_R3[:, 2].index_add_(0, row_B, tokens_B.to(self.sums.dtype))
 
     def compute(self) -> Tensor:
         """Return losses_N3."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch, layout_of
-from tfm_blocks.data.objectives import ObjectiveSettings
+from tfm_blocks.data.objectives import LabelSettings, ObjectiveSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -28,13 +28,14 @@ from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import saved_weights
-from tfm_blocks.tracking.logger import RunLogger
+from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
 from tfm_blocks.training.evaluation import Scorer
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
-from tfm_blocks.training.groups import build_optimizer, freeze
-from tfm_blocks.training.loss import Objective, backward_scale
+from tfm_blocks.training.groups import build_optimizer, freeze, set_rates
+from tfm_blocks.training.labels import LabelObjective, LabelScorer, class_weights
+from tfm_blocks.training.loss import Objective, Trunk, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.settings import RunSettings
@@ -68,7 +69,7 @@ class TrainingModule(LightningModule):
         freeze(settings.optimizer, network)
         network.recomputes = settings.trainer.activation_checkpointing
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
-        self.objective = Objective(network, settings.label_smoothing, compiled, z_loss=settings.losses.z_loss)
+        self.objective = self._make_objective(compiled)
         self.latest: dict[str, float] = {}
         self.row_losses = np.zeros((0, 3))  # of the split that was scored last
         self.stop_signal, self.abandoned = stop_signal, False
@@ -80,8 +81,19 @@ class TrainingModule(LightningModule):
         self.scorer = self._make_scorer()
         self.strict_loading = not network.spec.adapted  # a checkpoint has the adapters alone
 
+    def _make_objective(self, trunk: Trunk | None) -> Objective:
+        settings, corpus = self.settings, self.prepared.train
+        if isinstance(settings.objective, LabelSettings):
+            assert corpus.labels is not None, "objective=label needs data=labels"
+            weights_C = class_weights(settings.objective, corpus)
+            smoothing, coder = settings.label_smoothing, corpus.labels
+            return LabelObjective(self.network, smoothing, trunk, coder=coder, weights_C=weights_C)
+        return Objective(self.network, settings.label_smoothing, trunk, z_loss=settings.losses.z_loss)
+
     def _make_scorer(self) -> SplitScorer:
         data, prepared = self.settings.data, self.prepared
+        if isinstance(self.settings.objective, LabelSettings):
+            return LabelScorer(prepared, self.ranks)
         if isinstance(data, ProbeSettings):
             return AnswerScorer(self.translator, prepared, self.ranks, data.probe.chance)
         if self.translator is None:
@@ -141,9 +153,7 @@ class TrainingModule(LightningModule):
         norm = self._clip([parameter for group in optimizer.param_groups for parameter in group["params"]])
         skipped = ~norm.isfinite()
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels and by JointOptimizer
-        rate = self.settings.schedule.rate(self.global_step + 1)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group["rate"]
+        rate = set_rates(optimizer.param_groups, self.settings.schedule, self.global_step + 1)
         optimizer.step()
         self.skipped.note(skipped, self.global_step, step.rows)
         self.steps.update(sums, step, norm, skipped)
@@ -287,9 +297,10 @@ class TrainingModule(LightningModule):
 
 
 def _translator(network: Network, prepared: Prepared, objective: ObjectiveSettings) -> Translator | None:
-    """Return the translator, or None if the model predicts at positions of its input."""
+    """Return the translator, or None if the objective or the model generates no text."""
     layout = layout_of(prepared.train, names(network.spec.inputs), objective)
-    return None if layout.at_positions else Translator(network, prepared.tokenizer, prepared.train.columns)
+    generates = objective.generates and not layout.at_positions
+    return Translator(network, prepared.tokenizer, prepared.train.columns) if generates else None
 
 
 def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:

@@ -52,7 +52,18 @@ Length = Annotated[int, BeforeValidator(_steps_of), WithJsonSchema({"anyOf": LEN
 """Steps, a fraction of the run's steps below 1, or tokens such as '50M tokens'; read as a number of steps."""
 
 
-class NoamSettings(Settings):
+class FollowerSettings(Settings):
+    """Values of the optimizer that follow the learning rate, in proportion to it; at the peak they are its own.
+
+    momentum: the momentum at a rate of 0, which is the first of `betas` in Adam and Lion.
+    weight_decay: the factor of the weight decay at a rate of 0.
+    """
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+
+
+class NoamSettings(FollowerSettings):
     """scale · d_model^-0.5 · min(step^-0.5, step · warmup^-1.5): Vaswani et al. 2017, equation 3."""
 
     name: Literal["noam"]
@@ -64,7 +75,7 @@ class NoamSettings(Settings):
         return self.scale / math.sqrt(self.d_model) * min(1 / math.sqrt(step), step / math.sqrt(self.warmup) ** 3)
 
 
-class InverseSqrtSettings(Settings):
+class InverseSqrtSettings(FollowerSettings):
     """Linear from 0 to `peak` in `warmup` steps, then peak · (warmup / step)^0.5."""
 
     name: Literal["inverse_sqrt"]
@@ -75,7 +86,7 @@ class InverseSqrtSettings(Settings):
         return self.peak * min(step / self.warmup, math.sqrt(self.warmup / step))
 
 
-class PeakSettings(Settings):
+class PeakSettings(FollowerSettings):
     """Warm-up, stable part and decay: linear to `peak` in `warmup` steps, constant, and then down to `floor` · peak.
 
     A warm-up of 1 step is none. The floor is reached one step after the last of `steps`. With x from 0 to 1 during the

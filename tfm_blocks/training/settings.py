@@ -14,7 +14,7 @@ from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.devices import kind_problem
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
-from tfm_blocks.tracking.settings import LoggerSettings
+from tfm_blocks.tracking.loggers import LoggerSettings
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 from tfm_blocks.training.schedules import ScheduleSettings, length_context
 from tfm_blocks.translation.settings import BleuTokenizer, Search
@@ -225,14 +225,17 @@ class RunSettings(Settings):
         if stop.patience is None or trainer is None:
             return callbacks
         key, data = find_key(stop.monitor), info.data.get("data")
-        if data and (key.answered if data.kind != "probe" else key.translated):
+        objective = info.data.get("objective", NEXT_TOKEN)
+        kinds = {"answered": data and data.kind == "probe", "labelled": objective.name == "label"}
+        required = [kind for kind in kinds if getattr(key, kind)]
+        is_translated = key.translated and (kinds["answered"] or kinds["labelled"])
+        if data and ((required and not any(kinds[kind] for kind in required)) or is_translated):
             rule = f"early_stopping monitors {stop.monitor}, which this data does not measure"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
         if not key.translated:
             return callbacks
         reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
         reason = "plain text is not translated" if isinstance(data, LmSettings) else reason
-        objective = info.data.get("objective", NEXT_TOKEN)
         reason = reason if objective.generates else f"objective={objective.name} generates no text"
         if reason:
             rule = f"early_stopping monitors {stop.monitor}, which is a score of translations, but {reason}"

@@ -46,16 +46,21 @@ class SplitScorer(nn.Module):
 
     def count(self, objective: Objective, batch: Batch) -> None:
         """Add the losses of a batch of a validation."""
-        self.tokens.update(*objective.scores(batch), len(batch.kept_N))
+        self.tokens.update(*objective.scores(batch), batch.tokens, len(batch.kept_N))
 
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
         """Add the losses of a batch and of each of its rows, and return its predictions."""
         loss_N, nll_N, best_N = objective.position_scores(batch)
         labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
-        row_N = torch.tensor(batch.rows, device=labels_N.device)[batch.kept_N // batch.labels_BT.shape[1]]
+        return self.add(batch, loss_N, nll_N, labels_N, best_N)
+
+    def add(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, labels_N: Tensor, best_N: Tensor) -> Predictions:
+        """Add the losses of the labels of a batch and of each of its rows, and return the predictions `best_N`."""
+        row_B = torch.tensor(batch.rows, device=labels_N.device)
+        row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
         loss, nll, correct = (x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, best_N == labels_N))
-        self.tokens.update(loss, nll, correct, len(batch.kept_N))
-        self.rows.update(loss_N, nll_N, row_N)
+        self.tokens.update(loss, nll, correct, batch.tokens, len(batch.kept_N))
+        self.rows.update(loss_N, nll_N, row_N, batch.counts_B, row_B)
         return Predictions(row_N, labels_N, best_N)
 
     def score(

@@ -1,24 +1,17 @@
-"""Fill in the hidden tokens of texts with a run of objective=masked."""
+"""Fill in the hidden tokens of texts with a run of an objective that hides tokens."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
+from torch import Tensor
 
-from tfm_blocks.data.layout import EOS, PAD
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.devices import choose_device
-from tfm_blocks.errors import DataError, Place, Problem, RunError
-from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network, evaluating
-from tfm_blocks.runs.folder import TOKENIZER
-from tfm_blocks.runs.model import read_network
+from tfm_blocks.translation.encoder import Encoder, batch_bounds
 
 
 class Filled(NamedTuple):
@@ -32,59 +25,59 @@ class Filled(NamedTuple):
         return {"text": self.text, "masks": masks}
 
 
-class Filler:
+class Filler(Encoder):
     """Predicts the tokens at each <mask> of a text. Raises RunError if the run was not trained to do so."""
 
+    unfit = ("was not trained to predict hidden tokens", "name a run of objective=masked or masked_diffusion")
+
     def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
-        inputs = names(network.spec.inputs)
-        if TARGET in inputs or len(inputs) != 1 or tokenizer.mask is None:
-            rule = "was not trained to predict hidden tokens"
-            raise RunError(Problem("model", rule, help="name a run of objective=masked"))
-        self.network, self.tokenizer, (self.input,), self.mask = network, tokenizer, inputs, tokenizer.mask
+        super().__init__(network, tokenizer)
+        if tokenizer.mask is None:
+            self.refuse()
+        self.mask = tokenizer.mask
 
-    @classmethod
-    def load(
-        cls, run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | None = None
-    ) -> Filler:
-        """Load the network and the tokenizer of a run folder. Raises RunError."""
-        network = read_network(run, plugins, checkpoint)
-        return cls(network.to(choose_device(device)), load_tokenizer(run / TOKENIZER))
-
-    def fill(self, texts: Sequence[str], *, top: int = 1, batch_tokens: int = 4096, first: int = 1) -> list[Filled]:
+    def fill(
+        self, texts: Sequence[str], *, top: int = 1, steps: int = 1, batch_tokens: int = 4096, first: int = 1
+    ) -> list[Filled]:
         """Return the filled texts; a text without a mask is unchanged. Raises DataError for one that is too long.
 
-        Each mask is filled on its own. Lines count from `first`.
+        Each of `steps` predictions fills an equal number of masks of a text, the most probable tokens first, which the
+        next predictions read (Nie et al. 2025, low-confidence remasking). Lines count from `first`.
         """
-        rows = [self._ids(text, number) for number, text in enumerate(texts, first)]
+        rows = self.encode(texts, first=first, masked=True)
         filled: list[Filled] = []
         with evaluating(self.network), torch.inference_mode():
-            for start, end in _batches(rows, batch_tokens):
-                filled += self._fill(rows[start:end], texts[start:end], top)
+            for start, end in batch_bounds(rows, batch_tokens):
+                filled += self._fill(rows[start:end], texts[start:end], top, steps)
         return filled
 
-    def _ids(self, text: str, number: int) -> list[int]:
-        ids = self.tokenizer.encode_masked(text)
-        ids = [*ids, EOS] if self.tokenizer.conventions.adds_eos or not ids else ids
-        if len(ids) > (longest := self.network.longest(self.input).tokens):
-            rule = f"the line has {len(ids)} tokens with eos, but the model has {longest} positions"
-            raise DataError(Problem("stdin", rule, Place("stdin", number), help="split the line"))
-        return ids
+    def _fill(self, rows: Sequence[list[int]], texts: Sequence[str], top: int, steps: int) -> Iterator[Filled]:
+        ids_BT, mask = self.padded(rows).cpu(), self.mask
+        masks_B = (ids_BT == mask).sum(1)
+        best: list[dict[int, list[tuple[str, float]]]] = [{} for _ in rows]  # by position
+        for step in range(min(steps, max(1, int(masks_B.max())))):
+            row_N, position_N = (ids_BT == mask).nonzero(as_tuple=True)
+            ids_NK, p_NK = self._predict(ids_BT, top)
+            for row in range(len(rows)):
+                at_N = (row_N == row).nonzero()[:, 0]
+                count = int(masks_B[row] // steps + (step < masks_B[row] % steps))
+                for n in at_N[p_NK[at_N, 0].argsort(descending=True, stable=True)][:count].tolist():
+                    ids_BT[row, position_N[n]] = ids_NK[n, 0]
+                    tokens = zip(ids_NK[n].tolist(), p_NK[n].tolist(), strict=True)
+                    best[row][int(position_N[n])] = [(self.tokenizer.piece(id), p) for id, p in tokens]
+        for ids, whole_T, text, found in zip(rows, ids_BT, texts, best, strict=True):
+            whole = whole_T[: len(ids)].tolist()
+            masks = [found[position] for position in sorted(found)]
+            yield Filled(self.tokenizer.decode(whole) if masks else text, masks)
 
-    def _fill(self, rows: Sequence[list[int]], texts: Sequence[str], top: int) -> Iterator[Filled]:
-        ids_BT = pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=PAD)
-        masked_BT = ids_BT == self.mask
+    def _predict(self, ids_BT: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """Return the most probable tokens at each mask, and their probabilities."""
         device = next(self.network.parameters()).device
         x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
-        logits_NV = self.network.head(x_BTD[masked_BT.to(device)]).float()
+        logits_NV = self.network.head(x_BTD[(ids_BT == self.mask).to(device)]).float()
         logits_NV[:, sorted(self.tokenizer.special_ids)] = -torch.inf
         values = torch.softmax(logits_NV, 1).topk(min(top, logits_NV.shape[1]), 1)
-        best = iter(zip(values.indices.tolist(), values.values.tolist(), strict=True))
-        for ids, text in zip(rows, texts, strict=True):
-            chosen = [next(best) for id in ids if id == self.mask]
-            tokens = iter([tokens[0] for tokens, _ in chosen])
-            whole = [next(tokens) if id == self.mask else id for id in ids]
-            masks = [[(self.tokenizer.piece(id), p) for id, p in zip(tokens, ps, strict=True)] for tokens, ps in chosen]
-            yield Filled(self.tokenizer.decode(whole) if chosen else text, masks)
+        return values.indices.cpu(), values.values.cpu()
 
 
 def write_filled(filler: Filler, lines: Sequence[str], target: TextIO, *, top: int | None, **options: int) -> None:
@@ -92,15 +85,3 @@ def write_filled(filler: Filler, lines: Sequence[str], target: TextIO, *, top: i
     for filled in filler.fill(lines, top=top or 1, **options):
         target.write(f"{json.dumps(filled.to_json(), ensure_ascii=False) if top else filled.text}\n")
     target.flush()
-
-
-def _batches(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of batches of at most `batch_tokens` padded tokens, or of one longer row."""
-    start = widest = 0
-    for end, ids in enumerate(rows):
-        widest = max(widest, len(ids))
-        if end > start and widest * (end + 1 - start) > batch_tokens:
-            yield start, end
-            start, widest = end, len(ids)
-    if rows:
-        yield start, len(rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfm_blocks.tracking.logger import LoggedRun
+from tfm_blocks.tracking.loggers import LoggedRun
 from tfm_blocks.tracking.loggers.wandb import WandbLogger, WandbSettings, choose_mode, has_key
 
 KEY = "0" * 40
@@ -46,7 +46,7 @@ def test_wandb_mode_is_respected(value: str, mode: str) -> None:
 def test_an_offline_run_keeps_flat_knobs_and_its_exit_code_in_the_run_folder(tmp_path: Path) -> None:
     program = f"""
 import pathlib
-from tfm_blocks.tracking.logger import LoggedRun
+from tfm_blocks.tracking.loggers import LoggedRun
 from tfm_blocks.tracking.loggers.wandb import WandbLogger, WandbSettings
 settings = WandbSettings(project="test", entity=None)
 logger = WandbLogger(settings, LoggedRun(pathlib.Path({str(tmp_path)!r}), {{"heads": 4, "graph": {{"add_norm": "post"}}}}, {{}}, "abc"))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tfm_blocks.config.settings import Settings
 from tfm_blocks.metric_schema import IN_EVERY_ROW
-from tfm_blocks.tracking.logger import LoggedRun, LoggerKind, RunLogger, TranslationSample
+from tfm_blocks.tracking.loggers import LoggedRun, LoggerKind, RunLogger, TranslationSample
 
 LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks
 TAG = "tfm_blocks_run"

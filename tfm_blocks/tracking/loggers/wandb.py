@@ -23,7 +23,7 @@ from pydantic import Field
 from tfm_blocks.config.settings import Settings
 from tfm_blocks.metric_schema import IN_EVERY_ROW, METRIC_KEYS, TOKENS
 from tfm_blocks.runs.folder import CONFIG, MODEL, TOKENIZER, WEIGHTS
-from tfm_blocks.tracking.logger import LoggedRun, LoggerKind, RunLogger, TranslationSample
+from tfm_blocks.tracking.loggers import LoggedRun, LoggerKind, RunLogger, TranslationSample
 
 if TYPE_CHECKING:
     import wandb

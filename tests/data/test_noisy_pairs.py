@@ -1,0 +1,307 @@
+"""The objectives that make a source and a target of a row, and masked diffusion, against slow versions."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.data.test_objectives import WORDS, packed
+from tfm_blocks.data.corpus import Corpus, write_corpus
+from tfm_blocks.data.layout import layout_of
+from tfm_blocks.data.noise import (
+    COUNT,
+    KEPT,
+    KIND,
+    LENGTH,
+    NOISED,
+    OFFSET,
+    PLACE,
+    SENTENCE,
+    SHUFFLE,
+    SLOT,
+    SLOT_KIND,
+    SLOT_TOKEN,
+    TOKEN,
+    TURN,
+    uniforms,
+)
+from tfm_blocks.data.objectives import (
+    DenoisingSettings,
+    MaskedDiffusionSettings,
+    PrefixLmSettings,
+    SpanCorruptionSettings,
+)
+from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
+
+BOS, EOS = 1, 2
+DRAW = (3, 1)
+DENOISING = {"name": "denoising", "mask": 0.3, "span": 3.5, "random": 0.1, "permute": 1.0, "rotate": 0.0}
+DENOISING |= {"insert": 0.0, "whole_words": True}
+SPANS = SpanCorruptionSettings(name="span_corruption", density=0.15, span=3.0, sentinels=40)
+PREFIX = PrefixLmSettings(name="prefix_lm")
+DIFFUSION = MaskedDiffusionSettings(name="masked_diffusion", min_rate=0.001)
+
+
+def denoising(**changes):
+    return DenoisingSettings(**DENOISING | changes)
+
+
+OBJECTIVES = {
+    "spans": SPANS,
+    "long spans": SpanCorruptionSettings(name="span_corruption", density=0.5, span=8.0, sentinels=3),
+    "many spans": SpanCorruptionSettings(name="span_corruption", density=0.7, span=1.0, sentinels=40),
+    "prefix": PREFIX,
+    "denoising": denoising(),
+    "all noise": denoising(mask=0.5, span=1.2, random=0.4, permute=0.6, rotate=0.5, insert=0.2),
+    "tokens": denoising(whole_words=False, rotate=1.0, permute=0.0),
+    "no masks": denoising(mask=0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    text = " ".join(f"{word}." if number % 7 == 0 else word for number, word in enumerate(WORDS))
+    return Tokenizer.train([text] * 3, 450, special=[MASK, *map(sentinel, range(40))])
+
+
+@pytest.fixture(scope="module")
+def corpus(tokenizer, tmp_path_factory):
+    """Return rows of many lengths, sentences of several words among them."""
+    random, folder = np.random.default_rng(0), tmp_path_factory.mktemp("pairs")
+    rows = [("", ""), ("a", "ba"), ("a", "ba. de"), ("a", "?!")]
+    for length in (1, 2, 3, 5, 8, 13, 21, 34, 60):
+        words = random.choice(WORDS, length)
+        rows.append(("a", " ".join(f"{word}." if random.random() < 0.2 else word for word in words)))
+    write_corpus(folder, ("src", "tgt"), rows, tokenizer, max_length=None)
+    return Corpus(folder, tokenizer)
+
+
+def pair_of(corpus, objective, row, draw=DRAW):
+    """Return the source and the target of a row, without the special tokens around them."""
+    batch = layout_of(corpus, ["src", "tgt"], objective).drawn(*draw).batch(corpus, [row])
+    source, target = batch.inputs["src"][0].tolist(), batch.labels_BT[0].tolist()
+    assert source.pop() == EOS and target.pop() == EOS and batch.inputs["tgt"][0].tolist() == [BOS, *target]
+    return source, target
+
+
+class Draws:
+    """The draws of a row."""
+
+    def __init__(self, row, draw=DRAW):
+        self.words = (*draw, row)
+
+    def __call__(self, stream, *place):
+        return float(uniforms(*self.words, stream, *place)[0])
+
+
+def smallest(count, keys):
+    return sorted(range(len(keys)), key=keys.__getitem__)[: int(count)]
+
+
+def slow_spans(objective, tokenizer, ids, u):
+    """Follow random_spans_noise_mask of T5: alternate segments of both kinds, and draw their boundaries."""
+    n = len(ids)
+    noise = min(max(round(n * objective.density), 1), n - 1)
+    spans = max(1, min(round(noise / objective.span), noise, n - noise, objective.sentinels))
+
+    def segments(items, stream):
+        begins = {1 + place for place in smallest(spans - 1, [u(stream, place) for place in range(1, items)])}
+        parts = []
+        for place in range(items):
+            parts += [0] if place == 0 or place in begins else []
+            parts[-1] += 1
+        return parts
+
+    source, target, place = [], [], 0
+    if not noise:
+        return ids, [tokenizer.ids[sentinel(0)]]
+    for number, (kept, hidden) in enumerate(zip(segments(n - noise, KEPT), segments(noise, NOISED), strict=True)):
+        name = tokenizer.ids[sentinel(number)]
+        source += [*ids[place : place + kept], name]
+        target += [name, *ids[place + kept : place + kept + hidden]]
+        place += kept + hidden
+    return source, target
+
+
+def slow_prefix(objective, tokenizer, ids, u):
+    split = 1 + int(u(COUNT) * (len(ids) - 1))
+    return ids[:split], ids[split:]
+
+
+def slow_denoising(objective, tokenizer, ids, u):
+    """Follow the denoising data set of fairseq: sentences, spans of words, inserted masks, rotation."""
+    special = tokenizer.special_ids
+    plain = [id for id in range(tokenizer.size) if id not in special]
+    ends = [id == EOS or tokenizer.piece(id).endswith((".", "?", "!")) for id in range(tokenizer.size)]
+
+    def mask_or_random(place, kind, token):
+        return plain[int(u(token, place) * len(plain))] if u(kind, place) < objective.random else tokenizer.mask
+
+    sentences = [[]]
+    for place, id in enumerate(ids):
+        sentences[-1].append(id)
+        if ends[id] and place + 1 < len(ids) and not ends[ids[place + 1]]:
+            sentences.append([])
+    count = len(sentences)
+    moved = sorted(smallest(math.ceil(round(objective.permute * count, 6)), [u(SENTENCE, s) for s in range(count)]))
+    order = list(range(count))
+    for place, sentence in zip(moved, sorted(moved, key=lambda s: u(SHUFFLE, s)), strict=True):
+        order[place] = sentence
+    ids = [id for place in order for id in sentences[place]]
+
+    can = [id not in special for id in ids] if any(id not in special for id in ids) else [True] * len(ids)
+    words = []
+    for place, id in enumerate(ids):
+        piece = tokenizer.piece(id)
+        begins = not objective.whole_words or piece.startswith(("▁", "⏎")) or place == 0 or not can[place - 1]
+        if can[place]:
+            words += [[]] if begins else []
+            words[-1].append(place)
+    budget, lengths, drawn = math.ceil(round(objective.mask * len(words), 6)), [], 0
+    while sum(lengths) < budget:
+        uniform, length, limit = u(LENGTH, drawn), 0, math.exp(-objective.span)
+        while uniform >= limit:
+            length += 1
+            limit += math.exp(-objective.span) * objective.span**length / math.factorial(length)
+        lengths.append(min(length, budget - sum(lengths)))
+        drawn += 1
+    full = [length for length in lengths if length]
+    starts = smallest(len(full), [u(PLACE, word[0]) for word in words])
+    inside = {word + k for word, length in zip(starts, full, strict=True) for k in range(1, length)}
+    dropped = {place for word in inside if word < len(words) for place in words[word]}
+    dropped |= {place for word in starts for place in words[word][1:]}
+    masks = {words[word][0] for word in starts} - dropped
+    left = [mask_or_random(place, KIND, TOKEN) if place in masks else id for place, id in enumerate(ids)]
+    left = [id for place, id in enumerate(left) if place not in dropped]
+
+    inserted = min(len(lengths) - len(full), len(ids) - len(left))
+    inserted += math.ceil(round(objective.insert * len(left), 6))
+    slots = set(smallest(inserted, [u(SLOT, slot) for slot in range(len(left) + inserted)]))
+    rest = iter(left)
+    left = [
+        mask_or_random(slot, SLOT_KIND, SLOT_TOKEN) if slot in slots else next(rest)
+        for slot in range(len(left) + inserted)
+    ]
+    turn = int(u(OFFSET) * len(left)) if u(TURN) < objective.rotate else 0
+    return left[turn:] + left[:turn]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_each_row_becomes_what_a_slow_version_makes_of_it(corpus, tokenizer, name):
+    objective = OBJECTIVES[name]
+    slow = {"span_corruption": slow_spans, "prefix_lm": slow_prefix, "denoising": slow_denoising}[objective.name]
+    for draw in (DRAW, (3, 2), (8, 0)):
+        for row in range(len(corpus)):
+            ids = corpus.ids("tgt", row).tolist() or [EOS]
+            expected = slow(objective, tokenizer, ids, Draws(row, draw))
+            expected = (expected, ids) if objective.name == "denoising" else expected
+            assert pair_of(corpus, objective, row, draw) == expected, row
+
+
+@pytest.mark.parametrize("inputs", [["src", "tgt"], ["tgt"]], ids=["two sides", "one sequence"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_plan_has_the_widths_and_labels_of_the_batches_and_bounds_all_epochs(corpus, name, inputs):
+    layout = layout_of(corpus, inputs, OBJECTIVES[name])
+    assert layout.inputs == tuple(inputs)
+    for epoch in range(4):
+        drawn = layout.drawn(1, epoch)
+        widths_NC, labels_N = drawn.widths_NC(corpus), drawn.labels_N(corpus)
+        whole = drawn.batch(corpus, range(len(corpus)))
+        for row in range(len(corpus)):
+            batch = drawn.batch(corpus, [row])
+            assert [batch.inputs[name].shape[1] for name in inputs] == widths_NC[row].tolist()
+            labels = whole.labels_BT[row][whole.labels_BT[row] != 0]
+            assert batch.labels_BT[batch.labels_BT != 0].tolist() == labels.tolist() and len(labels) == labels_N[row]
+        assert (widths_NC <= layout.longest_C(corpus)).all()
+        assert (drawn.tokens_N(corpus) == layout.tokens_N(corpus)).all()
+
+
+def test_a_decoder_reads_the_source_before_the_target(corpus, tokenizer):
+    source, target = pair_of(corpus, SPANS, 10)
+    batch = layout_of(corpus, ["tgt"], SPANS).drawn(*DRAW).batch(corpus, [10])
+    assert batch.inputs["tgt"][0].tolist() == [*source, EOS, BOS, *target]
+    assert batch.labels_BT[0].tolist() == [0] * (len(source) + 1) + [*target, EOS]
+
+
+@pytest.mark.parametrize("size", [30_000, pytest.param(1_000_000, marks=pytest.mark.grid)])
+def test_568_tokens_become_512_inputs_and_114_targets(tokenizer, tmp_path, size):
+    corpus = packed(tmp_path, tokenizer, size, context=568)
+    layout = layout_of(corpus, ["src", "tgt"], SPANS).drawn(*DRAW)
+    assert layout.widths_NC(corpus)[:-1].tolist() == [[512, 114]] * (len(corpus) - 1)
+    spans, sentinels = [], tokenizer.sentinels
+    for row in range(len(corpus) - 1):
+        batch = layout.batch(corpus, [row])
+        source, target = batch.inputs["src"][0].tolist(), batch.labels_BT[0].tolist()
+        assert (len(source), len(target)) == (512, 114)
+        names = [id for id in target if id in sentinels]
+        assert names == [id for id in source if id in sentinels] == sentinels[:28]
+        places = [target.index(name) for name in names]
+        spans += [b - a - 1 for a, b in zip(places, [*places[1:], len(target) - 1], strict=True)]
+    assert sum(spans) == 85 * (len(corpus) - 1)
+    lengths = np.bincount(spans)  # of a composition of 85 into 28 parts: P(a part is k) = C(84 - k, 26) / C(84, 27)
+    expected = [0, *(math.comb(84 - k, 26) / math.comb(84, 27) * len(spans) for k in range(1, 12))]
+    for count, mean in zip(lengths, expected, strict=False):
+        assert abs(count - mean) < 5 * math.sqrt(mean) + 1
+
+
+@pytest.mark.parametrize("size", [40_000, pytest.param(1_000_000, marks=pytest.mark.grid)])
+def test_denoising_masks_the_fraction_of_the_words_in_spans_of_the_poisson_distribution(tokenizer, tmp_path, size):
+    corpus = packed(tmp_path, tokenizer, size, context=256)
+    layout = layout_of(corpus, ["src", "tgt"], denoising(permute=0.0)).drawn(*DRAW)
+    noise, counts = layout.pair_noise, np.zeros(4)
+    for flat in layout.parts(corpus):
+        words_R = np.full(len(flat.rows_R), 1000)
+        length_S, spans_R, empty_R = noise._spans(words_R, flat.rows_R)
+        assert np.add.reduceat(length_S, np.cumsum(spans_R) - spans_R).tolist() == words_R.tolist()
+        source, _ = noise.pairs(flat)
+        counts += empty_R.sum(), (empty_R + spans_R).sum(), (source.ids_L == tokenizer.mask).sum(), len(source.ids_L)
+        assert (flat.ids_L == EOS).sum() == (source.ids_L == EOS).sum()
+    none, spans, masks, tokens = counts
+    assert abs(none / spans - math.exp(-3.5)) < 5 * math.sqrt(math.exp(-3.5) / spans)
+    assert abs(spans / len(corpus) - 1000 / 3.5) < 3
+    assert 0.05 < masks / tokens < 0.12
+
+
+def test_the_split_of_a_prefix_is_uniform(corpus):
+    row = len(corpus) - 1
+    n = len(corpus.ids("tgt", row))
+    layout = layout_of(corpus, ["src", "tgt"], PREFIX)
+    splits = [int(layout.drawn(1, epoch).batch(corpus, [row]).inputs["src"].shape[1]) - 1 for epoch in range(2000)]
+    counts = np.bincount(splits, minlength=n + 1)
+    assert counts[0] == counts[n] == 0
+    expected = 2000 / (n - 1)
+    assert ((counts[1:n] - expected) ** 2 / expected).sum() < n + 5 * math.sqrt(2 * n)
+
+
+@pytest.mark.parametrize("size", [40_000, pytest.param(1_000_000, marks=pytest.mark.grid)])
+def test_diffusion_hides_each_token_with_a_probability_of_its_row_and_divides_by_it(tokenizer, tmp_path, size):
+    corpus = packed(tmp_path, tokenizer, size, context=64)
+    layout = layout_of(corpus, ["src"], DIFFUSION).drawn(*DRAW)
+    labels_N, weighted, fractions, special = layout.labels_N(corpus), 0.0, [], tokenizer.special_ids
+    for row in range(len(corpus)):
+        batch, ids = layout.batch(corpus, [row]), corpus.ids("tgt", row).astype(np.int64)
+        u = Draws(row)
+        p = (1 - 0.001) * u(COUNT) + 0.001
+        hidden = [id not in special and u(PLACE, place) < p for place, id in enumerate(ids.tolist())]
+        assert batch.labels_BT[0].tolist() == np.where(hidden, ids, 0).tolist()
+        assert batch.inputs["src"][0].tolist() == np.where(hidden, tokenizer.mask, ids).tolist()
+        assert batch.weights_B.tolist() == [pytest.approx(1 / p)]
+        n = int((ids != EOS).sum())
+        assert batch.tokens == labels_N[row] == n and batch.counts_B.tolist() == [n]
+        weighted += sum(hidden) / p / n
+        fractions.append(sum(hidden) / n)
+    rows = len(corpus)
+    assert abs(weighted / rows - 1) < 5 * math.sqrt(math.log(1000) / 60 / rows)  # the variance is E[(1 - p) / (p n)]
+    assert abs(np.mean(fractions) - 0.5) < 5 * math.sqrt(1 / 12 / rows)
+    assert abs(np.var(fractions) - 1 / 12 - 1 / 6 / 64) < 0.4 / math.sqrt(rows)
+    assert layout.batch(corpus, [0], empty=True).tokens == 0
+
+
+def test_sentinels_are_the_last_ids_which_no_text_contains(tokenizer, tmp_path):
+    assert tokenizer.sentinels == [tokenizer.size - 1 - number for number in range(40)]
+    assert tokenizer.mask == 4 and tokenizer.special_ids == {0, 1, 2, 3, 4, *tokenizer.sentinels}
+    text = f"ban {sentinel(0)} den"
+    assert not {*tokenizer.encode(text)} & {*tokenizer.sentinels} and tokenizer.decode(tokenizer.encode(text)) == text
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path / "tokenizer.json").sentinels == tokenizer.sentinels
+    assert Tokenizer.train(WORDS, 300).sentinels == []

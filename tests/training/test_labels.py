@@ -1,0 +1,299 @@
+"""Labels: the losses, gradients and scores of other libraries, the same data through all formats, and refused pairs."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
+
+import tfm_blocks as tfm
+from tests.oracles.references import READING, scatter
+from tfm_blocks.cli import main
+from tfm_blocks.data.labels import LabelCoder
+from tfm_blocks.data.layout import Batch, batch_of, layout_of
+from tfm_blocks.data.objectives import LabelSettings
+from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.settings import read_data
+from tfm_blocks.exchange.family import families
+from tfm_blocks.exchange.weights import Conversion, read_weight_table
+from tfm_blocks.network.matching import fill, weights_of
+from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.scoring.corpus import MEASURES
+from tfm_blocks.scoring.labels import label_statistics
+from tfm_blocks.training.labels import LabelObjective, label_scores
+from tfm_blocks.translation.classify import Classifier
+
+KNOBS = {"d_model": 16, "d_ff": 28, "heads": 4, "layers": 2, "vocab": 37, "max_length": 20, "dropout": 0.0}
+NAMES = ("a", "b", "c")
+TAGGER = """\
+# @package _global_
+defaults: [bert_classifier, _self_]
+model: {graph: {pooler: null, squash: null}}
+"""
+HEADS = {"bert.pooler.dense.{kind}": "pooler.block.{kind}", "classifier.{kind}": "logits.block.{kind}"}
+
+
+def both(predict, folder):
+    """Return our classifier and transformers', with the same weights, and the table between them."""
+    (folder / "tagger.yaml").write_text(TAGGER)
+    words, outputs = predict == "words", 1 if predict == "number" else 3
+    config = {**READING, "num_labels": outputs, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if predict == "several":
+        config["problem_type"] = "multi_label_classification"
+    theirs = (BertForTokenClassification if words else BertForSequenceClassification)(BertConfig(**config)).train()
+    scatter(theirs)
+    model = str(folder / "tagger.yaml") if words else "bert_classifier"
+    ours = tfm.build(model, **KNOBS, classes=outputs, **({"pooling": "none"} if words else {}))
+    rows = [row for row in families()["bert"].weights if row.theirs.startswith("bert.") and row.ours]
+    conversion = Conversion([*rows, *read_weight_table(HEADS)]).present(weights_of(theirs))
+    fill(ours, conversion.to_ours(weights_of(theirs))[0])
+    return ours.train(), theirs, conversion
+
+
+@pytest.mark.parametrize("predict", ["class", "several", "number", "words"])
+def test_losses_and_gradients_are_those_of_transformers(predict, tmp_path):
+    ours, theirs, conversion = both(predict, tmp_path)
+    generator = torch.Generator().manual_seed(2)
+    ids_BS = torch.randint(3, 37, (5, 8), generator=generator)
+    ids_BS[torch.arange(8) >= torch.tensor([8, 5, 3, 8, 6])[:, None]] = 0
+    keep_BS, labels_BS = (ids_BS != 0), torch.zeros_like(ids_BS)
+    values_NC = None
+    if predict == "words":
+        labels_BS[:, ::2] = torch.randint(1, 4, (5, 4), generator=generator)
+        labels_BS *= keep_BS
+        expected = torch.where(labels_BS > 0, labels_BS - 1, -100)
+    elif predict == "class":
+        labels_BS[:, 0] = torch.randint(1, 4, (5,), generator=generator)
+        expected = labels_BS[:, 0] - 1
+    else:
+        labels_BS[:, 0] = 1
+        values_NC = torch.randn(5, 1 if predict == "number" else 3, generator=generator)
+        values_NC = values_NC if predict == "number" else (values_NC > 0).float()
+        expected = values_NC
+    batch = batch_of({"src": ids_BS}, labels_BS)
+    batch = Batch(batch.inputs, batch.labels_BT, batch.kept_N, values_NC=values_NC)
+    objective = LabelObjective(ours, 0.0, None, coder=LabelCoder(predict, () if predict == "number" else NAMES))
+    total, sums = objective.loss(batch)
+    loss = total / len(batch.kept_N)
+    loss.backward()
+    output = theirs(input_ids=ids_BS, attention_mask=keep_BS.long(), labels=expected)
+    output.loss.backward()
+    assert loss.item() == pytest.approx(output.loss.item(), rel=1e-5)
+    assert sums[0].item() == pytest.approx(total.item())
+    gradients = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    wanted = conversion.to_ours(gradients)[0]
+    largest = max(gradient.abs().max() for gradient in wanted.values())
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad - wanted[name]).abs().max() < 1e-5 * largest, name
+
+
+def test_weights_of_classes_multiply_their_losses(tmp_path):
+    ours, _, _ = both("class", tmp_path)
+    labels_BS = torch.zeros(3, 4, dtype=torch.int64)
+    labels_BS[:, 0] = torch.tensor([1, 2, 2])
+    batch = batch_of({"src": torch.full((3, 4), 5)}, labels_BS)
+    coder, weights_C = LabelCoder("class", NAMES), torch.tensor([4.0, 0.5, 1.0])
+    plain, weighted = (
+        LabelObjective(ours, 0.0, None, coder=coder, weights_C=weights).label_outputs(batch)[0]
+        for weights in (None, weights_C)
+    )
+    torch.testing.assert_close(weighted, plain * torch.tensor([4.0, 0.5, 0.5]))
+
+
+def drawn(predict, seed, rows=200):
+    random = np.random.default_rng(seed)
+    if predict == "number":
+        return [f"{value:.3g}" for value in random.normal(size=rows)]
+    if predict == "several":
+        return [" ".join(name for name in NAMES if random.random() < 0.4) or "-" for _ in range(rows)]
+    counts = random.integers(1, 5, rows) if predict == "words" else [1] * rows
+    return [" ".join(random.choice(NAMES, size=count, p=[0.6, 0.3, 0.1])) for count in counts]
+
+
+@pytest.mark.parametrize("predict", ["class", "several", "number", "words"])
+def test_scores_from_sums_over_rows_are_those_of_torchmetrics(predict):
+    coder = LabelCoder(predict, () if predict == "number" else NAMES)
+    right = drawn(predict, 1)
+    outputs = [
+        one if place % 3 else other for place, (one, other) in enumerate(zip(right, drawn(predict, 2), strict=True))
+    ]
+    if predict == "words":
+        outputs = [" ".join(reversed(text.split())) for text in right]
+    scores, statistics = label_scores(outputs, right, coder), label_statistics(outputs, right, predict)
+    assert scores.keys() == statistics.keys()
+    for name, stats_NK in statistics.items():
+        value = float(MEASURES[name](stats_NK.sum(0)[None])[0])
+        assert value == pytest.approx(scores[name] * (100 if name == "accuracy" else 1), abs=1e-6), name
+
+
+TEXTS = ["a good film", "bad", "a day, was good", "so bad so"]
+LABELS = {
+    "class": ["pos", "neg", "pos", "neg"],
+    "several": ["x", "-", "x y", "y"],
+    "number": ["0.5", "-1", "2", "1e3"],
+    "words": ["O P O", "N", "O O O P", "O N O"],
+}
+CLASSES = {"class": ["neg", "pos"], "several": ["x", "y"], "number": None, "words": ["O", "P", "N"]}
+OPTIONS = {"kind": "labels", "max_length": 40, "step_tokens": 64, "batch_tokens": 128, "cache": "none"}
+
+
+def typed(predict, label):
+    """Return a label as JSON has it: a number, a list, or text."""
+    if predict == "number":
+        return float(label)
+    return (
+        label.split()
+        if predict == "words"
+        else []
+        if label == "-"
+        else label.split()
+        if predict == "several"
+        else label
+    )
+
+
+def corpora(folder, predict, **data):
+    files = {"train": data["train"], "val": data["train"], "test": None}
+    fields = {"fields": data.get("fields")}
+    settings = {**OPTIONS, "dir": str(folder), "predict": predict, "labels": CLASSES[predict], **files, **fields}
+    read = read_data(settings)
+    assert read is not None
+    return prepare(read, 300, tell=lambda text: None)
+
+
+@pytest.mark.parametrize("predict", LABELS)
+def test_lines_tsv_json_and_parquet_give_the_same_batches(predict, tmp_path):
+    pairs = list(zip(TEXTS, LABELS[predict], strict=True))
+    (tmp_path / "t.txt").write_text("".join(f"{text}\n" for text, _ in pairs))
+    (tmp_path / "t.labels").write_text("".join(f"{label}\n" for _, label in pairs))
+    (tmp_path / "t.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in pairs))
+    rows = [{"text": text, "label": typed(predict, label)} for text, label in pairs]
+    (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    fields = {"src": "text", "tgt": "label"}
+    forms = [{"train": {"src": "t.txt", "tgt": "t.labels"}}]
+    names = ["t.tsv", "t.jsonl"]
+    try:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+        names.append("t.parquet")
+    except ImportError:
+        pass
+    forms += [{"train": {"src": name, "tgt": name}, "fields": fields} for name in names]
+    batches = []
+    for form in forms:
+        train = corpora(tmp_path, predict, **form).train
+        layout = layout_of(train, ["src"], LabelSettings(name="label"))
+        batches.append(layout.batch(train, range(4)))
+        assert train.text["tgt"][0] == LABELS[predict][0]
+    first, *others = batches
+    assert len(first.kept_N) == (11 if predict == "words" else 4)
+    for other in others:
+        assert torch.equal(first.inputs["src"], other.inputs["src"]) and torch.equal(first.labels_BT, other.labels_BT)
+        assert first.values_NC is None or torch.equal(first.values_NC, other.values_NC)
+    if predict == "number":
+        assert first.values_NC[:, 0].tolist() == [0.5, -1.0, 2.0, 1000.0]
+
+
+@pytest.mark.parametrize(
+    ("predict", "label", "rule"),
+    [
+        ("class", "good", "row 2 has the label 'good', which is none of data.labels: neg, pos"),
+        ("number", "1,5", "row 2 must be a number, but the label is '1,5'"),
+        ("number", "nan", "row 2 must be a number, but the label is 'nan'"),
+        ("words", "O O", "row 2 has 1 words, but 2 labels"),
+        ("several", "x z", "row 2 has the label 'z', which is none of data.labels: x, y"),
+    ],
+)
+def test_wrong_labels_are_errors_with_their_row(predict, label, rule, tmp_path):
+    labels = [LABELS[predict][0], label, *LABELS[predict][2:]]
+    (tmp_path / "t.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    (tmp_path / "t.labels").write_text("".join(f"{text}\n" for text in labels))
+    with pytest.raises(tfm.DataError) as error:
+        corpora(tmp_path, predict, train={"src": "t.txt", "tgt": "t.labels"})
+    assert rule in str(error.value) and "data." in error.value.problems[0].address
+
+
+def write_texts(folder):
+    random = np.random.default_rng(3)
+    for split, rows in (("train", 120), ("val", 20), ("test", 20)):
+        pairs = [random.choice(["good", "bad"]) for _ in range(rows)]
+        (folder / f"{split}.txt").write_text("".join(f"the film was {word} today\n" for word in pairs))
+        (folder / f"{split}.labels").write_text("".join(f"{'pos' if word == 'good' else 'neg'}\n" for word in pairs))
+
+
+SMALL = [
+    "objective=label", "data=labels", "data.labels=[neg,pos]", "d_model=16", "d_ff=16", "heads=2", "layers=1", "vocab=300",
+    "logger=csv", "data.step_tokens=300", "data.batch_tokens=600", "trainer.steps=12", "trainer.validate_every=6",
+    "schedule=linear", "schedule.peak=1e-2", "schedule.warmup=2",
+]  # fmt: skip
+
+
+def test_a_run_learns_labels_classifies_embeds_and_is_compared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path)
+    run = tfm.train("classifier", overrides=[*SMALL, f"data.dir={tmp_path}", "name=labels"])
+    assert run.scores["test/accuracy"] == run.scores["test/f1"] == run.scores["test/mcc"] == 1.0
+    classifier = tfm.load(run.folder)
+    assert isinstance(classifier, Classifier)
+    texts = ["the film was good today", "bad", "the film was bad today"]
+    assert [one.label for one in classifier.classify(texts)] == ["pos", "neg", "neg"]
+    together, alone = classifier.embed(texts), torch.cat([classifier.embed([text]) for text in texts])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    capsys.readouterr()
+    (tmp_path / "lines").write_text("\n".join(texts))
+    main(["classify", str(run.folder), "lines", "--scores"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["label"] for row in rows] == ["pos", "neg", "neg"]
+    assert all(sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5) for row in rows)
+    main(["embed", str(run.folder), "lines", "-o", "vectors.npy"])
+    np.testing.assert_allclose(np.load("vectors.npy"), together.numpy(), rtol=1e-4, atol=1e-5)
+    short = [item for item in SMALL if not item.startswith(("trainer.", "schedule.warmup"))]
+    short += ["trainer.steps=1", "schedule.warmup=1"]
+    other = tfm.train("classifier", overrides=[*short, f"data.dir={tmp_path}", "name=other"])
+    comparison = compare_runs([run.folder, other.folder], baseline="other")
+    tests = {row.score: row for row in comparison.baseline_tests}
+    assert {"accuracy", "f1", "mcc", "loss"} <= tests.keys()
+    assert all(row.sentences is not None and 0 <= row.sentences <= 1 for row in tests.values())
+
+
+WRONG = {
+    "data=text needs next_token": (["data=text"], "objective", "data.kind=text has none"),
+    "plain text": (["data=lm"], "objective", "data.kind=lm has none"),
+    "probe": (["data=parity", "model=probe_encoder"], "objective", "data.kind=probe has none"),
+    "next_token": (["objective=next_token"], "objective", "would generate as text"),
+    "decoder": (["model=decoder_only"], "model.inputs", "reads tgt from left to right"),
+    "pairs": (["model=base"], "model.inputs", "reads tgt from left to right"),
+    "too few outputs": (["data.labels=[a,b,c]"], "model.graph.logits", "has 2 outputs from the id 1 on, but needs one for each of the 3"),
+    "a number": (["data.predict=number", "data.labels=null"], "model.graph.logits", "needs one for a number"),
+    "tokens": (["model=encoder_only"], "model.graph.logits", "from the id 0 on"),
+    "pooled words": (["data.predict=words"], "model.graph.pool", "gives all words the same vector (mean)"),
+    "weights": (["objective.weights={neg: 1.0}"], "objective.weights", "must have a weight for each of data.labels"),
+    "no classes": (["data.labels=null"], "data.labels", "must name at least 2 classes"),
+    "a class": (["data.labels=[a]"], "data.labels", "must name at least 2 classes"),
+    "twice": (["data.labels=[a,a]"], "data.labels", "names a more than once"),
+    "spaces": (["data.labels=[a,'b c']", "data.predict=words"], "data.labels", "spaces separate the labels"),
+    "names of numbers": (["data.predict=number"], "data.labels", "must be null"),
+    "rules of pairs": (["data.clean.max_ratio=3.0"], "data.clean", "compare the two sides of a pair"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_unfitting_graphs_and_data_are_refused_with_place_rule_and_fix(case, tmp_path):
+    overrides, address, rule = WRONG[case]
+    write_texts(tmp_path)
+    base = ["objective=label", "data=labels", "data.labels=[neg,pos]", f"data.dir={tmp_path}", "model=classifier"]
+    keys = {item.partition("=")[0] for item in overrides}
+    kept = [item for item in base if item.partition("=")[0] not in keys]
+    if any(item.startswith("data=") for item in overrides):
+        kept = [
+            item
+            for item in kept
+            if not item.startswith("data.") or (item.startswith("data.dir") and "data=parity" not in overrides)
+        ]
+    with pytest.raises(tfm.ConfigError) as error:
+        tfm.train(overrides=[*kept, *overrides])
+    problem = next(one for one in error.value.problems if rule in one.rule)
+    assert problem.address.startswith(address) and problem.help

@@ -1,0 +1,79 @@
+"""Scores of labels as functions of sums over rows, and the statistics of each row that are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def f1(sums_RK: Floats) -> Floats:
+    """Compute the mean F1 of the classes that occur from (true positives, false positives, false negatives) of each."""
+    true_RC, false_RC, missed_RC = np.split(sums_RK, 3, 1)
+    all_RC = 2 * true_RC + false_RC + missed_RC
+    occurs_RC = all_RC > 0
+    f1_RC = 2 * true_RC / np.where(occurs_RC, all_RC, 1)
+    score_R: Floats = f1_RC.sum(1) / np.maximum(occurs_RC.sum(1), 1)
+    return score_R
+
+
+def mcc(sums_RK: Floats) -> Floats:
+    """Compute Matthews' correlation of several classes (Gorodkin 2004) from the confusion matrix."""
+    classes = round(sums_RK.shape[1] ** 0.5)
+    counts_RCC = sums_RK.reshape(-1, classes, classes)
+    right_RC, output_RC = counts_RCC.sum(2), counts_RCC.sum(1)
+    count_R, correct_R = right_RC.sum(1), np.trace(counts_RCC, axis1=1, axis2=2)
+    covariance_R = correct_R * count_R - (right_RC * output_RC).sum(1)
+    spread_R = (count_R**2 - (right_RC**2).sum(1)) * (count_R**2 - (output_RC**2).sum(1))
+    score_R: Floats = np.where(spread_R > 0, covariance_R / np.sqrt(np.where(spread_R > 0, spread_R, 1)), 0.0)
+    return score_R
+
+
+def correlation(sums_RK: Floats) -> Floats:
+    """Compute Pearson's correlation from (x, y, x², y², x·y, 1); of ranks it is Spearman's."""
+    x_R, y_R, xx_R, yy_R, xy_R, count_R = sums_RK.T
+    spread_R = (count_R * xx_R - x_R**2) * (count_R * yy_R - y_R**2)
+    covariance_R = count_R * xy_R - x_R * y_R
+    score_R: Floats = np.where(spread_R > 0, covariance_R / np.sqrt(np.where(spread_R > 0, spread_R, 1)), 0.0)
+    return score_R
+
+
+def label_statistics(outputs: Sequence[str], references: Sequence[str], predict: str) -> dict[str, Floats]:
+    """Return the statistics of labels, which `predict` describes as in data=labels.
+
+    The ranks of numbers are those of all rows, so that a test over rows does not rank again.
+    """
+    if predict == "number":
+        x_N, y_N = (_ranks(np.array(list(map(float, texts)))) for texts in (outputs, references))
+        return {"spearman": np.stack([x_N, y_N, x_N**2, y_N**2, x_N * y_N, np.ones_like(x_N)], 1)}
+    split: Callable[[str], list[str]] = (lambda text: [text]) if predict == "class" else str.split
+    pairs = [(split(output), split(right)) for output, right in zip(outputs, references, strict=True)]
+    names = sorted(
+        {name for pair in pairs for part in pair for name in part} - ({"-"} if predict == "several" else set())
+    )
+    place = {name: number for number, name in enumerate(names)}
+    if predict == "several":
+        sides = [[[float(name in part) for name in names] for part in side] for side in zip(*pairs, strict=True)]
+        output_NC, right_NC = (np.array(side).reshape(len(pairs), -1) for side in sides)
+        counts_N3C = np.hstack([output_NC * right_NC, output_NC * (1 - right_NC), (1 - output_NC) * right_NC])
+        right_N = (output_NC == right_NC).mean(1)
+        return {"accuracy": np.stack([right_N, np.ones_like(right_N)], 1), "f1": counts_N3C}
+    classes = len(names)
+    counts_NCC = np.zeros((len(pairs), classes, classes))
+    for row, (output, right) in enumerate(pairs):
+        for one, other in zip(right, output, strict=True):
+            counts_NCC[row, place[one], place[other]] += 1
+    true_NC = np.diagonal(counts_NCC, axis1=1, axis2=2)
+    counts_N3C = np.hstack([true_NC, counts_NCC.sum(1) - true_NC, counts_NCC.sum(2) - true_NC])
+    accuracy_N2 = np.stack([true_NC.sum(1), counts_NCC.sum((1, 2))], 1)
+    return {"accuracy": accuracy_N2, "f1": counts_N3C, "mcc": counts_NCC.reshape(len(pairs), -1)}
+
+
+def _ranks(values_N: Floats) -> Floats:
+    """Return ranks from 1 on; equal values have the mean of their ranks."""
+    _, place_N, count_V = np.unique(values_N, return_inverse=True, return_counts=True)
+    ranks_N: Floats = (np.cumsum(count_V) - (count_V - 1) / 2)[place_N]
+    return ranks_N

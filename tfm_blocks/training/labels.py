@@ -1,0 +1,190 @@
+"""The loss and the scores of labels: of a class, of several, of a number, or of each word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics.functional import matthews_corrcoef, spearman_corrcoef
+from torchmetrics.functional.classification import multiclass_f1_score, multilabel_accuracy, multilabel_f1_score
+
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.labels import NONE, LabelCoder
+from tfm_blocks.data.layout import SOURCE, Batch
+from tfm_blocks.data.objectives import LabelSettings
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.devices import sum_dtype
+from tfm_blocks.language.spec import TARGET
+from tfm_blocks.network.graph import Network
+from tfm_blocks.training.gather import gather_json
+from tfm_blocks.training.loss import Objective, Trunk
+from tfm_blocks.training.split_scorer import Predictions, SplitScorer
+from tfm_blocks.translation.settings import Search
+
+
+def class_weights(settings: LabelSettings, corpus: Corpus) -> Tensor | None:
+    """Return the weight of each class: n / (C · n_c) for `balanced`, for n labels of which n_c are of class c."""
+    coder = corpus.labels
+    assert coder is not None, "objective=label needs data=labels"
+    if settings.weights is None or coder.predict == "number":
+        return None
+    if isinstance(settings.weights, str):
+        ids = chain.from_iterable(corpus.ids(TARGET, row).tolist() for row in range(len(corpus)))
+        counts_C = np.bincount(np.fromiter(ids, np.int64), minlength=coder.outputs + 1)[1:]
+        return torch.tensor(counts_C.sum() / (coder.outputs * np.maximum(counts_C, 1)), dtype=torch.float32)
+    return torch.tensor([settings.weights[name] for name in coder.names])
+
+
+class LabelObjective(Objective):
+    """The loss of labels, as in transformers: cross-entropy, binary cross-entropy of each class, or squared error.
+
+    The outputs are the logits of the model without those of padding, the first. The loss of a label is multiplied by
+    the weight of its class, in `weights_C`; that of several classes is the mean over classes.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        smoothing: float,
+        trunk: Trunk | None,
+        *,
+        coder: LabelCoder,
+        weights_C: Tensor | None = None,
+    ) -> None:
+        super().__init__(network, smoothing, trunk)
+        self.coder, self.weights_C = coder, weights_C
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return sums over the batch: the differentiable total, and [loss, -log p, auxiliary losses...]."""
+        x_ND, labels_N, losses = self._predicted(batch)
+        loss_N, nll_N = self._losses(self._outputs(x_ND), labels_N, batch)
+        auxiliary = [(loss * (batch.labels_BT != 0).sum(1)).sum() for loss in losses.values()]
+        sums = torch.stack([loss_N.sum(), nll_N.sum(), *auxiliary]).detach()
+        return sum(auxiliary, loss_N.sum()), sums.to(sum_dtype(sums.device))
+
+    def label_outputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the loss and -log p of each label, the labels, and the outputs_NC."""
+        x_ND, labels_N, _ = self._predicted(batch)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            outputs_NC = self._outputs(x_ND.float())
+            return *self._losses(outputs_NC, labels_N, batch), labels_N, outputs_NC
+
+    def _outputs(self, x_ND: Tensor) -> Tensor:
+        return self.network.head(x_ND)[:, self.network.first_predicted :].float()
+
+    def _losses(self, outputs_NC: Tensor, labels_N: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the weighted and smoothed loss of each label, and its loss without both."""
+        weights_C = None if self.weights_C is None else self.weights_C.to(outputs_NC)
+        if batch.values_NC is None:
+            nll_N = F.cross_entropy(outputs_NC, labels_N - 1, reduction="none")
+            if weights_C is None and not self.smoothing:
+                return nll_N, nll_N
+            options = {"weight": weights_C, "label_smoothing": self.smoothing}
+            return F.cross_entropy(outputs_NC, labels_N - 1, reduction="none", **options), nll_N  # type: ignore[arg-type]
+        values_NC = batch.values_NC.to(outputs_NC)
+        if self.coder.predict == "number":
+            error_N = (outputs_NC - values_NC).square()[:, 0]
+            return error_N, error_N
+        nll_NC = F.binary_cross_entropy_with_logits(outputs_NC, values_NC, reduction="none")
+        return (nll_NC if weights_C is None else nll_NC * weights_C).mean(1), nll_NC.mean(1)
+
+
+def label_scores(outputs: Sequence[str], references: Sequence[str], coder: LabelCoder) -> dict[str, float]:
+    """Return the scores of labels, from 0 to 1 or from -1 to 1.
+
+    For classes: accuracy, F1 as the mean over classes, and Matthews' correlation. For several classes: the fraction of
+    right decisions, and F1. For numbers: Spearman's rank correlation.
+    """
+    if coder.predict == "number":
+        values_2N = torch.tensor([list(map(float, texts)) for texts in (outputs, references)], dtype=torch.float64)
+        if (values_2N == values_2N[:, :1]).all(1).any():
+            return {"spearman": 0.0}  # numbers that are all equal have no order
+        return {"spearman": float(spearman_corrcoef(*values_2N))}
+    classes = len(coder.names)
+    if coder.predict == "several":
+        output_NC, right_NC = (_indicators(texts, coder) for texts in (outputs, references))
+        return {
+            "accuracy": float(multilabel_accuracy(output_NC, right_NC, classes, average="micro")),
+            "f1": float(multilabel_f1_score(output_NC, right_NC, classes)),
+        }
+    output_N, right_N = (_classes(texts, coder) for texts in (outputs, references))
+    return {
+        "accuracy": float((output_N == right_N).double().mean()),
+        "f1": float(multiclass_f1_score(output_N, right_N, classes)),
+        "mcc": float(matthews_corrcoef(output_N, right_N, task="multiclass", num_classes=classes)),
+    }
+
+
+def _classes(texts: Sequence[str], coder: LabelCoder) -> Tensor:
+    place = {name: number for number, name in enumerate(coder.names)}
+    split = ([text] for text in texts) if coder.predict == "class" else (text.split() for text in texts)
+    return torch.tensor([place[name] for names in split for name in names])
+
+
+def _indicators(texts: Sequence[str], coder: LabelCoder) -> Tensor:
+    rows = [{name for name in text.split() if name != NONE} for text in texts]
+    return torch.tensor([[int(name in names) for name in coder.names] for names in rows])
+
+
+class LabelScorer(SplitScorer):
+    """Compute the loss and the scores of the labels of one split at a time."""
+
+    def __init__(self, prepared: Prepared, ranks: Ranks) -> None:
+        super().__init__(ranks, max(len(prepared.val), len(prepared.last_scored[1])))
+        coder = prepared.train.labels
+        assert coder is not None, "objective=label needs data=labels"
+        self.coder = coder
+        self.predicted: dict[int, list[list[float]]] = {}  # outputs of the labels of each row
+
+    def restart(self) -> None:
+        """Reset the metrics before another split."""
+        super().restart()
+        self.predicted = {}
+
+    def count(self, objective: Objective, batch: Batch) -> None:
+        """Add a batch of a validation, of which each label is counted."""
+        self.count_rows(objective, batch)
+
+    def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
+        """Add the losses and the outputs of a batch."""
+        assert isinstance(objective, LabelObjective), "the module makes both"
+        loss_N, nll_N, labels_N, outputs_NC = objective.label_outputs(batch)
+        predictions = self.add(batch, loss_N, nll_N, labels_N, outputs_NC.argmax(1) + 1)
+        for row, outputs in zip(predictions.row_N.tolist(), outputs_NC.tolist(), strict=True):
+            self.predicted.setdefault(row, []).append(outputs)
+        return predictions
+
+    def score(
+        self,
+        corpus: Corpus,
+        sentences: int,
+        search: Search,
+        precision: AbstractContextManager[None],
+        stop: Callable[[], object] = lambda: False,
+    ) -> dict[str, float]:
+        """Return the loss and the scores of all labels; `sentences` and `search` have no effect."""
+        scores: dict[str, float] = self.tokens.compute()
+        del scores["token_accuracy"]
+        if self.coder.predict in ("number", "several"):
+            del scores["perplexity"]
+        self.outputs, self.samples = [], []
+        if not math.isfinite(scores["loss"]):
+            return scores
+        rows = list(self.predicted.items())
+        if self.ranks.world > 1:
+            rows = list(chain.from_iterable(gather_json(rows)))
+        by_row = {int(row): outputs for row, outputs in rows}
+        places = sorted(by_row)
+        self.outputs = [self.coder.text_of(by_row[row]) for row in places]
+        self.samples = [
+            (corpus.text[SOURCE][row], output, corpus.text[TARGET][row])
+            for row, output in zip(places, self.outputs, strict=True)
+        ]
+        return scores | label_scores(self.outputs, [label for _, _, label in self.samples], self.coder)

@@ -1,0 +1,118 @@
+"""Predict the labels of texts with a run of objective=label, and load any run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from tfm_blocks.data.labels import LabelCoder, encode_words
+from tfm_blocks.data.settings import LabelsSettings, read_data
+from tfm_blocks.devices import choose_device
+from tfm_blocks.errors import DataError, Place, Problem
+from tfm_blocks.language.spec import TARGET, names
+from tfm_blocks.network.graph import evaluating
+from tfm_blocks.runs.model import read_spec
+from tfm_blocks.runs.saved_run import SavedRun
+from tfm_blocks.translation.encoder import Encoder, batch_bounds
+from tfm_blocks.translation.fill import Filler
+from tfm_blocks.translation.translator import Translator
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The label of a text, as data=labels writes it, and the outputs behind it.
+
+    outputs: for each labelled position the probability of each class, or the number.
+    """
+
+    label: str
+    outputs: Sequence[Sequence[float]]
+
+    def to_json(self, coder: LabelCoder) -> dict[str, Any]:
+        """Return the label, with the probability of each class of a text or of each word."""
+        if coder.predict == "number":
+            return {"value": self.outputs[0][0]}
+        named = [dict(zip(coder.names, (round(p, 6) for p in values), strict=True)) for values in self.outputs]
+        return {"label": self.label, "probabilities": named if coder.predict == "words" else named[0]}
+
+
+class Classifier(Encoder):
+    """Predicts the labels of texts. Raises RunError if the run was not trained to do so."""
+
+    unfit = ("was not trained to predict labels", "name a run of objective=label")
+    coder: LabelCoder
+
+    def read_labels(self, run: Path) -> None:
+        data = read_data(SavedRun(run).config.get("data"))
+        if not isinstance(data, LabelsSettings):
+            self.refuse()
+        self.coder = data.coder
+
+    def classify(self, texts: Sequence[str], *, batch_tokens: int = 4096, first: int = 1) -> list[Classified]:
+        """Return the label of each text. Raises DataError for a text that is too long; lines count from `first`."""
+        rows, places = self._rows(texts, first)
+        labels: list[Classified] = []
+        with evaluating(self.network), torch.inference_mode():
+            for start, end in batch_bounds(rows, batch_tokens):
+                labels += self._classify(rows[start:end], places[start:end])
+        return labels
+
+    def _rows(self, texts: Sequence[str], first: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the ids of each text, and the positions that have a label."""
+        if self.coder.predict != "words":
+            return self.encode(texts, first=first), [[0] for _ in texts]
+        longest = self.network.longest(self.input).tokens
+        rows, places = [], []
+        for number, text in enumerate(texts, first):
+            try:
+                ids, begins = encode_words(text, self.tokenizer)
+                ids = self.tokenizer.conventions.source(ids)
+                if len(ids) > longest:
+                    raise ValueError(f"has {len(ids)} tokens with eos, but the model has {longest:g} positions")
+            except ValueError as error:
+                rule = f"the line {error}"
+                raise DataError(Problem("stdin", rule, Place("stdin", number), help="split the line")) from None
+            rows.append(ids)
+            places.append(begins)
+        return rows, places
+
+    def _classify(self, rows: Sequence[list[int]], places: Sequence[list[int]]) -> Iterator[Classified]:
+        x_BSD = self.network.trunk_with_losses({self.input: self.padded(rows)})[0]
+        logits_BSC = self.network.head(x_BSD)[:, :, self.network.first_predicted :].float()
+        for logits_SC, positions in zip(logits_BSC, places, strict=True):
+            logits_NC = logits_SC[positions]
+            label = self.coder.text_of(logits_NC.tolist())
+            if self.coder.predict == "number":
+                yield Classified(label, logits_NC.tolist())
+            else:
+                p_NC = logits_NC.sigmoid() if self.coder.predict == "several" else logits_NC.softmax(1)
+                yield Classified(label, p_NC.tolist())
+
+
+def write_classified(
+    classifier: Classifier, lines: Sequence[str], target: TextIO, *, scores: bool, **options: int
+) -> None:
+    """Write the label of each line, or with `scores` a JSON object with the probability of each class."""
+    for one in classifier.classify(lines, **options):
+        text = json.dumps(one.to_json(classifier.coder), ensure_ascii=False) if scores else one.label
+        target.write(f"{text}\n")
+    target.flush()
+
+
+def load_any(
+    run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
+) -> Translator | Encoder:
+    """Load a run as a Translator, or without a target as a Classifier, Filler or Encoder. Raises RunError."""
+    device = choose_device(device)
+    if TARGET in names(read_spec(run, plugins).inputs):
+        return Translator.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
+    data = SavedRun(run).config.get("data")
+    if isinstance(read_data(data), LabelsSettings):
+        return Classifier.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
+    encoder = Encoder.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
+    return encoder if encoder.tokenizer.mask is None else Filler(encoder.network, encoder.tokenizer)

@@ -1,0 +1,104 @@
+"""Read texts with a network that has one input of tokens and no target: an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, NoReturn, Self
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from tfm_blocks.data.layout import PAD
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer
+from tfm_blocks.devices import choose_device
+from tfm_blocks.errors import DataError, Place, Problem, RunError
+from tfm_blocks.language.spec import TARGET, names
+from tfm_blocks.network.graph import Network, evaluating
+from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.model import read_network
+
+Pooling = Literal["mean", "first"]
+
+
+class Encoder:
+    """A network that reads one text, with its tokenizer. Raises RunError for another network."""
+
+    unfit: ClassVar = ("reads a target, so it is not an encoder", "name a run whose model has one input, without tgt")
+
+    def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
+        self.network, self.tokenizer, self.inputs = network, tokenizer, names(network.spec.inputs)
+        if TARGET in self.inputs or len(self.inputs) != 1 or not network.spec.inputs[0].tokens:
+            self.refuse()
+        self.input = self.inputs[0]
+
+    def refuse(self) -> NoReturn:
+        """Raise RunError for a run that is not made for this use."""
+        rule, help = self.unfit
+        raise RunError(Problem("model", rule, help=help))
+
+    @classmethod
+    def load(
+        cls, run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
+    ) -> Self:
+        """Load the network and the tokenizer of a run folder. Raises RunError."""
+        network = read_network(run, plugins, checkpoint)
+        encoder = cls(network.to(choose_device(device)), load_tokenizer(run / TOKENIZER))
+        encoder.read_labels(run)
+        return encoder
+
+    def read_labels(self, run: Path) -> None:
+        """Read what else a use needs from a run. Raises RunError if the run lacks it."""
+
+    def encode(self, texts: Sequence[str], *, first: int = 1, masked: bool = False) -> list[list[int]]:
+        """Return the ids that the network reads for each text; with `masked`, <mask> in a text is the mask token.
+
+        Lines count from `first`. Raises DataError for a text that is too long.
+        """
+        longest, rows = self.network.longest(self.input).tokens, []
+        for number, text in enumerate(texts, first):
+            ids = self.tokenizer.encode_masked(text) if masked else self.tokenizer.encode(text)
+            ids = self.tokenizer.conventions.source(ids)
+            if len(ids) > longest:
+                rule = f"the line has {len(ids)} tokens with eos, but the model has {longest} positions"
+                raise DataError(Problem("stdin", rule, Place("stdin", number), help="split the line"))
+            rows.append(ids)
+        return rows
+
+    def embed(
+        self, texts: Sequence[str], *, pooling: Pooling = "mean", batch_tokens: int = 4096, first: int = 1
+    ) -> Tensor:
+        """Return a vector for each text, from the input of the output head: x_ND on the CPU.
+
+        pooling: the mean of all positions, special tokens included, or the first position. Raises DataError for a text
+        that is too long; lines count from `first`.
+        """
+        rows = self.encode(texts, first=first)
+        vectors = []
+        with evaluating(self.network), torch.inference_mode():
+            for start, end in batch_bounds(rows, batch_tokens):
+                ids_BS = self.padded(rows[start:end])
+                x_BSD = self.network.trunk_with_losses({self.input: ids_BS})[0].float()
+                keep_BS1 = (ids_BS != PAD)[:, :, None]
+                mean_BD = (x_BSD * keep_BS1).sum(1) / keep_BS1.sum(1)
+                vectors.append((mean_BD if pooling == "mean" else x_BSD[:, 0]).cpu())
+        return torch.cat(vectors) if vectors else torch.zeros(0, 0)
+
+    def padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return the rows as ids_BS on the device of the network."""
+        ids_BS = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=PAD)
+        return ids_BS.to(next(self.network.parameters()).device)
+
+
+def batch_bounds(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of batches of at most `batch_tokens` padded tokens, or of one longer row."""
+    start = widest = 0
+    for end, ids in enumerate(rows):
+        widest = max(widest, len(ids))
+        if end > start and widest * (end + 1 - start) > batch_tokens:
+            yield start, end
+            start, widest = end, len(ids)
+    if rows:
+        yield start, len(rows)
