@@ -7,7 +7,7 @@ equals the run that had this schedule from its first step.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,21 +35,16 @@ from tfm_blocks.training.schedules import PeakSettings, steps_of_branch
 from tfm_blocks.training.settings import read_run
 
 
-@dataclass(frozen=True)
-class BranchPoint:
-    """The run off which a new run branches, and the checkpoint from which it continues."""
+def check_cooldown(config: Any, folder: Path, step: int) -> tuple[CheckedRun, tuple[SavedRun, Checkpoint]]:
+    """Return the checked run that branches off `folder` after `step`, with its parent and the checkpoint there.
 
-    parent: SavedRun
-    checkpoint: Checkpoint
-
-
-def check_cooldown(config: Any, folder: Path, step: int) -> tuple[CheckedRun, BranchPoint]:
-    """Return the checked run that branches off `folder` after `step`. Raises ConfigError and RunError."""
+    Raises ConfigError and RunError.
+    """
     load_listed(read_value(config, "plugins"))
     parent = read_saved_run(folder)
     checkpoint = _find_checkpoint(parent, step)
     composed = _compose(config, parent, step)
-    return check_resumed_run(composed), BranchPoint(parent, checkpoint)
+    return check_resumed_run(composed), (parent, checkpoint)
 
 
 def _find_checkpoint(parent: SavedRun, step: int) -> Checkpoint:
@@ -107,10 +102,9 @@ def _expect_stable(parent: SavedRun, step: int) -> PeakSettings:
     return schedule
 
 
-def open_branch(branch: BranchPoint, run: CheckedRun, root: Path, launch: str) -> SavedRun:
+def open_branch(parent: SavedRun, checkpoint: Checkpoint, run: CheckedRun, root: Path, launch: str) -> SavedRun:
     """Create the folder of a branch below `root`, which can be resumed. Raises RunError if the text changed."""
-    parent, checkpoint, config = branch.parent, branch.checkpoint, dict(run.composed.mapping)
-    settings = run.settings
+    settings, config = run.settings, dict(run.composed.mapping)
     prepared = prepare(with_saved_tokenizer(settings.data, parent.folder), parent.start.vocab, tell=lambda text: None)
     spec = network_without_values(run.spec).spec
     planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)

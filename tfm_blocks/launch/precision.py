@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,13 +19,8 @@ AMD = "AuthenticAMD"  # vendor_id of /proc/cpuinfo
 class Precision:
     """`name` is `bf16` (autocast with float32 weights) or `fp32`; `reason` says why it was chosen."""
 
-    name: Literal["bf16", "fp32"]
+    name: str
     reason: str
-
-    @property
-    def fact(self) -> dict[str, str]:
-        """Return the choice as run.json holds it."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"precision: {self.name} ({self.reason})"

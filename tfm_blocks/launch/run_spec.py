@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tfm_blocks.compose.run import missing_plugins
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.consistency import Fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
-from tfm_blocks.launch.precision import PRECISIONS
+from tfm_blocks.launch.precision import PRECISIONS, Precision
 from tfm_blocks.registry.plugins import is_loaded
 from tfm_blocks.runs.files import JsonFile, damaged
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, RUN, WEIGHTS, expect_folder, expect_utf8
@@ -30,30 +30,29 @@ CONFIG_KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model"
 class RunSpec(JsonFile):
     """A run whose folder exists, as plain data that can be sent to any process.
 
-    `checkpoint` is the file to resume from, or None. `command` resumes the run after a stop. After `until` steps the
-    run stops as after a signal. `asked_vocab` and `asked_parameters` are the requested size of the vocabulary, and the
-    parameters with it; `asked_parameters` is None if they are unknown. A `prolonged` run trains on after
-    a checkpoint at which a callback stopped it. `precision` holds the fields of `Precision`, which rank 0 chose.
+    `start` is the content of run.json before the facts of this start. `command` resumes the run after a stop. Rank 0
+    chose the `precision`. `checkpoint` is the file to resume from, or None. After `until` steps the run stops as after
+    a signal. `asked_parameters` are the parameters with the requested vocabulary, or None if they are unknown. A
+    `prolonged` run trains on after a checkpoint at which a callback stopped it.
     """
 
     config: Mapping[str, Any]
     folder: Path
-    asked_vocab: int
+    start: RunFile
     command: str
-    wandb_id: str
+    precision: Precision
     checkpoint: Path | None = None
     until: int | None = None
     asked_parameters: int | None = None
     prolonged: bool = False
-    precision: Mapping[str, Any] = field(default_factory=dict)
 
 
-def recorded_precision(saved: SavedRun) -> dict[str, str]:
-    """Return the precision of the last start; empty if the run recorded none."""
+def recorded_precision(saved: SavedRun) -> Precision | None:
+    """Return the precision of the last start; None if the run recorded none."""
     recorded = saved.start.newest_facts.get("precision")
     if not isinstance(recorded, dict) or recorded.get("name") not in PRECISIONS:
-        return {}
-    return {name: str(recorded.get(name)) for name in ("name", "reason")}
+        return None
+    return Precision(recorded["name"], str(recorded.get("reason")))
 
 
 def _stopped_early(saved: SavedRun) -> bool:

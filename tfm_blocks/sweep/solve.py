@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -81,14 +82,22 @@ def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: i
     Raises ConfigError if there are none; the error lists the nearest values.
     """
     search = _Search(composed, budget, requested)
-    current = {knob: _current_value(composed, knob) for knob in knobs}
+    known = knobs_of(composed)
+    for knob in knobs:
+        if knob not in known:
+            value = f", but is {shown(composed.mapping[knob])}" if knob in composed.mapping else ""
+            rule = f"must be a knob of the model that is a whole number above 0{value}"
+            raise ConfigError(Problem(knob, rule, help=suggest(knob, known)))
+    current = {knob: int(composed.mapping[knob]) for knob in knobs}
     if search.cost(current) == requested:
         return Solution(current, requested, requested)
     grids = {knob: _grid(search, current, knob) for knob in knobs}
     candidates = search.bracket(*_line_of_all_knobs(current, grids)) if len(knobs) > 1 else []
-    start = min(candidates, key=search.distance, default=_on_grids(current, grids))
+    on_grids = {knob: grid.value(grid.index(current[knob])) for knob, grid in grids.items()}
+    start = min(candidates, key=search.distance, default=on_grids)
     for knob in sorted(knobs, key=lambda knob: grids[knob].step / current[knob]):
-        candidates += search.bracket(*_line_of_one_knob(start, grids[knob], knob))
+        line = partial(_with_knob, start, knob, grids[knob])
+        candidates += search.bracket(line, grids[knob].index(start[knob]))
         if candidates and min(map(search.distance, candidates)) <= CLOSE * within * requested:
             break
     candidates.sort(key=search.distance)
@@ -103,15 +112,6 @@ def knobs_of(composed: Composed) -> list[str]:
     """Return the knobs of the model that are whole numbers above 0."""
     keys = dict.fromkeys(key for file in composed.chain for key in file.value if key not in ("defaults", "model"))
     return [key for key in keys if type(value := composed.mapping.get(key)) is int and value > 0]
-
-
-def _current_value(composed: Composed, knob: str) -> int:
-    knobs = knobs_of(composed)
-    if knob not in knobs:
-        value = f", but is {shown(composed.mapping[knob])}" if knob in composed.mapping else ""
-        rule = f"must be a knob of the model that is a whole number above 0{value}"
-        raise ConfigError(Problem(knob, rule, help=suggest(knob, knobs)))
-    return int(composed.mapping[knob])
 
 
 @dataclass(frozen=True)
@@ -222,13 +222,8 @@ def _grid(search: _Search, current: Values, knob: str) -> _Grid:
     return _Grid((two[0] - 1) % step + 1, step)
 
 
-def _on_grids(current: Values, grids: Mapping[str, _Grid]) -> Values:
-    return {knob: grid.value(grid.index(current[knob])) for knob, grid in grids.items()}
-
-
-def _line_of_one_knob(start: Values, grid: _Grid, knob: str) -> tuple[SearchLine, int]:
-    """Return the line of one knob, with the others fixed, and its current index."""
-    return lambda index: {**start, knob: grid.value(index)}, grid.index(start[knob])
+def _with_knob(start: Values, knob: str, grid: _Grid, index: int) -> Values:
+    return {**start, knob: grid.value(index)}
 
 
 def _line_of_all_knobs(current: Values, grids: Mapping[str, _Grid]) -> tuple[SearchLine, int]:
