@@ -53,7 +53,7 @@ def test_what_rank_0_sends_is_json_in_the_store_and_the_same_on_another_rank(sen
     store = HashStore()
     first, second = two_meetings(store)
     first.decide("run", sent.to_json)
-    assert json.loads(store.get("run")) == {"value": sent.to_json()}
+    assert json.loads(store.get("run")) == {"value": json.loads(json.dumps(sent.to_json()))}
     assert type(sent).from_json(second.decide("run", sent.to_json)) == sent
 
 

@@ -51,6 +51,6 @@ def test_steps_change_the_text(filler):
 def test_a_classifier_with_a_mask_fills_nothing() -> None:
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 3, 400, special=[MASK])
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
-    composed = JobComposer(None).compose(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes])
+    composed = compose_job(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes])
     with pytest.raises(RunError, match="was not trained to predict hidden tokens"):
         Filler(build_network(check_model(composed.model), seed=3), tokenizer)

@@ -77,8 +77,8 @@ def test_blocks(arguments: argparse.Namespace) -> int:
             failed = True
             around = f"in {breach.case.info.name}" if breach.case.part else ""
             note = f"with {breach.case.note}" if breach.case.note else ""
-            context = " ".join(filter(None, [around, note, ""]))
-            print(f"{name}: {context and f'{context[:-1]}: '}{breach.measured}. Fix: {breach.fix}")
+            context = " ".join(filter(None, [around, note]))
+            print(f"{name}: {f'{context}: ' if context else ''}{breach.measured}. Fix: {breach.fix}")
             continue
         print(f"{name}: {'pass' if cases[name] else 'not tested: its output has no batch axis'}")
         if cases[name]:

@@ -76,7 +76,7 @@ def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[
 
 
 def compose_run(config: DictConfig) -> Composed:
-    """Return the config of a run with the source location of each value. Raises ConfigError."""
+    """Return the config of a run with the source location of each value; `config` is changed. Raises ConfigError."""
     runtime, overrides = config.hydra.runtime, task_overrides(config)
     choices = {str(group): str(choice) for group, choice in runtime.choices.items() if choice}
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
@@ -89,7 +89,8 @@ def compose_run(config: DictConfig) -> Composed:
     if unknown := sorted(str(key) for key in config if key not in known and key != "hydra"):
         raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
     typed = {text.partition("=")[0] for text in overrides} & OF_AN_EXPERIMENT
-    config = _without_stale_settings(_without_sweep(config, overrides, sources), sources, sorted(typed))
+    _remove_sweep(config, overrides, sources)
+    _remove_stale_settings(config, sources, sorted(typed))
     if read_value(config, "label_smoothing") is None:
         is_smoothed = read_value(config, "data.kind") != "lm" and read_value(config, "objective.name") == "next_token"
         config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
@@ -100,22 +101,21 @@ def compose_run(config: DictConfig) -> Composed:
     return composed
 
 
-def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> DictConfig:
+def _remove_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> None:
     """Remove the settings of Hydra and of the sweep, which do not affect a run, except for the name of the sweep."""
     keys = (key for key in map(override_key, overrides) if key.split(".")[0] in OF_A_SWEEP)
     if refused := [key for key in keys if key != "sweep.name"]:
         rule = "configures a sweep, but this is a single run"
         raise ConfigError([Problem(key, rule, help="add -m, or leave it out") for key in refused])
-    config, name = config.copy(), read_value(config, "sweep.name")
+    name = read_value(config, "sweep.name")
     with open_dict(config):
         for key in (*OF_A_SWEEP, "hydra"):
             del config[key]
         if name is not None:
             config["sweep_name"] = expect_name("sweep.name", name, sources)
-    return config
 
 
-def _without_stale_settings(config: DictConfig, sources: Sources, replaced: Iterable[str]) -> DictConfig:
+def _remove_stale_settings(config: DictConfig, sources: Sources, replaced: Iterable[str]) -> None:
     """Remove settings that belong to a choice which a later file or the command line replaced.
 
     These are the settings of an experiment for another option than those of the groups `replaced`, and those of
@@ -128,11 +128,9 @@ def _without_stale_settings(config: DictConfig, sources: Sources, replaced: Iter
     if isinstance(others, DictConfig) and last is not None and not kept:
         ranks = {key: sources.rank((*name[:2], key)) for key in map(str, others) if key not in ("rate", "weight_decay")}
         stale += [(*name[:2], key) for key, rank in ranks.items() if rank is not None and rank < last]
-    config = config.copy() if stale else config
     with open_dict(config):
         for path in stale:
             del OmegaConf.select(config, ".".join(path[:-1]))[path[-1]]
-    return config
 
 
 def _settings_of_others(config: DictConfig, sources: Sources, group: str) -> Iterator[tuple[str, ...]]:

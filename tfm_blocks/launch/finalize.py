@@ -47,11 +47,7 @@ def expect_kept_weights(settings: TrainerSettings, checkpoint: Path) -> None:
 
 
 def finish(
-    job: RunSpec,
-    module: TrainingModule,
-    weights: Mapping[str, Tensor],
-    loggers: list[LightningLogger],
-    stopped: str = "",
+    job: RunSpec, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[LightningLogger], stopped: str
 ) -> None:
     """Write the results of the run, and status.json last. Print the summary.
 

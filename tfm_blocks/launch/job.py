@@ -162,16 +162,9 @@ def _begin(
     check_lengths(network, prepared, run)
 
     def claim() -> RunSpec:
-        folder = claim_folder(root, config["name"])
-        start = RunFile(
-            mapping["vocab"],
-            _wandb_id(),
-            (shlex.join(typed),),
-            rank_info.launch,
-            dict(run.composed.choices),
-            fingerprint(settings.seed, prepared, planned_corpus),
-            match=mapping.get("match", {}),
-        )
+        folder, text = claim_folder(root, config["name"]), fingerprint(settings.seed, prepared, planned_corpus)
+        origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices), text
+        start = RunFile(mapping["vocab"], _wandb_id(), *origin, match=mapping.get("match", {}))
         fields = config, folder, start, resume_command(typed, folder, settings), _precision(settings.trainer)
         return RunSpec(*fields, until=until, asked_parameters=count_parameters(requested.spec))
 
@@ -192,47 +185,40 @@ def _resume(
     callbacks: Sequence[Callback],
 ) -> Path:
     """Resume a run from its newest intact checkpoint."""
-    settings, folder, start = run.settings, saved.folder, saved.start
+    folder = saved.folder
     with _lock(rendezvous, folder):
         with with_locations(run.composed):
-            prepared = rendezvous.prepare(with_saved_tokenizer(settings.data, folder), start.vocab)
-
-        def build_spec() -> RunSpec:
-            newest = newest_intact(folder / CHECKPOINTS)
-            step = newest.step if newest else 0
-            path = folder / CHECKPOINTS / newest.file if newest else None
-            expect_resumable(saved, settings, step)
-            if path:
-                expect_kept_weights(settings.trainer, path)
-            else:
-                expect_untrained(saved)
-            spec = network_without_values(run.spec).spec
-            planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
-            expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
-            print(printable(f"resume: {folder} after {step} steps"))
-            prolonged, count = is_prolonged(saved, settings, step), start.facts.get("parameters_asked")
-            return RunSpec(
-                run.composed.mapping,
-                folder,
-                replace(
-                    start,
-                    commands=(*start.commands, shlex.join(typed)),
-                    prolonged=step if prolonged and path else start.prolonged,
-                ),
-                resume_command(typed, folder, settings),
-                recorded_precision(saved) or _precision(settings.trainer),
-                path,
-                until,
-                count if isinstance(count, int) else None,
-                prolonged,
-            )
-
-        job = _decide(rendezvous, build_spec)
+            prepared = rendezvous.prepare(with_saved_tokenizer(run.settings.data, folder), saved.start.vocab)
+        job = _decide(rendezvous, lambda: _spec_of_resume(run, saved, prepared, typed, until))
         with _record_end(rendezvous, job):
             if rendezvous.rank_info.rank == 0:
                 _update_folder(job)
             _train(rendezvous, job, run, prepared, callbacks)
     return folder
+
+
+def _spec_of_resume(
+    run: CheckedRun, saved: SavedRun, prepared: Prepared, typed: Sequence[str], until: int | None
+) -> RunSpec:
+    """Return the spec of a resume from the newest intact checkpoint. Raises ConfigError or RunError if it cannot."""
+    settings, folder, start = run.settings, saved.folder, saved.start
+    newest = newest_intact(folder / CHECKPOINTS)
+    step, path = (newest.step, folder / CHECKPOINTS / newest.file) if newest else (0, None)
+    expect_resumable(saved, settings, step)
+    if path:
+        expect_kept_weights(settings.trainer, path)
+    else:
+        expect_untrained(saved)
+    spec = network_without_values(run.spec).spec
+    planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
+    expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
+    print(printable(f"resume: {folder} after {step} steps"))
+    prolonged, count = is_prolonged(saved, settings, step), start.facts.get("parameters_asked")
+    restart = step if prolonged and path else start.prolonged
+    start = replace(start, commands=(*start.commands, shlex.join(typed)), prolonged=restart)
+    precision = recorded_precision(saved) or _precision(settings.trainer)
+    fields = run.composed.mapping, folder, start, resume_command(typed, folder, settings), precision
+    return RunSpec(*fields, path, until, count if isinstance(count, int) else None, prolonged)
 
 
 def _decide(rendezvous: Rendezvous, make: Callable[[], RunSpec]) -> RunSpec:
