@@ -15,9 +15,8 @@ from tfm_blocks.distributed.consistency import config_fingerprint, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.launch.job import start_folder
-from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import train_rank
-from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.launch.run_spec import RunSpec, choose_precision
 from tfm_blocks.network.build import check_model
 from tfm_blocks.runs.records import Base, RunFile
 from tfm_blocks.training.data import PlannedCorpus

@@ -11,8 +11,7 @@ from torch.distributed import HashStore
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.rendezvous import Rendezvous, _agree_on_start_id
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.launch.precision import Precision
-from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.launch.run_spec import Precision, RunSpec
 from tfm_blocks.runs.records import RunFile
 
 

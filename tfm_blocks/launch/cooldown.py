@@ -12,24 +12,18 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import yaml
-
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import COOLDOWN_KEYS, compose_resumed, expect_name, read_value, task_overrides
 from tfm_blocks.data.prepare import prepare, with_saved_tokenizer
-from tfm_blocks.distributed.consistency import fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RuleError, RunError
 from tfm_blocks.exchange.folder import inherit_record
 from tfm_blocks.launch.check import CheckedRun, check_resumed_run, load_listed
 from tfm_blocks.launch.finalize import expect_kept_weights
-from tfm_blocks.launch.run_spec import expect_same_text, read_saved_run
-from tfm_blocks.network.build import network_without_values
+from tfm_blocks.launch.run_spec import expect_same_text, read_saved_run, write_config
 from tfm_blocks.runs.checkpoints import Checkpoint, copy_checkpoint, damage_of, list_checkpoints
-from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, TOKENIZER, claim_folder
 from tfm_blocks.runs.records import Status
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED
 from tfm_blocks.training.schedules import PeakSettings, steps_of_branch
 from tfm_blocks.training.settings import read_run
@@ -106,9 +100,7 @@ def open_branch(parent: SavedRun, checkpoint: Checkpoint, run: CheckedRun, root:
     """Create the folder of a branch below `root`, which can be resumed. Raises RunError if the text changed."""
     settings, config = run.settings, dict(run.composed.mapping)
     prepared = prepare(with_saved_tokenizer(settings.data, parent.folder), parent.start.vocab, tell=lambda text: None)
-    spec = network_without_values(run.spec).spec
-    planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
-    expect_same_text(parent, fingerprint(settings.seed, prepared, planned_corpus))
+    expect_same_text(parent, prepared, run.spec, settings)
     expect_kept_weights(settings.trainer, parent.folder / CHECKPOINTS / checkpoint.file)
     folder = claim_folder(root, config["name"])
     copy_checkpoint(parent.folder / CHECKPOINTS, folder / CHECKPOINTS, checkpoint)
@@ -116,7 +108,7 @@ def open_branch(parent: SavedRun, checkpoint: Checkpoint, run: CheckedRun, root:
         if (parent.folder / name).is_file():
             shutil.copyfile(parent.folder / name, folder / name)
     inherit_record(parent.folder, folder)
-    write_bytes(folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode("utf-8"))
+    write_config(folder, config)
     start = replace(
         parent.start,
         wandb_id=uuid4().hex[:8],

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-import yaml
 from lightning.pytorch import Callback
 
 from tfm_blocks.data.layout import SOURCE
@@ -36,21 +35,22 @@ from tfm_blocks.launch.cooldown import open_branch
 from tfm_blocks.launch.facts import reason_of
 from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.init_from import expect_base, expect_source
-from tfm_blocks.launch.precision import Precision, choose_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.run_spec import (
+    Precision,
     RunSpec,
+    choose_precision,
     expect_resumable,
     expect_same_text,
     expect_untrained,
     find_restarted_run,
     is_prolonged,
     recorded_precision,
+    write_config,
 )
 from tfm_blocks.network.build import count_parameters, network_without_values
 from tfm_blocks.runs.checkpoints import NEVER, Checkpoint, newest_intact, restore_weights
-from tfm_blocks.runs.files import write_bytes
-from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, TOKENIZER, claim_folder
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.runs.records import Base, RunFile, Status
@@ -209,9 +209,7 @@ def _spec_of_resume(
         expect_kept_weights(settings.trainer, path)
     else:
         expect_untrained(saved)
-    spec = network_without_values(run.spec).spec
-    planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
-    expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
+    expect_same_text(saved, prepared, run.spec, settings)
     print(printable(f"resume: {folder} after {step} steps"))
     prolonged, count = is_prolonged(saved, settings, step), start.facts.get("parameters_asked")
     restart = step if prolonged and path else start.prolonged
@@ -303,7 +301,7 @@ def _write_end(job: RunSpec, error: BaseException) -> None:
 
 def start_folder(job: RunSpec, prepared: Prepared, base: Base, plugins: Sequence[str]) -> None:
     """Write the files of a run folder that are known before the first step. The model needs `plugins`."""
-    write_config(job)
+    write_config(job.folder, job.config)
     columns = (TARGET,) if prepared.train.positional else prepared.train.columns
     if isinstance(read_objective(job.config.get("objective")), NoisyPairSettings):
         columns = (SOURCE, TARGET)
@@ -314,15 +312,9 @@ def start_folder(job: RunSpec, prepared: Prepared, base: Base, plugins: Sequence
     Status("running", resume=job.command).write(job.folder)
 
 
-def write_config(job: RunSpec) -> None:
-    """Replace config.yaml atomically."""
-    text = yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True)
-    write_bytes(job.folder / CONFIG, text.encode("utf-8"))
-
-
 def _update_folder(job: RunSpec) -> None:
     """Update the folder of a resumed run. If it restarts from step 0, delete its logs and weights."""
-    write_config(job)
+    write_config(job.folder, job.config)
     job.start.write(job.folder)
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):

@@ -34,9 +34,8 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.facts import open_loggers, record_facts
 from tfm_blocks.launch.finalize import final_weights, finish
 from tfm_blocks.launch.init_from import load_matching_weights
-from tfm_blocks.launch.precision import Precision
 from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed_memory
-from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.launch.run_spec import Precision, RunSpec
 from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
