@@ -98,8 +98,15 @@ def test_an_override_that_only_another_model_uses_is_named_and_left_out(capsys):
         assert rule in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", ["random", "optuna"])
-@pytest.mark.parametrize("models", ["base,restricted", "restricted,base"])
+@pytest.mark.parametrize(
+    ("method", "models"),
+    [
+        ("random", "base,restricted"),
+        ("optuna", "restricted,base"),
+        pytest.param("random", "restricted,base", marks=pytest.mark.grid),
+        pytest.param("optuna", "base,restricted", marks=pytest.mark.grid),
+    ],
+)
 def test_a_search_leaves_out_overrides_by_the_rule_of_a_grid(method, models, capsys):
     """The jobs that are drawn first need not contain the model that uses the override."""
     jobs = ["check", "-m", f"sweep={method}", "sweep.trials=1", f"model={models}", "dropout=interval(0,0.1)", *SMALL]
