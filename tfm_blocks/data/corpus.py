@@ -35,7 +35,7 @@ POSITIONS = "positions"  # hidden column: where the target tokens are expected i
 LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a network can grow quadratically
 
 
-class Dropout(Protocol):
+class RowDropout(Protocol):
     """What gives the rows of a corpus other subwords in each epoch, of at most `max_length` tokens."""
 
     @property
@@ -57,7 +57,7 @@ class Corpus:
     """
 
     mixed: tuple[str, ...] = ()
-    dropout: Dropout | None = None
+    dropout: RowDropout | None = None
     words: Path | None = None
     _epoch: tuple[tuple[int, int], Corpus] | None = None
     _begins: npt.NDArray[np.uint8] | None = None
