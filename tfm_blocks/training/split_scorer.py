@@ -114,8 +114,10 @@ class MaskedScorer(SplitScorer):
             if row < self.most and len(batch.kept_N):
                 ids, labels, best = (x_BT[place, :SAMPLED].tolist() for x_BT in (ids_BT, batch.labels_BT, best_BT))
                 whole = [label or id for id, label in zip(ids, labels, strict=True)]
-                hidden = masked_text(self.tokenizer, whole, [label != 0 for label in labels])
-                self.sample_of[row] = hidden, self.tokenizer.decode(best), self.tokenizer.decode(whole)
+                hidden, shown = [label != 0 for label in labels], [False] * len(ids)
+                sides = ((whole, hidden), (best, shown), (whole, shown))
+                source, output, reference = (sample_text(self.tokenizer, *side) for side in sides)
+                self.sample_of[row] = source, output, reference
 
     def score(
         self,
@@ -130,11 +132,12 @@ class MaskedScorer(SplitScorer):
         return super().score(corpus, sentences, search, precision, stop)
 
 
-def masked_text(tokenizer: Tokenizer, ids: Sequence[int], hidden: Sequence[bool]) -> str:
-    """Return the text of ids, with MASK in place of each hidden one."""
+def sample_text(tokenizer: Tokenizer, ids: Sequence[int], hidden: Sequence[bool]) -> str:
+    """Return the text of ids, with MASK in place of each hidden one, and ⏎ for an end of text inside."""
     text, start = "", 0
-    for place, is_hidden in enumerate(hidden):
-        if is_hidden:
-            text += f"{tokenizer.decode(ids[start:place], ids[:start])} {MASK}"
+    for place, (id, is_hidden) in enumerate(zip(ids, hidden, strict=True)):
+        if is_hidden or id in tokenizer.ends:
+            text = (text + tokenizer.decode(ids[start:place], ids[:start])).removesuffix(" ")
+            text += f" {MASK}" if is_hidden else " ⏎ "
             start = place + 1
-    return (text + tokenizer.decode(ids[start:], ids[:start])).strip()
+    return (text + tokenizer.decode(ids[start:], ids[:start])).strip(" ⏎")
