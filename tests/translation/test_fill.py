@@ -15,6 +15,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
 from tfm_blocks.errors import RunError
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.scoring.perplexity import pseudo_perplexity
 from tfm_blocks.training.loss import Objective
 from tfm_blocks.training.split_scorer import MaskedScorer
 from tfm_blocks.translation.fill import Filler
@@ -89,6 +90,21 @@ def test_samples_of_hidden_tokens_have_the_predicted_ones(filler):
     assert [sample[1:] for sample in scorer.samples] == [(filled[2], whole[2]), (filled[1], whole[1])]
     read = [read_BT[row, : len(rows[row]) - 1].tolist() for row in (2, 1)]  # without eos
     assert [tokenizer.encode_masked(sample[0]) for sample in scorer.samples] == read
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 13, 4096])
+def test_the_pseudo_perplexity_hides_each_token_once(filler, batch_tokens):
+    texts = ["ban den fast", "", "den"]
+    nll, tokens = 0.0, 0
+    for text in filter(None, texts):
+        ids = [*filler.tokenizer.encode(text), 2]
+        for place in range(len(ids) - 1):
+            read = torch.tensor([[filler.mask if at == place else id for at, id in enumerate(ids)]])
+            nll -= float(filler.network.eval()(src=read)[0, place].log_softmax(0)[ids[place]].detach())
+            tokens += 1
+    result = pseudo_perplexity(filler, texts, batch_tokens=batch_tokens)
+    assert result.nll == pytest.approx(nll, rel=1e-5)
+    assert (result.tokens, result.words, result.bytes, result.pseudo) == (tokens, 4, 15, True)
 
 
 def test_a_classifier_with_a_mask_fills_nothing() -> None:
