@@ -84,12 +84,12 @@ class Classifier(Encoder):
 
         return self.encode(texts, first=first, name=name, read=read), places
 
-    def labels(self, rows: Sequence[list[int]], places: Sequence[list[int]]) -> Iterator[Classified]:
+    def labels(self, rows: Sequence[list[int]], places: Sequence[Sequence[int]]) -> Iterator[Classified]:
         """Yield the label of each row of a batch, at its `places`."""
         x_BSD = self.network.trunk_with_losses({self.input: self.padded(rows)})[0]
         logits_BSC = self.network.head(x_BSD)[:, :, self.network.first_predicted :].float()
         for logits_SC, positions in zip(logits_BSC, places, strict=True):
-            logits_NC = logits_SC[positions]
+            logits_NC = logits_SC[list(positions)]
             label = self.coder.text_of(logits_NC.tolist())
             if self.coder.predict == "number":
                 yield Classified(label, logits_NC.tolist())
