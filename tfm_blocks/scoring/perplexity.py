@@ -99,7 +99,9 @@ def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, batch_tokens:
             row_S = filler.padded([ids])[0]
             places_N = torch.tensor([place for place, id in enumerate(ids) if id not in special], device=row_S.device)
             tokens += len(places_N)
-            for part_N in places_N.split(max(1, batch_tokens // len(ids))):
+            size = max(1, batch_tokens // len(ids))
+            for start in range(0, len(places_N), size):
+                part_N = places_N[start : start + size]
                 number_N = torch.arange(len(part_N), device=row_S.device)
                 masked_NS = row_S.repeat(len(part_N), 1).index_put((number_N, part_N), torch.tensor(filler.mask))
                 x_ND = network.trunk_with_losses({filler.input: masked_NS})[0][number_N, part_N]
