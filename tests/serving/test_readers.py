@@ -11,7 +11,7 @@ from tests.serving.test_limits import post_all
 from tests.serving.test_serve import batches, post
 from tfm_blocks.data.labels import LabelCoder
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
-from tfm_blocks.serving.readers import Reader
+from tfm_blocks.serving.readers import TextReader
 from tfm_blocks.translation.classify import Classifier
 from tfm_blocks.translation.encoder import Encoder
 from tfm_blocks.translation.fill import Filler
@@ -51,7 +51,7 @@ def test_labels_are_those_of_classify_in_common_batches(tokenizer, predict):
     classifier = classifier_of(tokenizer, predict)
     texts = [text for text in TEXTS if text] if predict == "words" else TEXTS
     expected = [one.to_json(classifier.coder) for one in classifier.classify(texts)]
-    with serving(Reader(classifier), wait=0.3) as (port, batcher):
+    with serving(TextReader(classifier), wait=0.3) as (port, batcher):
         before = batches(batcher)
         replies = post_all(port, "/classify", [{"texts": [text]} for text in texts] + [{"texts": texts}])
         count, total = (after - first for after, first in zip(batches(batcher), before, strict=True))
@@ -63,7 +63,7 @@ def test_labels_are_those_of_classify_in_common_batches(tokenizer, predict):
 
 
 def test_vectors_and_filled_texts_are_those_of_the_commands(filler):
-    with serving(Reader(filler)) as (port, _):
+    with serving(TextReader(filler)) as (port, _):
         health = post(port, "/health", {})
         embedded, filled = (
             post(port, "/embed", {"texts": TEXTS}),
@@ -92,7 +92,7 @@ def test_vectors_and_filled_texts_are_those_of_the_commands(filler):
     ],
 )
 def test_an_unsuitable_request_is_refused(filler, path, body, status, rule):
-    with serving(Reader(filler), tokens=20) as (port, _):
+    with serving(TextReader(filler), tokens=20) as (port, _):
         code, reply = asyncio.run(Client(port).post(path, body))
     assert code == status and reply["error"]["help"]
     assert rule in f"{reply['error']['address']} {reply['error']['rule']}"
@@ -109,7 +109,7 @@ def test_a_text_whose_outputs_are_not_finite_fails_alone(tokenizer):
     (*_, id) = tokenizer.encode("fast")
     with torch.no_grad():
         encoder.network["src_emb"].block.weight[id] = torch.nan
-    with serving(Reader(encoder), wait=0.3) as (port, _):
+    with serving(TextReader(encoder), wait=0.3) as (port, _):
         first, second = post_all(port, "/embed", [{"texts": ["ban", "fast", "den"]}, {"texts": ["fast"]}])
     outputs = first.json()["outputs"]
     assert outputs[1] is None and close([outputs[0], outputs[2]], encoder.embed(["ban", "den"]).tolist())

@@ -213,7 +213,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     try:
         from tfm_blocks.serving.batcher import Batcher, Metrics
-        from tfm_blocks.serving.readers import Reader
+        from tfm_blocks.serving.readers import TextReader
         from tfm_blocks.serving.server import listen, run_server, within_file_limit
     except ModuleNotFoundError as error:
         help = "pip install -c constraints.txt -e '.[serve]'"
@@ -222,7 +222,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     keep_freed_memory()
     loading = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
     loaded = load_any(arguments.folder, **loading)
-    model = Reader(loaded) if isinstance(loaded, Encoder) else loaded
+    model = TextReader(loaded) if isinstance(loaded, Encoder) else loaded
     if not 0 <= arguments.wait <= 1000:
         raise ConfigError(Problem("--wait", f"must be from 0 to 1000, but is {arguments.wait:g}", help="--wait 5"))
     named = {name: vars(arguments)[f"max_{name}"] for name in ("requests", "bytes", "texts", "tokens", "beam")}

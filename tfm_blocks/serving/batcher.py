@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tfm_blocks.network.packed import packed
 from tfm_blocks.serving import Limits
-from tfm_blocks.serving.readers import Reader, Reading
+from tfm_blocks.serving.readers import Reading, TextReader
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Task
 from tfm_blocks.translation.translator import BLANK, Translation, Translator
@@ -93,7 +93,7 @@ class Batcher:
 
     def __init__(
         self,
-        translator: Translator | Reader,
+        translator: Translator | TextReader,
         limits: Limits,
         metrics: Metrics,
         precision: Callable[[], AbstractContextManager[object]],

@@ -41,7 +41,7 @@ class LineTask(Task):
     places: Sequence[int] = ()
 
 
-class Reader:
+class TextReader:
     """An encoder with the methods of a translator that a batcher calls."""
 
     def __init__(self, encoder: Encoder) -> None:

@@ -18,7 +18,7 @@ from tfm_blocks.data.tokenizer import unknown_warning
 from tfm_blocks.errors import DataError, Problem, RunError, TfmError, printable
 from tfm_blocks.serving import CLIENT_CLOSED, Limits
 from tfm_blocks.serving.batcher import Batcher, Job, Metrics, Outputs, Progress
-from tfm_blocks.serving.readers import Reader, Reading
+from tfm_blocks.serving.readers import Reading, TextReader
 from tfm_blocks.translation.encoder import Encoder, Pooling
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
@@ -111,7 +111,7 @@ class ReadBody(BaseModel):
         """Return the work on each text. Raises DataError above a limit."""
         raise NotImplementedError
 
-    def job(self, reader: Reader, limits: Limits) -> Job:
+    def job(self, reader: TextReader, limits: Limits) -> Job:
         """Return the job of this request. Raises DataError above a limit, and RunError for an unsuitable run."""
         expect_at_most("number of texts", len(self.texts), limits.texts)
         reading = self.reading(limits)
@@ -149,11 +149,11 @@ class FillBody(ReadBody):
         return Reading("fill", top=self.top, steps=self.steps)
 
 
-def job_of(body: SearchBody | ReadBody, model: Translator | Reader, limits: Limits) -> Job:
+def job_of(body: SearchBody | ReadBody, model: Translator | TextReader, limits: Limits) -> Job:
     """Return the job of a request. Raises RunError for an unsuitable model, and the errors of its body."""
     if isinstance(body, ReadBody):
-        return body.job(model, limits) if isinstance(model, Reader) else Encoder.refuse()
-    if isinstance(model, Reader):
+        return body.job(model, limits) if isinstance(model, TextReader) else Encoder.refuse()
+    if isinstance(model, TextReader):
         rule = "is an encoder, which writes no text"
         raise RunError(Problem("model", rule, help="use /classify, /embed or /fill"))
     return body.job(model, limits)
