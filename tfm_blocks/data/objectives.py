@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Count, RuleError, Settings
+from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
 from tfm_blocks.data.noise import Bools, Denoising, Diffusion, Masking, Noise, PairNoise, Prefix, SpanCorruption
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
 from tfm_blocks.errors import ConfigError
@@ -21,10 +21,12 @@ class ObjectiveBase(Settings):
     """What the code asks of an objective.
 
     generates: the model generates text, which is scored. example: a command that uses the trained model.
+    losses: names of its losses, which have a weight of their own in the config's key `losses`.
     """
 
     generates: ClassVar[bool] = False
     example: ClassVar[str] = "echo 'your text' | tfm translate"
+    losses: ClassVar[tuple[str, ...]] = ()
 
     name: str
 
@@ -44,6 +46,21 @@ class NextTokenSettings(ObjectiveBase):
     generates = True
 
     name: Literal["next_token"]
+
+
+class DistilSettings(ObjectiveBase):
+    """Predict each token of the target, and learn the distribution of a trained run: Hinton et al. 2015, section 2.
+
+    teacher: the folder of a run with the same tokenizer and inputs. temperature: T of both distributions. The loss is
+    losses.ce times the cross entropy plus losses.kl times T² KL(teacher ‖ model).
+    """
+
+    generates = True
+    losses = ("ce", "kl")
+
+    name: Literal["distil"]
+    teacher: str
+    temperature: Above0
 
 
 class HidingSettings(ObjectiveBase):
@@ -199,6 +216,7 @@ def _plain(tokenizer: Tokenizer) -> Bools:
 
 ObjectiveSettings = Annotated[
     NextTokenSettings
+    | DistilSettings
     | MaskedSettings
     | MaskedDiffusionSettings
     | SpanCorruptionSettings

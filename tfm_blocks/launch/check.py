@@ -24,7 +24,8 @@ from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import Spec, names
 from tfm_blocks.language.tree import MODEL
-from tfm_blocks.launch.suitability import find_data_problems, find_optimizer_problems
+from tfm_blocks.launch.init_from import blocks_of_teacher
+from tfm_blocks.launch.suitability import find_data_problems, find_loss_problems, find_optimizer_problems
 from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
@@ -167,10 +168,11 @@ def _check(
         raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
     with with_locations(composed):
         learned = assign(run.optimizer, list_weights(network_without_values(spec)))
-        if problems := [*find_optimizer_problems(spec, run, learned)]:
+        if problems := [*find_optimizer_problems(spec, run, learned), *find_loss_problems(spec, run)]:
             raise ConfigError(problems)
         expect_optimizers(learned)
-    plugins = plugins_in_use(run.plugins, spec.blocks, _tasks(run), names_used(run.optimizer))
+    blocks = spec.blocks | blocks_of_teacher(run.objective)
+    plugins = plugins_in_use(run.plugins, blocks, _tasks(run), names_used(run.optimizer))
     return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
 
 

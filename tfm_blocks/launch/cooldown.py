@@ -114,7 +114,7 @@ def open_branch(branch: BranchPoint, run: CheckedRun, root: Path, launch: str) -
     prepared = prepare(with_saved_tokenizer(settings.data, parent.folder), parent.start.vocab, tell=lambda text: None)
     spec = network_without_values(run.spec).spec
     planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
-    expect_same_text(parent, fingerprint(settings.seed, prepared, planned_corpus))
+    expect_same_text(parent, fingerprint(settings.seed, prepared, planned_corpus, settings.objective))
     expect_kept_weights(settings.trainer, parent.folder / CHECKPOINTS / checkpoint.file)
     folder = claim_folder(root, config["name"])
     copy_checkpoint(parent.folder / CHECKPOINTS, folder / CHECKPOINTS, checkpoint)

@@ -34,7 +34,7 @@ from tfm_blocks.launch.check import (
 )
 from tfm_blocks.launch.cooldown import BranchPoint, open_branch
 from tfm_blocks.launch.finalize import expect_kept_weights
-from tfm_blocks.launch.init_from import expect_base, expect_source
+from tfm_blocks.launch.init_from import expect_base, expect_source, expect_teacher
 from tfm_blocks.launch.loggers import reason_of
 from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
@@ -155,6 +155,8 @@ def _begin(
             expect_source(requested.spec, Path(settings.init_from))
     run = requested.with_vocab(prepared.tokenizer.size)
     base = expect_base(run.spec, prepared.tokenizer, settings.init_from)
+    with with_locations(requested.composed):
+        expect_teacher(run.spec, prepared.tokenizer, settings.objective)
     config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "cooldown", "match")}
     network = network_without_values(run.spec)
@@ -170,7 +172,7 @@ def _begin(
     job = _decide(rendezvous, claim)
     with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
         if rank_info.rank == 0:
-            text = fingerprint(settings.seed, prepared, planned_corpus)
+            text = fingerprint(settings.seed, prepared, planned_corpus, settings.objective)
             origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices)
             match = mapping.get("match", {})
             record = RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match)
@@ -192,6 +194,7 @@ def _resume(
     with _lock(rendezvous, folder):
         with with_locations(run.composed):
             prepared = rendezvous.prepare(with_saved_tokenizer(settings.data, folder), start.vocab)
+            expect_teacher(run.spec, prepared.tokenizer, settings.objective)
 
         def build_spec() -> RunSpec:
             newest = newest_intact(folder / CHECKPOINTS)
@@ -206,7 +209,7 @@ def _resume(
             fields = start.vocab, resume_command(typed, folder, settings), start.wandb_id, path, until
             spec = network_without_values(run.spec).spec
             planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
-            expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
+            expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus, settings.objective))
             print(printable(f"resume: {folder} after {step} steps"))
             prolonged = is_prolonged(saved, settings, step)
             precision = recorded_precision(saved) or _precision_fact(settings.trainer)

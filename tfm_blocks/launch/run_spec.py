@@ -11,7 +11,7 @@ from typing import Any
 
 from tfm_blocks.compose.run import missing_plugins
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.distributed.consistency import Fingerprint
+from tfm_blocks.distributed.consistency import TEACHER, Fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.launch.precision import PRECISIONS
 from tfm_blocks.registry.plugins import is_loaded
@@ -157,6 +157,11 @@ def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str)
 def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:
     """Raise RunError if the vocabulary or the text changed since the run began."""
     for name, value in saved.start.text.items():
+        if value != current.get(name) and name == TEACHER:
+            rule = (
+                f"the weights of the teacher changed since the run began: {shown(saved.config['objective']['teacher'])}"
+            )
+            raise RunError(Problem("objective.teacher", rule, help="restore the teacher, or start a new run"))
         if value != current.get(name):
             rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"
             raise RunError(Problem("data", rule, help="restore the text, or start a new run"))

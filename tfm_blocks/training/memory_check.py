@@ -73,7 +73,7 @@ class MemoryCheck:
 
     network: Network
     planned_corpus: PlannedCorpus
-    smoothing: float
+    objective: Objective
     ranks: Ranks
     device: torch.device
     precision: AbstractContextManager[None]
@@ -120,11 +120,11 @@ class MemoryCheck:
         layers = [[one for one in unit.parameters() if one.requires_grad] for unit in units]
         held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
         kept = _keep_gradients(network, set(chain.from_iterable(layers)))
-        begun = _follow(network)
+        begun, objective = _follow(network), self.objective.with_network(network)
         for batch in batches:
             with self.precision, fork_generators(self.device):
                 try:
-                    loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
+                    loss, _ = objective.loss(batch.to(self.device))
                     loss.backward()  # type: ignore[no-untyped-call]
                 except (NotImplementedError, TypeError) as error:
                     if self.device.type == CPU:
