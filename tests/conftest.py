@@ -40,6 +40,7 @@ OBJECTIVES = {  # overrides of runs with each objective besides next_token
     "span_corruption": ["objective=span_corruption", "objective.sentinels=10", "vocab=300"],
     "denoising": ["objective=denoising", "vocab=300"],
     "prefix_lm": ["objective=prefix_lm", "vocab=300"],
+    "ul2": ["objective=ul2", "objective.sentinels=10", "vocab=300"],
     "distil": ["objective=distil", "objective.teacher=TEACHER"],
 }
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
-from tfm_blocks.data.noise import Bools, Denoising, Diffusion, Masking, Noise, PairNoise, Prefix, SpanCorruption
+from tfm_blocks.data.noise import Bools, Diffusion, Masking, Noise
+from tfm_blocks.data.pair_noise import Denoising, Mixture, PairNoise, Prefix, SpanCorruption
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
 from tfm_blocks.errors import ConfigError
 
@@ -158,6 +159,48 @@ class PrefixLmSettings(NoisyPairSettings):
         return Prefix()
 
 
+class DenoiserSettings(Settings):
+    """A denoiser of a mixture.
+
+    mode: a text in front of the source. density: fraction of the tokens that are predicted. span: mean tokens of a
+    span; null: the tokens at the end. weight: the denoiser is drawn for a row in proportion to it.
+    """
+
+    mode: str
+    density: Rate
+    span: Annotated[float, Field(ge=1)] | None
+    weight: Above0 = 1.0
+
+
+class Ul2Settings(NoisyPairSettings):
+    """Draw one of several denoisers for each row: Tay et al. 2022 (UL2), section 3.1.
+
+    denoisers: by name. sentinels: their number, which limits the spans of a row.
+    """
+
+    name: Literal["ul2"]
+    denoisers: Annotated[dict[str, DenoiserSettings], Field(min_length=1)]
+    sentinels: Count
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        return tuple(map(sentinel, range(self.sentinels)))
+
+    def noise(self, tokenizer: Tokenizer) -> Mixture:
+        sentinels = np.array(tokenizer.sentinels[: self.sentinels])
+        denoisers = self.denoisers.values()
+        return Mixture(
+            kinds=tuple(
+                Prefix(density=one.density)
+                if one.span is None
+                else SpanCorruption(density=one.density, span=one.span, sentinels=sentinels)
+                for one in denoisers
+            ),
+            modes=tuple(np.array(tokenizer.encode(one.mode), np.int64) for one in denoisers),
+            weights=tuple(one.weight for one in denoisers),
+        )
+
+
 class DenoisingSettings(NoisyPairSettings):
     """Predict a text from a noisy one: Lewis et al. 2020 (BART), section 2.2.
 
@@ -222,6 +265,7 @@ ObjectiveSettings = Annotated[
     | SpanCorruptionSettings
     | DenoisingSettings
     | PrefixLmSettings
+    | Ul2Settings
     | LabelSettings,
     Field(discriminator="name"),
 ]

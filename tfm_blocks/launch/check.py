@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
-from tfm_blocks.data.layout import layout_of
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings

@@ -18,7 +18,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import Batch, layout_of
+from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import DistilSettings, LabelSettings, ObjectiveSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
