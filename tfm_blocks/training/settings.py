@@ -206,11 +206,13 @@ class WeightSettings(Settings):
 
 def _as_schedule(weight: object, info: ValidationInfo) -> object:
     """Return the schedule of a constant weight. Raises RuleError."""
-    if isinstance(weight, Mapping | WeightSettings | None):
+    if isinstance(weight, Mapping | WeightSettings) or (weight is None and info.field_name in PARTS):
         return weight
     address = f"losses.{info.field_name}"
     example = "{NODE: 0.1}" if info.field_name == "blocks" else "{start: 0.3, end: 0.1, steps: 1000}"
-    help = f"write {address}={example}" + f", or {address}=0.1" * (info.field_name != "blocks")
+    help = (
+        f"write {address}={example}" if info.field_name == "blocks" else f"write {address}=0.1 or {address}={example}"
+    )
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise RuleError(f"must be a float or a mapping, but is {shown(weight)}", help)
     if not 0 <= weight < math.inf:
