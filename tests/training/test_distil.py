@@ -133,7 +133,7 @@ def test_a_factor_scales_the_loss_of_a_block_and_its_logged_value(small, tmp_pat
         (["losses.kl=0.5"], "losses.kl", "objective=next_token has no such loss"),
         (["losses.z_loss=-1"], "losses.z_loss", "must be at least 0, but is -1"),
         (["losses.z_loss=much"], "losses.z_loss", "must be a float or a mapping, but is 'much'"),
-        (["losses.z_loss=null"], "losses.z_loss", "must be a float or a mapping, but is null"),
+        (["losses.z_loss=null"], "losses.z_loss", "must be a float or a mapping, but is None"),
         (["losses.z_loss={start: 1, steps: 3}"], "losses.z_loss.end", "is missing"),
         (["losses.blocks={decoder: 1}"], "losses.blocks", "names decoder, but no block has a loss"),
         ([MIXTURE, "losses.blocks={decoder.1: 1}"], "losses.blocks", "the blocks with a loss are decoder.0.ffn"),
