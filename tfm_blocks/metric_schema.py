@@ -102,7 +102,7 @@ TRAIN_KEYS = (
     Key(SKIPPED, "steps of the run whose loss or gradient was not finite", progress="{:.0f} skipped"),
     Key(
         "train/aux_loss/{node}",
-        "auxiliary loss of the block, `z_loss` or `kl`, per target token; part of the minimised sum",
+        "auxiliary loss of the block, `z_loss`, `kl` or `hidden`, per target token; part of the minimised sum",
     ),
 )
 SPLIT_KEYS = (  # of val/ and test/

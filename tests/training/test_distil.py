@@ -69,6 +69,40 @@ def test_the_loss_is_the_weighted_sum_of_cross_entropy_and_divergence(model, tem
     assert plain == pytest.approx([ce.item(), nll.item()], rel=1e-5)
 
 
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_hidden_states_follow_those_of_the_teacher(recomputes):
+    """The reference reads the values of nodes by hooks, and takes means over positions that are not padding."""
+    student, teacher = (tfm.build("tiny", **SIZES | {"layers": layers}, seed=layers).double() for layers in (1, 2))
+    student.recomputes = recomputes
+    hidden = {"encoder.0.ffn": "encoder.1.ffn", "decoder.0.self": "decoder.0.self"}
+    read, losses = batch(["src", "tgt"], torch.Generator().manual_seed(1)), LossSettings(ce=0.3, kl=0.7, hidden=2.0)
+    total, sums = DistilObjective(student, 0.0, None, losses, teacher=teacher, temperature=2.0, hidden=hidden).loss(
+        read
+    )
+    gradients = torch.autograd.grad(total, list(student.parameters()))
+    values = []
+    for network, addresses in ((student, hidden), (teacher, hidden.values())):
+        seen = {}
+        for call in network.calls:
+            if call.address in addresses:
+                call.module.post.register_forward_hook(
+                    lambda *x, seen=seen, name=call.address: seen.update({name: x[2]})
+                )
+        network.recomputes = False
+        network(**read.inputs)
+        values.append(list(seen.values()))
+    expected = 0.0
+    for ids, own_BND, other_BND in zip(read.inputs.values(), *values, strict=True):
+        for row in range(3):
+            kept = int((ids[row] != 0).sum())
+            labels = int((read.labels_BT[row] != 0).sum())
+            expected += labels * F.mse_loss(own_BND[row, :kept], other_BND[row, :kept].detach())
+    torch.testing.assert_close(sums[-1], 2.0 * expected.detach(), rtol=1e-5, atol=1e-6)
+    plain = DistilObjective(student, 0.0, None, losses, teacher=teacher, temperature=2.0).loss(read)[0]
+    theirs = torch.autograd.grad(plain + 2.0 * expected, list(student.parameters()))
+    torch.testing.assert_close(gradients, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_a_teacher_without_padding_in_its_output_gives_no_nan():
     """The student has a logit for each id, and the teacher none for padding."""
     student, teacher = tfm.build("tiny", **SIZES), tfm.build("tiny", **SIZES, seed=2)
@@ -96,6 +130,11 @@ def test_a_run_has_a_teacher_which_stays_as_it_is_and_is_checked_before_training
         ("vocab=290", "whose tokenizer has other ids"),
         ("model=decoder_only", "which reads src, tgt, but the model reads tgt"),
         ("objective.teacher=nothing", "there is no such run folder"),
+        ("objective.hidden={encoder.0.fnn: encoder.0.ffn}", "names encoder.0.fnn, which is not a node before"),
+        (
+            "objective.hidden={encoder.0.ffn: encoder.0.ffn}",
+            "of the shape B S 16 with encoder.0.ffn of the shape B S 24",
+        ),
     ):
         with pytest.raises(RunError, match=rule) as caught:
             train(check_run(small(*overrides, changed)), tmp_path)
@@ -131,6 +170,7 @@ def test_a_factor_scales_the_loss_of_a_block_and_its_logged_value(small, tmp_pat
     ("overrides", "address", "rule"),
     [
         (["losses.kl=0.5"], "losses.kl", "objective=next_token has no such loss"),
+        (["losses.hidden=0.5"], "losses.hidden", "objective=next_token has no such loss"),
         (["losses.z_loss=-1"], "losses.z_loss", "must be at least 0, but is -1"),
         (["losses.z_loss=much"], "losses.z_loss", "must be a float or a mapping, but is 'much'"),
         (["losses.z_loss=null"], "losses.z_loss", "must be a float or a mapping, but is None"),

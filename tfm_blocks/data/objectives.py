@@ -22,18 +22,21 @@ class ObjectiveBase(Settings):
     """What the code asks of an objective.
 
     generates: the model generates text, which is scored. example: a command that uses the trained model.
-    losses: names of its losses, which have a weight of their own in the config's key `losses`.
     """
 
     generates: ClassVar[bool] = False
     example: ClassVar[str] = "echo 'your text' | tfm translate"
-    losses: ClassVar[tuple[str, ...]] = ()
 
     name: str
 
     @property
     def special(self) -> tuple[str, ...]:
         """Return the tokens that a learned tokenizer gets."""
+        return ()
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Return the names of its losses, which have a weight of their own in the config's key `losses`."""
         return ()
 
     def noise(self, tokenizer: Tokenizer) -> Noise | None:
@@ -54,14 +57,20 @@ class DistilSettings(ObjectiveBase):
 
     teacher: the folder of a run with the same tokenizer and inputs. temperature: T of both distributions. The loss is
     losses.ce times the cross entropy plus losses.kl times T² KL(teacher ‖ model).
+    hidden: nodes of the model and the nodes of the teacher that their outputs follow. losses.hidden times the mean
+    squared difference of the outputs is part of the loss.
     """
 
     generates = True
-    losses = ("ce", "kl")
 
     name: Literal["distil"]
     teacher: str
     temperature: Above0
+    hidden: dict[str, str] | None = None
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return ("ce", "kl", "hidden") if self.hidden else ("ce", "kl")
 
 
 class HidingSettings(ObjectiveBase):

@@ -18,6 +18,9 @@ from tfm_blocks.training.optimizers import SPECTRAL
 from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import RunSettings
 
+DISTIL = "objective=distil objective.teacher=RUN"
+PARTS_NEED = {"ce": DISTIL, "kl": DISTIL, "hidden": f"{DISTIL} objective.hidden={{NODE: NODE}}"}
+
 
 def find_data_problems(spec: Spec, data: DataSettings | None, objective: ObjectiveSettings) -> Iterator[Problem]:
     """Yield a problem unless each input is a column of the data, and the data can train such a model."""
@@ -145,10 +148,10 @@ def _weight_problems(data: LabelsSettings, objective: LabelSettings) -> Iterator
 def find_loss_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
     """Yield a problem for each weight of a loss that the model or the objective does not have."""
     losses, objective = run.losses, f"objective={run.objective.name}"
-    for name in ("ce", "kl"):
+    for name, needed in PARTS_NEED.items():
         if getattr(losses, name) is not None and name not in run.objective.losses:
             rule = f"is a weight of objective=distil, but {objective} has no such loss"
-            yield Problem(f"losses.{name}", rule, help="leave it out, or write objective=distil objective.teacher=RUN")
+            yield Problem(f"losses.{name}", rule, help=f"leave it out, or write {needed}")
     if isinstance(run.objective, LabelSettings) and losses.is_on("z_loss"):
         yield Problem("losses.z_loss", f"is a loss of predicted tokens, but {objective} has none", help="write 0")
     blocks = losses_of(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -13,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.network.call import Values
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.graph import TAP, Network
 from tfm_blocks.training.settings import LossSettings
 
 Head = Callable[[Tensor], Tensor]
@@ -336,25 +337,50 @@ class DistilObjective(Objective):
     """The smoothed loss, and the divergence from a teacher at a temperature: Hinton et al. 2015, section 2.
 
     The teacher is frozen and in eval mode. It reads the inputs of the model, and predicts at the same positions.
+    `hidden` maps nodes of the model to nodes of the teacher that their outputs follow.
     """
 
-    def __init__(self, *arguments: Any, teacher: Network, temperature: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.teacher, self.temperature = teacher.eval().requires_grad_(False), temperature
+    def __init__(
+        self, *arguments: Any, teacher: Network, temperature: float, hidden: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(*arguments)
+        self.teacher, self.temperature, self.hidden = teacher.eval().requires_grad_(False), temperature, hidden
+        self.network.tap(hidden)
+        teacher.tap(hidden.values())
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         x_ND, labels_N, losses = self._predicted(batch)
         weights = LossWeights(**{name: self.losses.weight(name, self.step) for name in LossWeights._fields})
-        sums = self._sums(x_ND, labels_N, None, weights, self._lesson(batch))
+        lesson, theirs = self._lesson(batch)
+        sums = self._sums(x_ND, labels_N, None, weights, lesson)
         others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
-        return self.total(batch, sums.total, [sums.loss, sums.nll], losses, [*others, weights.kl * sums.divergence])
+        others, total = [*others, weights.kl * sums.divergence], sums.total
+        states = {address: losses.pop(f"{TAP}{address}") for address in self.hidden}
+        if states:
+            pairs = [(states[own], theirs[f"{TAP}{other}"], own) for own, other in self.hidden.items()]
+            others.append(self.losses.weight("hidden", self.step) * self._distance(batch, pairs))
+            total = total + others[-1]
+        return self.total(batch, total, [sums.loss, sums.nll], losses, others)
 
     @torch.no_grad()
-    def _lesson(self, batch: Batch) -> Lesson:
+    def _lesson(self, batch: Batch) -> tuple[Lesson, Values]:
+        """Return the distribution of the teacher, and the values of its tapped nodes."""
         teacher = self.teacher.to(batch.labels_BT.device)
-        x_ND = teacher.trunk_with_losses(batch.inputs)[0].flatten(0, 1).index_select(0, batch.kept_N)
+        x_BTD, values = teacher.trunk_with_losses(batch.inputs)
+        x_ND = x_BTD.flatten(0, 1).index_select(0, batch.kept_N)
         first = max(teacher.first_predicted, self.network.first_predicted)
-        return Lesson(lambda rows: teacher.head(x_ND[rows]).detach(), self.temperature, first)
+        return Lesson(lambda rows: teacher.head(x_ND[rows]).detach(), self.temperature, first), values
+
+    def _distance(self, batch: Batch, pairs: Sequence[tuple[Tensor, Tensor, str]]) -> Tensor:
+        """Return the sum over pairs of the mean squared difference in each sequence, once for each counted token."""
+        masks = self.network.keep_masks(batch.inputs).masks
+        axes = {call.address: str(call.node.shape[1]) for call in self.network.calls}
+        distance_B = torch.zeros(len(batch.labels_BT), device=batch.labels_BT.device)
+        for own_BND, other_BND, address in pairs:
+            square_BN = (own_BND.float() - other_BND.float()).square().mean(2)
+            keep_BN = masks[axes[address]].to(square_BN.dtype)
+            distance_B = distance_B + (square_BN * keep_BN).sum(1) / keep_BN.sum(1).clamp(min=1)
+        return (distance_B * batch.counts_B).sum()
 
 
 def backward_scale(loss: Tensor, scale: float) -> Tensor:

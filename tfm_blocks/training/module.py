@@ -94,7 +94,8 @@ class TrainingModule(LightningModule):
                 return LabelObjective(*options, coder=corpus.labels, weights_C=class_weights(label, corpus))
             case DistilSettings() as distil:
                 teacher = read_network(Path(distil.teacher))
-                return DistilObjective(*options, teacher=teacher, temperature=distil.temperature)
+                taught = {"temperature": distil.temperature, "hidden": distil.hidden or {}}
+                return DistilObjective(*options, teacher=teacher, **taught)
         return Objective(*options)
 
     def _make_scorer(self) -> SplitScorer:

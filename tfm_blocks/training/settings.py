@@ -234,12 +234,14 @@ class LossSettings(Settings):
 
     z_loss: of the square of log Z, the logarithm of the sum of the exponentials of the logits; 1e-4 is usual.
     ce, kl: of the cross entropy and the divergence from the teacher of objective=distil; null: 0.5.
+    hidden: of the difference of its objective.hidden; null: 1.
     blocks: factors of the auxiliary losses of blocks, by the address of a node or its beginning.
     """
 
     z_loss: Weight = WeightSettings(start=0.0, end=0.0, steps=1)
     ce: PartWeight = None
     kl: PartWeight = None
+    hidden: PartWeight = None
     blocks: dict[str, Weight] | None = None
 
     def weight(self, name: str, step: int) -> float:
@@ -264,7 +266,7 @@ class LossSettings(Settings):
         return [*blocks, *(["z_loss"] if self.is_on("z_loss") else []), *parts]
 
 
-PARTS = {"ce": 0.5, "kl": 0.5}  # weights of the parts of an objective, unless `losses` has others
+PARTS = {"ce": 0.5, "kl": 0.5, "hidden": 1.0}  # weights of the parts of an objective, unless `losses` has others
 
 
 class RunSettings(Settings):
