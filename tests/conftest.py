@@ -41,7 +41,7 @@ OBJECTIVES = {  # overrides of runs with each objective besides next_token
     "denoising": ["objective=denoising", "vocab=300"],
     "prefix_lm": ["objective=prefix_lm", "vocab=300"],
     "ul2": ["objective=ul2", "objective.sentinels=10", "vocab=300"],
-    "distil": ["objective=distil", "objective.teacher=TEACHER"],
+    "distil": ["objective=distil", "objective.teacher=TEACHER", "objective.hidden={encoder.0.ffn: encoder.1.ffn}"],
 }
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
 
@@ -150,7 +150,7 @@ def taught(small: Callable[..., Composed], folder: Path, overrides: list[str]) -
     from tfm_blocks.launch.job import train
 
     short = ["trainer.steps=2", "trainer.validate_every=2", "trainer.validate_sentences=0", "data.max_length=50"]
-    teacher = train(check_run(small(*short, "layers=2", "d_model=24")), folder / "teacher")
+    teacher = train(check_run(small(*short, "layers=2", "d_ff=32")), folder / "teacher")
     return ["data.max_length=50", *(text.replace("TEACHER", str(teacher)) for text in overrides)]
 
 
