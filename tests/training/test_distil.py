@@ -132,8 +132,8 @@ def test_a_run_has_a_teacher_which_stays_as_it_is_and_is_checked_before_training
         ("objective.teacher=nothing", "there is no such run folder"),
         ("objective.hidden={encoder.0.fnn: encoder.0.ffn}", "names encoder.0.fnn, which is not a node before"),
         (
-            "objective.hidden={encoder.0.ffn: encoder.0.ffn}",
-            "of the shape B S 16 with encoder.0.ffn of the shape B S 24",
+            "objective.hidden={encoder.0.ffn: decoder.0.ffn}",
+            "of the shape B S 16 with decoder.0.ffn of the shape B T 16",
         ),
     ):
         with pytest.raises(RunError, match=rule) as caught:
