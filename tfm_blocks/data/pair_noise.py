@@ -152,7 +152,8 @@ class Mixture(PairNoise):
     def choices(self, flat: Flat) -> Integers:
         """Return the index of the noise of each row."""
         bounds = np.cumsum(self.weights)[:-1] / sum(self.weights)
-        return np.searchsorted(bounds, self.uniforms(flat.rows_R, CHOICE), "right")
+        choice_R: Integers = np.searchsorted(bounds, self.uniforms(flat.rows_R, CHOICE), "right")
+        return choice_R
 
     def pairs(self, flat: Flat) -> tuple[Flat, Flat]:
         rows: dict[int, tuple[Integers, Integers]] = {}

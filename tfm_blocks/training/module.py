@@ -94,8 +94,8 @@ class TrainingModule(LightningModule):
                 return LabelObjective(*options, coder=corpus.labels, weights_C=class_weights(label, corpus))
             case DistilSettings() as distil:
                 teacher = read_network(Path(distil.teacher))
-                taught = {"temperature": distil.temperature, "hidden": distil.hidden or {}}
-                return DistilObjective(*options, teacher=teacher, **taught)
+                hidden, temperature = distil.hidden or {}, distil.temperature
+                return DistilObjective(*options, teacher=teacher, temperature=temperature, hidden=hidden)
         return Objective(*options)
 
     def _make_scorer(self) -> SplitScorer:
