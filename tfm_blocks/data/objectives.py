@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 
 from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
 from tfm_blocks.data.noise import Bools, Diffusion, Masking, Noise
-from tfm_blocks.data.pair_noise import Denoising, Mixture, PairNoise, Prefix, SpanCorruption
+from tfm_blocks.data.pair_noise import DenoiserMixture, Denoising, PairNoise, Prefix, SpanCorruption
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
 from tfm_blocks.errors import ConfigError
 
@@ -195,10 +195,10 @@ class Ul2Settings(NoisyPairSettings):
     def special(self) -> tuple[str, ...]:
         return tuple(map(sentinel, range(self.sentinels)))
 
-    def noise(self, tokenizer: Tokenizer) -> Mixture:
+    def noise(self, tokenizer: Tokenizer) -> DenoiserMixture:
         sentinels = np.array(tokenizer.sentinels[: self.sentinels])
         denoisers = self.denoisers.values()
-        return Mixture(
+        return DenoiserMixture(
             kinds=tuple(
                 Prefix(density=one.density)
                 if one.span is None

@@ -142,7 +142,7 @@ class Prefix(PairNoise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixture(PairNoise):
+class DenoiserMixture(PairNoise):
     """Draw one of several kinds of noise for each row, with these weights, and put its mode in front of the source."""
 
     kinds: tuple[PairNoise, ...]
