@@ -30,8 +30,8 @@ from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.launch.check import check_run
+from tfm_blocks.launch.facts import logged_config
 from tfm_blocks.launch.job import train
-from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import newest_intact, read_checkpoint
