@@ -34,7 +34,7 @@ def theirs(own):
         head_dim=2 * D // H,
         state_size=N,
         n_groups=own.groups,
-        conv_kernel=own.near.shape[1],
+        conv_kernel=own.near.shape[2],
         time_step_limit=own.steps,
         num_hidden_layers=1,
         chunk_size=16,
@@ -42,7 +42,7 @@ def theirs(own):
     reference = Mamba2Mixer(config, 0).eval()
     reference.load_state_dict({
         "in_proj.weight": own.maps.weight,
-        "conv1d.weight": own.near[:, None],
+        "conv1d.weight": own.near,
         "conv1d.bias": own.near_bias,
         "dt_bias": own.step_bias,
         "A_log": own.fade,

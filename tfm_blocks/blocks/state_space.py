@@ -71,7 +71,7 @@ class Mamba2(Recurrence):
         self.steps = (step_min, step_max)
         self.eps = eps
         self.maps = Linear(D, d_inner + sum(self.widths) + heads, parts=(d_inner, *self.widths, heads), bias=bias)
-        self.near = nn.Parameter(torch.empty(sum(self.widths), kernel_size))
+        self.near = nn.Parameter(torch.empty(sum(self.widths), 1, kernel_size))
         self.near_bias = nn.Parameter(torch.empty(sum(self.widths)))
         self.step_bias = nn.Parameter(torch.empty(heads))
         self.fade = nn.Parameter(torch.empty(heads))
@@ -82,7 +82,7 @@ class Mamba2(Recurrence):
     def initialise(self, name: str, generator: Generator) -> None:
         match name:
             case "near":
-                bound = self.near.shape[1] ** -0.5
+                bound = self.near.shape[2] ** -0.5
                 nn.init.uniform_(self.near, -bound, bound, generator=generator)
             case "near_bias":
                 nn.init.zeros_(self.near_bias)
@@ -97,7 +97,7 @@ class Mamba2(Recurrence):
         d_inner, d_state = self.widths[0], self.widths[1] // self.groups
         wide = torch.promote_types(like.dtype, torch.float32)
         return {
-            "past_RNC": like.new_zeros(rows, self.near.shape[1] - 1, len(self.near)),
+            "past_RNC": like.new_zeros(rows, self.near.shape[2] - 1, len(self.near)),
             "memory_RHKV": like.new_zeros(rows, self.heads, d_state, d_inner // self.heads, dtype=wide),
         }
 
@@ -105,7 +105,7 @@ class Mamba2(Recurrence):
         gate_BTI, near_BTC, step_BTH = self.maps(x_BTD).split((self.widths[0], sum(self.widths), self.heads), 2)
         near_BNC, past_BNC = continue_from(memory["past_RNC"], near_BTC)
         wide = memory["memory_RHKV"].dtype
-        near_BTC = F.silu(convolve_channels(near_BNC, self.near, self.near_bias)).to(wide)
+        near_BTC = F.silu(convolve_channels(near_BNC, self.near[:, 0], self.near_bias)).to(wide)
         v_BTI, *b_c_BTX = near_BTC.split(self.widths, 2)
         v_BHTV = v_BTI.unflatten(2, (self.heads, -1)).transpose(1, 2)
         k_BHTK, q_BHTK = (self._of_each_head(x_BTX) for x_BTX in b_c_BTX)
