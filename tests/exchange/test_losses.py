@@ -7,8 +7,10 @@ import torch
 import tfm_blocks as tfm
 from tests.exchange.published import VOCAB, publish, write_tokenizer
 from tfm_blocks.data.corpus import Corpus, write_packed
-from tfm_blocks.data.layout import HiddenTokens, NoisyPairs, OneSequence, PlainText, Sides
-from tfm_blocks.data.noise import Denoising, Masking, Prefix, SpanCorruption
+from tfm_blocks.data.layout import OneSequence, PlainText, Sides
+from tfm_blocks.data.noise import Masking
+from tfm_blocks.data.objective_layouts import HiddenTokens, NoisyPairs
+from tfm_blocks.data.pair_noise import Denoising, Prefix, SpanCorruption
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.training.loss import Objective
 
@@ -28,7 +30,7 @@ def layout_for(objective, tokenizer):
         return NoisyPairs(Sides(["src"]), "tgt", noise)
     if objective == "masked":
         hiding = Masking(
-            rate=0.3, eval_rate=0.3, mask=0.8, random=0.1, static=False, mask_id=int(ids[30]), plain_V=words_V, begins_V=None,
+            rate=0.3, eval_rate=0.3, mask=0.8, random=0.1, static=False, mask_id=int(ids[30]), plain_V=words_V, words_V2=None,
             draw=(1, 2),
         )  # fmt: skip
         return HiddenTokens("src", "tgt", hiding)
