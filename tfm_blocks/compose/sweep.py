@@ -23,7 +23,7 @@ SWEEP = "sweep"
 LAUNCHER = "launcher"
 MATCH = "match"
 # keys that do not change which jobs a sweep has
-ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
+ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials", "sweep.widen"})
 OF_ONE_RUN = {
     "name": "jobs are named after their overrides: write sweep.name=… to name the folder of the sweep",
     "resume": "run the same sweep again to resume its jobs; to resume a single run, leave out -m",

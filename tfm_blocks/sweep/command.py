@@ -33,7 +33,7 @@ from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.checks import Matcher, check_jobs, find_used, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
-from tfm_blocks.sweep.job import DONE, SweepJob
+from tfm_blocks.sweep.job import DIVERGED, DONE, SweepJob
 from tfm_blocks.sweep.launcher import read_launcher
 from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings
 from tfm_blocks.sweep.sources import JobSource, TunedGrid, draw_jobs, expect_tunable, fixed_keys
@@ -127,8 +127,28 @@ def _source(
         if folder.state_before(job) == "done":
             job.state = DONE
     if settings.tune:
-        return TunedGrid(jobs, settings.tune, fixed_keys(settings.tune, request.swept, settings.together))
+
+        def like(other: SweepJob, overrides: Sequence[str]) -> SweepJob:
+            return _like(other, overrides, request, folder, check)
+
+        is_paired = any(settings.tune in group for group in settings.together)
+        fixed = fixed_keys(settings.tune, request.swept, settings.together)
+        return TunedGrid(jobs, settings.tune, fixed, 0 if is_paired else settings.widen, like)
     return JobSource(jobs)
+
+
+def _like(
+    other: SweepJob, overrides: Sequence[str], request: SweepRequest, folder: SweepFolder, check: Check
+) -> SweepJob:
+    """Return a job with other overrides and the budget of another job. A rate that diverged before is not repeated."""
+    (job,) = check_jobs([overrides], JobComposer(request.config_dir), check)
+    job.match, job.parameters = other.match, other.parameters
+    (job.name,) = job_names(request.swept, [overrides])
+    if not job.problems:
+        folder.adopt_names([job])
+        if folder.state_before(job) == DIVERGED:
+            job.state, job.reason = DIVERGED, "in an earlier command"
+    return job
 
 
 def _trial(

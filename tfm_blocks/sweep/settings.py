@@ -43,7 +43,7 @@ class MethodSettings(Settings):
     """Settings of all methods.
 
     timeout: seconds that each start of a job may take. together: groups of keys whose values move together. tune: a key
-    of which a grid trains only the best value with all seeds.
+    of which a grid trains only the best value with all seeds. widen: learning rates that `tune` may add to a grid.
     """
 
     name: str | None
@@ -52,6 +52,7 @@ class MethodSettings(Settings):
     retries: CountOrZero
     together: KeyGroups
     tune: str | None = None
+    widen: CountOrZero = 4
 
     @field_validator("tune")
     @classmethod
