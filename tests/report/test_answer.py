@@ -7,7 +7,8 @@ import pytest
 from tfm_blocks.metric_schema import find_score
 from tfm_blocks.report.charts import forests_of
 from tfm_blocks.report.differences import Group, ModelGrid
-from tfm_blocks.report.matrix import score_matrix, verdict
+from tfm_blocks.report.matrix import score_matrix
+from tfm_blocks.report.matrix_tables import verdict
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
 
@@ -57,7 +58,7 @@ def test_nothing_is_said_about_significance_without_a_test():
     assert untested == (
         "No difference was tested: a test needs at least two seeds of both models, and a score of each seed."
     )
-    assert list(verdict(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 ± 6.4, 2 seeds."]
+    assert list(verdict(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 (1.0–2.0), 2 seeds."]
 
 
 def test_a_baseline_is_named_as_the_reference():

@@ -43,7 +43,13 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--baseline", metavar="RUN", help=what)
     what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training)"
     command.add_argument("--scores", metavar="NAME", help=what)
-    what = "score of the matrix of models and tasks, such as exact or accuracy@64 (default: scaled accuracy, or BLEU)"
+    what = "display names of models and tasks, as in '{lstm: LSTM}', or a YAML file"
+    command.add_argument("--names", type=options.text, metavar="YAML", help=what)
+    what = "the first models and tasks, in this order, as in '[lstm, attention]', or a YAML file"
+    command.add_argument("--order", type=options.text, metavar="YAML", help=what)
+    what = "the models or tasks to show, in this order, as in '[lstm, attention]', or a YAML file"
+    command.add_argument("--only", type=options.text, metavar="YAML", help=what)
+    what = "score of the matrix of models and tasks, such as solved or accuracy@64 (default: scaled accuracy, or BLEU)"
     command.add_argument("--metric", metavar="SCORE", help=what)
     what = "leave out the runs whose seeds chose the learning rate of their model"
     command.add_argument("--held-out-seeds", action="store_true", help=what)
@@ -52,7 +58,6 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report import comparison_tables as output
-    from tfm_blocks.report.matrix import matrix_table
 
     comparison = _comparison(arguments)
     if arguments.scaling:
@@ -70,9 +75,9 @@ def _compare(arguments: argparse.Namespace) -> None:
     else:
         show = output.print_markdown if arguments.markdown else output.show_tables
         show = output.print_latex if arguments.latex else show
-        show([matrix_table(matrix)] if matrix else output.tables_of(comparison), comparison.notes)
+        show(output.tables_of_matrix(matrix) if matrix else output.tables_of(comparison), comparison.notes)
     if arguments.figures:
-        from tfm_blocks.report.drawing import save_figures
+        from tfm_blocks.report.paper import save_figures
 
         _name_files(save_figures(comparison, arguments.figures))
 
@@ -112,12 +117,14 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
     from tfm_blocks.report.comparison import compare_runs
+    from tfm_blocks.report.display import read_display
 
     shape = vars(arguments)
     scaling, tested = shape.get("scaling", False), not (shape.get("scaling") or shape.get("matrix"))
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
     options = {"held_out_seeds": arguments.held_out_seeds, "several_lengths": scaling, "tested": tested}
-    return compare_runs(*given, **options)
+    display = read_display(arguments.names, arguments.order, arguments.only)
+    return compare_runs(*given, **options, display=display)
 
 
 def _report(arguments: argparse.Namespace) -> None:

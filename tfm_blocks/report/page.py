@@ -21,7 +21,8 @@ from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.drawing import chart_svg, legend_svg
-from tfm_blocks.report.matrix import Matrix, legend, matrix_table, verdict
+from tfm_blocks.report.matrix import Matrix
+from tfm_blocks.report.matrix_tables import legend, matrix_table, verdict
 from tfm_blocks.report.model_page import ViewedModel, render_view
 from tfm_blocks.report.samples import MOST_SAMPLES, choose_drawn, choose_models, common_test_set, left_out, samples_of
 from tfm_blocks.report.show import nodes_table
