@@ -139,9 +139,9 @@ def _passed(rows: Sequence[Row], key: str, kept: Sequence[Row]) -> Floats:
 
 def length_charts(tasks: TaskGroups) -> list[LineChart]:
     """Return a chart for each task with several test lengths, of the accuracy of each model."""
-    runs = [run for groups in tasks.values() for group in groups.values() for run in group.counted if run.values]
-    shared = [one for one in LENGTH_SCORES if all(any(name.startswith(one) for name in run.values) for run in runs)]
-    prefix = next(iter(shared), "accuracy@")
+    names = [set(run.values) for groups in tasks.values() for group in groups.values() for run in group.counted]
+    kinds = [{name.partition("@")[0] + "@" for name in own if "@" in name} for own in names]
+    prefix = next((one for one in LENGTH_SCORES if all(one in kind for kind in kinds if kind)), "accuracy@")
     charts, unit = [], LENGTH_SCORES[prefix]
     for task, groups in tasks.items():
         lines = []

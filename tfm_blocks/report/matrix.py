@@ -197,7 +197,7 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
         references = {column: baseline_row for column, rows in columns.items() if baseline_row in rows}
         reference = baseline_row if baseline_row in means else None
     tests = dict(_test(cells, columns, baseline_row, list(means)))
-    p_values = _p_against(tests, {**references, None: reference})
+    p_values = _p_against(tests, references, reference)
     cells = {place: replace(cell, p=p_values.get(place)) for place, cell in cells.items()}
     overall = {row: (mean, p_values.get((row, None))) for row, mean in means.items()}
     single = sum(task is not None for *_, task in tests)
@@ -205,14 +205,15 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
 
 
 def _p_against(
-    tests: Mapping[tuple[int, int, int | None], SeedTest], references: Mapping[int | None, int | None]
+    tests: Mapping[tuple[int, int, int | None], SeedTest], references: Mapping[int, int], reference: int | None
 ) -> dict[tuple[int, int | None], float]:
-    """Return the corrected p-values of the tests against the reference of their task, by row and task."""
+    """Return the corrected p-values of the tests against the references, by row and task."""
     p_values = correct({key: test.p for key, test in tests.items()}, {key: test.least for key, test in tests.items()})
     against: dict[tuple[int, int | None], float] = {}
     for (first, second, task), p in p_values.items():
-        if (reference := references.get(task)) in (first, second):
-            against[second if reference == first else first, task] = p
+        other = reference if task is None else references.get(task)
+        if other in (first, second):
+            against[second if other == first else first, task] = p
     return against
 
 
