@@ -49,4 +49,4 @@ def bootstrap(statistic: Callable[..., float | Floats], *models: Scores) -> Floa
     drawn = []
     for _ in range(DRAWS):
         drawn.append(statistic(*([random.choice(seeds, len(seeds)) for seeds in scores] for scores in models)))
-    return np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
+    return np.asarray(np.percentile(np.array(drawn), [2.5, 97.5], axis=0))
