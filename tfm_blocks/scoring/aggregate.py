@@ -37,7 +37,7 @@ def probability_of_improvement(scores: Scores, others: Scores) -> float:
     return float(np.mean([((task > 0) + 0.5 * (task == 0)).mean() for task in tasks]))
 
 
-def profile(scores: Scores, thresholds: Sequence[float]) -> Floats:
+def profile(scores: Scores, thresholds: Sequence[float] | Floats) -> Floats:
     """Return for each threshold the fraction of runs that score above it, mean over tasks."""
     tasks = [np.less.outer(np.asarray(thresholds), np.asarray(seeds, float)).mean(1) for seeds in scores]
     return np.asarray(np.mean(tasks, 0))
