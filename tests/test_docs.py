@@ -31,6 +31,7 @@ from tfm_blocks.cli import main
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [path for path in PAGES if path.is_file() and path.parent.name != "cookbook"]  # its files run in tests/oracles
+PAGES.remove(ROOT / "docs" / "index.md")  # a copy of README.md
 COPIED = ("conf", "docs", "tests", "tfm_blocks", "train.py", "pyproject.toml")
 LONG = {  # pages that train for more than a minute
     "architecture", "comparing", "dates", "ladder", "language-model", "own-blocks", "probes", "running", "runs", "sweep", "sweeps", "tracking", "translating",
