@@ -29,6 +29,8 @@ def add_commands(commands: options.Commands) -> None:
     only.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
     what = "fit a scaling law to runs of several sizes, and print what each model needs of the compute of the baseline"
     only.add_argument("--scaling", action="store_true", help=what)
+    what = "with --scaling, also fit a law to each model alone; small ladders cannot tell their exponents apart"
+    command.add_argument("--exponents", action="store_true", help=what)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
     command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
@@ -93,7 +95,7 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
-    ladder = scaling.read_ladder(comparison, arguments.plugins)
+    ladder = scaling.read_ladder(comparison, arguments.plugins, arguments.metric)
     if arguments.json:
         print_json(scaling.scaling_record(ladder))
     elif arguments.csv:
@@ -101,7 +103,8 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> N
     else:
         show = output.print_markdown if arguments.markdown else output.show_tables
         show = output.print_latex if arguments.latex else show
-        tables = [scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        tables = [scaling.noise_table(ladder), scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        tables += [scaling.exponents_table(ladder)] if arguments.exponents else []
         show(tables, [*comparison.notes, *ladder.notes])
     if arguments.figures:
         from tfm_blocks.report.drawing import drawing_style, save_drawings

@@ -22,6 +22,7 @@ from tfm_blocks.language.sources import Sources
 SWEEP = "sweep"
 LAUNCHER = "launcher"
 MATCH = "match"
+LADDER = "ladder"
 # keys that do not change which jobs a sweep has
 ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
 OF_ONE_RUN = {
@@ -71,7 +72,7 @@ class SweepRequest:
     """A requested sweep.
 
     `parts` are the overrides of the jobs, in the order of the command line. `settings`, `launcher` and `match` are the
-    keys `sweep`, `launcher` and `match` of the config. `texts` are the overrides as typed, without those that only
+    keys `sweep`, `launcher` and `match` of the config, and `ladder` is its key of this name, or None. `texts` are the overrides as typed, without those that only
     control how, where and how long the sweep runs.
     """
 
@@ -79,6 +80,7 @@ class SweepRequest:
     settings: Mapping[str, Any]
     launcher: Mapping[str, Any]
     match: Mapping[str, Any]
+    ladder: Mapping[str, Any] | None
     texts: tuple[str, ...]
     config_dir: Path | None
 
@@ -102,7 +104,7 @@ def read_sweep(request: Request) -> SweepRequest:
     known = root_keys() | {key for key in options if options[key] or "." in key}  # without knobs of single models
     first = [first_of_sweep(item, options[item.key_or_group]) for item in overrides if item.key_or_group in known]
     config = compose_config([add_plus(text) for text in first], request.config_dir)
-    settings, launcher, match = (read_value(config, key) for key in (SWEEP, LAUNCHER, MATCH))
+    settings, launcher, match, ladder = (read_value(config, key) for key in (SWEEP, LAUNCHER, MATCH, LADDER))
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
     parts = tuple(_part(item, folders) for item in overrides if item not in of_sweep)
@@ -110,7 +112,7 @@ def read_sweep(request: Request) -> SweepRequest:
         item for item in overrides if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != LAUNCHER
     )
     texts = tuple(item.input_line or "" for item in kept)
-    return SweepRequest(parts, settings, launcher, match, texts, request.config_dir)
+    return SweepRequest(parts, settings, launcher, match, ladder, texts, request.config_dir)
 
 
 def _part(override: Override, folders: list[Path]) -> OpenKey:

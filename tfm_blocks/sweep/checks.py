@@ -114,11 +114,11 @@ class Matcher:
         like = self.settings.like
         if not like:
             return overrides, {}
-        job = self._compose(overrides)
+        job = self.compose(overrides)
         kept = [text for text in (*ignored, *overrides) if override_key(text) not in like]
         changes = [f"{key}={value}" for key, value in like.items()]
         unused = self.composer.unused([*kept, *changes])
-        reference = self._compose([*(text for text in kept if text not in unused), *changes])
+        reference = self.compose([*(text for text in kept if text not in unused), *changes])
         solution = self._solve(job, reference)
         values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
         record = {
@@ -131,7 +131,8 @@ class Matcher:
         }
         return [*(text for text in overrides if override_key(text) not in values), *values.values()], record
 
-    def _compose(self, overrides: Sequence[str]) -> Composed:
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """Return the config of a job with the vocabulary that its data has. Raises ConfigError and DataError."""
         composed = self.composer.compose(overrides)
         load_plugins(composed.mapping["plugins"])
         key = json.dumps([composed.mapping["data"], composed.mapping.get("vocab")])
