@@ -57,6 +57,8 @@ def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.matrix import matrix_table
 
     comparison = _comparison(arguments)
+    if arguments.exponents and not arguments.scaling:
+        raise ConfigError(Problem("--exponents", "belongs to a scaling law", help="add --scaling, or leave it out"))
     if arguments.scaling:
         _compare_scaling(arguments, comparison)
         return

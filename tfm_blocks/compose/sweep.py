@@ -71,9 +71,9 @@ Part = OpenKey | Together
 class SweepRequest:
     """A requested sweep.
 
-    `parts` are the overrides of the jobs, in the order of the command line. `settings`, `launcher` and `match` are the
-    keys `sweep`, `launcher` and `match` of the config, and `ladder` is its key of this name, or None. `texts` are the overrides as typed, without those that only
-    control how, where and how long the sweep runs.
+    `parts` are the overrides of the jobs, in the order of the command line. `settings`, `launcher`, `match` and
+    `ladder` are the keys `sweep`, `launcher`, `match` and `ladder` of the config. `texts` are the overrides as typed,
+    without those that only control how, where and how long the sweep runs.
     """
 
     parts: tuple[OpenKey, ...]

@@ -98,7 +98,7 @@ def list_weights(network: Network) -> list[Weight]:
 
 
 def count_without_embeddings(network: Network) -> int:
-    """Return the number of parameters, without those of which a token reads one row; an unembedding counts, tied or not."""
+    """Return the number of parameters of which a token reads more than one row; a tied unembedding counts."""
     return sum(weight.size for weight in list_weights(network) if not LOOKED_UP.issuperset(weight.roles))
 
 

@@ -71,8 +71,8 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     """Fit a scaling law to the losses of the last validations of the finished runs of a comparison.
 
     Models differ in their name, or in another setting that is a name, such as `mixer`; numbers distinguish the rungs.
-    Of several learning rates, only the one of each model and size counts that has the most results, or of these the best
-    one: others were only tried. Runs from which others branched off before any decay of their own are left out. With
+    Of several learning rates of a model and size, only the one with the most results counts, or of these the best one;
+    others were only tried. Runs from which others branched off before any decay of their own are left out. With
     `metric`, the distance of this score from 100 % stands in place of the loss. Raises ConfigError if the runs do not
     determine the law, or cannot be compared.
     """

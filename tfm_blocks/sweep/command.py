@@ -13,6 +13,7 @@ from tfm_blocks.compose.command_line import Request, parse_request
 from tfm_blocks.compose.job import JobComposer, compose_job
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import (
+    LADDER,
     SweepRequest,
     choose_first_values,
     combinations,
@@ -34,8 +35,8 @@ from tfm_blocks.sweep.checks import Matcher, check_jobs, find_used, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
 from tfm_blocks.sweep.job import DONE, SweepJob
-from tfm_blocks.sweep.ladder import LADDER, plan_ladder
 from tfm_blocks.sweep.ladder_jobs import LadderJobs
+from tfm_blocks.sweep.ladder_plan import plan_ladder
 from tfm_blocks.sweep.launcher import read_launcher
 from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings
 from tfm_blocks.sweep.sources import JobSource, TunedGrid, draw_jobs, expect_tunable, fixed_keys

@@ -60,7 +60,8 @@ class SweepFolder:
 
     def cooldown_arguments(self, job: SweepJob) -> list[str]:
         """Return the overrides that branch a job off its parent."""
-        assert job.parent and isinstance(schedule := job.settings.schedule, WsdSettings)
+        schedule = job.settings.schedule
+        assert job.parent and isinstance(schedule, WsdSettings)
         branch = f"cooldown={self.run(job.parent)}@{job.settings.trainer.steps - schedule.decay}"
         return [branch, f"schedule.decay={schedule.decay}", f"name={job.name}", f"sweep.name={self.path.name}"]
 

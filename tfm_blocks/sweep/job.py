@@ -110,8 +110,8 @@ class SweepJob:
 
     The check sets `composed`, `settings`, `parameters` and `match`, the budget of `match.like` for run.json, or it sets
     `problems`. `parameters` counts the vocabulary of the solved budget. `state` is one of the constants of this module,
-    which `reason` explains. `failures` are the reasons of retries. Since `held_since`, another process trains the job. A job with a
-    `parent` is a cooldown that branches off this longer run.
+    which `reason` explains. `failures` are the reasons of retries. Since `held_since`, another process trains the job.
+    A job with a `parent` is a cooldown that branches off this longer run.
     """
 
     name: str

@@ -10,7 +10,7 @@ from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.folder import SweepFolder
 from tfm_blocks.sweep.job import DIVERGED, DONE, FAILED, NOT_STARTED, SweepJob
-from tfm_blocks.sweep.ladder import FILE, LadderPlan
+from tfm_blocks.sweep.ladder_plan import FILE, LadderPlan
 from tfm_blocks.sweep.sources import JobSource, loss_of
 
 
