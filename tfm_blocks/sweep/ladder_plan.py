@@ -152,7 +152,7 @@ class LadderPlan:
     @property
     def hours(self) -> float:
         """Return the measured hours of all jobs, one after the other."""
-        return sum(steps * self.seconds[variant, rung] for variant, rung, steps in self.steps()) / 3600
+        return sum(steps * self.seconds.get((variant, rung), 0.0) for variant, rung, steps in self.steps()) / 3600
 
     def spec(self, job: SweepJob) -> Spec:
         """Return the spec of a job with the vocabulary of its data."""
