@@ -208,7 +208,7 @@ def test_the_formats_have_the_rungs(ladder):
     assert lines[0] == "model,parameters,tokens,runs,val/loss,law"
     assert len(lines) == 1 + 16
     assert said(ladder, "--latex").count("\\begin{tabular}") >= 2
-    assert said(ladder, "--markdown").count("| model |") == 2
+    assert said(ladder, "--markdown").count("| model |") == 3
 
 
 def test_the_figure_is_written_twice_with_the_same_bytes(ladder, tmp_path):

@@ -92,7 +92,7 @@ def test_a_ladder_is_printed_and_trains_nothing_until_it_is_confirmed(
     (["ladder.grow={d_model:1,heads:1/8}"], "ladder.grow", "has d_model, the width, which grows itself"),
     (["d_model=64"], "d_model", "is set by the ladder at each size"),
     (["schedule.peak=1e-3"], "schedule.peak", "is set by the ladder at each size"),
-    (["ladder.warmup=9"], "ladder.lengths", "cooldowns of 10k parameters would begin at steps"),
+    pytest.param(["ladder.warmup=9"], "ladder.lengths", "cooldowns of 10k parameters would begin", marks=pytest.mark.grid),
     (["sweep=random"], "sweep", "a ladder tunes its rates itself"),
 ])  # fmt: skip
 def test_settings_that_make_no_ladder_are_refused(text: Path, overrides: list[str], address: str, rule: str) -> None:
