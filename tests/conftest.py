@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.compose.job import JobComposer
+from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.process_settings import collect_garbage_rarely
@@ -24,7 +25,7 @@ from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
-COMPOSER = JobComposer(None)  # shared by all tests of a process
+COMPOSER = Composer(None)  # shared by all tests of a process
 GROUPS = (
     "{embeddings: {where: {role: [embedding, head]}, rate: 2, name: sgd}, deep: {where: {node: decoder}, rate: 'i+1'}}"
 )
@@ -160,7 +161,7 @@ def composed_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def composed(*overrides: str) -> Composed:
         by_key = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
-        run = COMPOSER.compose(list(by_key.values()))
+        run = compose_job(list(by_key.values()), COMPOSER)
         run.mapping["name"] = "run"
         return run
 

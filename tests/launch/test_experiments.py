@@ -6,7 +6,7 @@ import pytest
 
 from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.folders import CONF, list_options
-from tfm_blocks.compose.job import compose_job
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.launch.check import check_run
 
 

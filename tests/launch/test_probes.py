@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tfm_blocks.compose.command_line import parse_request
-from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.check import CheckedRun, check_run
 from tfm_blocks.launch.job import train

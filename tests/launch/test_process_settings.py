@@ -116,6 +116,7 @@ print(os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPAC
     assert with_caches(code) == "128 128"
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="torch uses GNU OpenMP on Linux")
 def test_openmp_reads_the_number_of_turns_of_a_waiting_loop() -> None:
     command = [sys.executable, "-m", "tfm_blocks", "average", "no-such-run"]

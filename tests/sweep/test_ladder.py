@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -110,7 +112,8 @@ def ladder_of(small: Small, folder: Path) -> LadderJobs:
     settings = read_ladder_settings(LADDER)
     assert settings is not None
     rungs = [RungPlan(10_000 * 2**rung, {"d_ff": 8}, 32, 1, [10, 20, 40], [2, 4, 8]) for rung in range(3)]
-    plan = LadderPlan(settings, [[]], ["m"], ["1", "2"], lambda texts: job_of(composed, "", texts), rungs)
+    checker: Any = SimpleNamespace(check_job=lambda texts: job_of(composed, "", texts))
+    plan = LadderPlan(settings, [[]], ["m"], ["1", "2"], checker, rungs)
     SweepFile(jobs=()).write(folder)
     return LadderJobs(SweepFolder(folder, (), "", (), {}), plan)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.data.test_objectives import WORDS
-from tfm_blocks.compose.job import JobComposer
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.errors import RunError
 from tfm_blocks.network.build import build_network, check_model
@@ -17,7 +17,7 @@ TEXTS = [f"ban {MASK} den {MASK} {MASK} fast", "ban den", f"{MASK} ban", " ".joi
 def filler():
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 3, 400, special=[MASK])
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
-    composed = JobComposer(None).compose(["model=encoder_only", "objective=masked", *sizes])
+    composed = compose_job(["model=encoder_only", "objective=masked", *sizes], None)
     return Filler(build_network(check_model(composed.model), seed=3).double(), tokenizer)
 
 
@@ -51,6 +51,6 @@ def test_steps_change_the_text(filler):
 def test_a_classifier_with_a_mask_fills_nothing() -> None:
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 3, 400, special=[MASK])
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
-    composed = JobComposer(None).compose(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes])
+    composed = compose_job(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes])
     with pytest.raises(RunError, match="was not trained to predict hidden tokens"):
         Filler(build_network(check_model(composed.model), seed=3), tokenizer)

@@ -36,24 +36,20 @@ def add_commands(commands: options.Commands) -> None:
     command = options.add_command(commands, "evaluate", _evaluate, "score a run", what)
     what = "a run folder, such as runs/NAME; with --test also the folder of a sweep"
     command.add_argument("folder", type=Path, metavar="RUN", help=what)
-    options.add_checkpoint(command)
+    options.add_shared(command, "--checkpoint")
     what = "text to translate, plain, .gz or .zst; one file for each source of the model"
     command.add_argument("--src", type=Path, nargs="+", metavar="FILE", help=what)
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
     what = "score the run's own test set, or tab-separated sources and references, and keep the scores in the run"
     command.add_argument("--test", type=Path, nargs="?", const=Path(), metavar="FILE", help=what)
-    command.add_argument(
-        "--text",
-        type=Path,
-        metavar="FILE",
-        help="text whose perplexity is computed, in the format of the training text",
-    )
+    what = "text whose perplexity is computed, in the format of the training text"
+    command.add_argument("--text", type=Path, metavar="FILE", help=what)
     what = "with --text: context length in tokens (as in training, else 512 or the model's positions)"
     command.add_argument("--context", type=options.count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
     command.add_argument("--tokenised", action="store_true", help="also compute BLEU of lower-cased, tokenised text")
     command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
-    options.add_json(command)
+    options.add_shared(command, "--json")
     options.add_search(command)
     command.set_defaults(default_of=command.get_default)
 
@@ -83,7 +79,7 @@ def _refuse_other_modes(arguments: argparse.Namespace) -> None:
     reason, names = UNUSED[mode]
     for name in names:
         if getattr(arguments, name) != arguments.default_of(name):
-            option = f"--{name.replace('_', '-')}"
+            option = options.flag_of(name)
             raise ConfigError(Problem(option, f"{reason}, so it cannot be combined with {option}", help="leave it out"))
 
 

@@ -35,10 +35,8 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_fill(commands: options.Commands) -> None:
     what = "replace each <mask> in the lines of stdin by the most probable token"
-    command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what)
+    command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what, ["folder", "--checkpoint"])
     command.set_defaults(data=True)
-    options.add_run(command)
-    options.add_checkpoint(command)
     what = "print a JSON object for each line, with the K most probable tokens of each <mask>"
     command.add_argument("--top", type=options.count, metavar="K", help=what)
     what = "fill the masks of a line in N steps, the most probable tokens first (1: each on its own)"
@@ -57,9 +55,9 @@ def _add_encoding(commands: options.Commands) -> None:
     embed.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all vectors as FILE.npy instead")
     for one in (command, embed):
         one.set_defaults(data=True)
-        options.add_run(one)
+        options.add_shared(one, "folder")
         one.add_argument("text", nargs="?", type=Path, metavar="FILE", help="lines of text (stdin)")
-        options.add_checkpoint(one)
+        options.add_shared(one, "--checkpoint")
         one.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
         options.add_computing(one)
 
@@ -135,10 +133,8 @@ def _fill(arguments: argparse.Namespace) -> None:
 def _add(
     commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, about: str
 ) -> argparse.ArgumentParser:
-    command = options.add_command(commands, name, run, help, about)
+    command = options.add_command(commands, name, run, help, about, ["folder", "--checkpoint"])
     command.set_defaults(prefix=None, data=True)
-    options.add_run(command)
-    options.add_checkpoint(command)
     options.add_search(command)
     options.add_generation(command)
     return command
@@ -186,9 +182,8 @@ def _expect_streams(command: str) -> None:
 
 def _add_serve(commands: options.Commands) -> None:
     what = "serve a run over HTTP: POST /translate, POST /generate, GET /health, GET /metrics"
-    command = options.add_command(commands, "serve", _serve, "serve a run over HTTP", what)
-    options.add_run(command)
-    options.add_checkpoint(command)
+    shared = ["folder", "--checkpoint"]
+    command = options.add_command(commands, "serve", _serve, "serve a run over HTTP", what, shared)
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all addresses (%(default)s)")
     add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: a free one (%(default)s)")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import LADDER, Choices, SweepRequest, combinations, join_parts, list_values
 from tfm_blocks.errors import ConfigError, Problem
@@ -23,7 +22,7 @@ from tfm_blocks.report.table import COUNT, Table, Value, numbers, texts
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import SWEEP, numbered_names
 from tfm_blocks.runs.records import SweepFile
-from tfm_blocks.sweep.checks import Matcher, check_jobs, find_used, refuse_wrong
+from tfm_blocks.sweep.checks import JobChecker, find_used, refuse_wrong
 from tfm_blocks.sweep.job import SweepJob
 from tfm_blocks.sweep.ladder import LadderSettings, RungPlan, plan_rung, read_ladder_settings
 from tfm_blocks.sweep.settings import SweepSettings, read_match
@@ -48,7 +47,6 @@ KEYS = (
     "trainer.checkpoint_at",
     "data.step_tokens",
 )  # that a ladder sets, with its knobs
-Check = Callable[[Sequence[str]], SweepJob]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class LadderPlan:
     variants: Sequence[Sequence[str]]
     labels: Sequence[str]
     seeds: Sequence[str]
-    check: Check
+    checker: JobChecker
     rungs: list[RungPlan] = field(default_factory=list)
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     made: dict[str, SweepJob] = field(default_factory=dict)
@@ -123,7 +121,7 @@ class LadderPlan:
             f"trainer.checkpoint_at=[{','.join(branches) if is_longest else ''}]",
             f"seed={seed}",
         ]
-        job = self.made[full_name] = self.check(overrides)
+        job = self.made[full_name] = self.checker.check_job(overrides)
         job.name = full_name
         return job
 
@@ -191,20 +189,15 @@ def plan_ladder(
     _expect_grid(request, sweep, settings)
     variants, labels, seeds, like = _variants(request, sweep, settings)
     match = read_match({**request.match, "like": request.match["like"] or like})
-    composer = JobComposer(request.config_dir)
-    matcher = Matcher(match, composer)
     used = set[str]()
-
-    def check_job(overrides: Sequence[str]) -> SweepJob:
-        return check_jobs([overrides], composer, check, matcher, used)[0]
-
+    checker = JobChecker(request.composer, check, match, used)
     begun = _sizes_begun(root / (sweep.name or LADDER), request.texts) if root else None
-    plan = LadderPlan(settings, variants, labels, seeds, check_job, begun=begun is not None)
-    context = int(matcher.compose(variants[0]).mapping["data"].get("context") or 1)
+    plan = LadderPlan(settings, variants, labels, seeds, checker, begun=begun is not None)
+    context = int(checker.compose(variants[0]).mapping["data"].get("context") or 1)
     for rung in range(begun or (MOST if settings.budget else settings.sizes)):
-        plan.rungs.append(plan_rung(settings, match, rung, variants[0], matcher.compose))
+        plan.rungs.append(plan_rung(settings, match, rung, variants[0], checker.compose))
         knobs = [f"{knob}={value}" for knob, value in plan.rungs[rung].knobs.items()]
-        used |= find_used([[*variant, *knobs] for variant in variants], composer)
+        used |= find_used([[*variant, *knobs] for variant in variants], request.composer)
         if root and not begun:
             plan.measure(rung, context, sweep.parallel)
             if settings.budget and plan.hours * 3600 / sweep.parallel > settings.budget:
