@@ -77,20 +77,7 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     determine the law, or cannot be compared.
     """
     parents = {path for run in comparison.runs for path in _parent_folders(run)}
-    left: dict[str, list[SavedRun]] = {}
-    kept: list[tuple[Group, SavedRun, float]] = []
-    tried = _groups_with_most_results(comparison.groups)
-    best = best_groups(tried, rate_curves(tried, comparison.factors))
-    groups = {id(run): group for group in best for run in group.counted}
-    for run in comparison.runs:
-        loss, group = run.last_validation_loss if metric is None else _distance(run, metric), groups.get(id(run))
-        if reason := _why_left_out(run, parents, loss, is_counted=group is not None):
-            left.setdefault(reason, []).append(run)
-        elif group and loss is not None:
-            kept.append((group, run, loss))
-    if not kept:
-        rule = f"no finished run has a {metric or OBJECTIVE}"
-        raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
+    kept, left = _select_runs(comparison, parents, metric)
     _expect_comparable([run for _, run, _ in kept])
     factors = [factor for factor in comparison.factors if _names_models(factor, [group for group, *_ in kept])]
     size_of = _sizes(plugins)
@@ -112,6 +99,27 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     except ConfigError:
         with_trends = None
     return Ladder(fit_ladder(points, models), with_trends, list(_notes(points, left)), metric or OBJECTIVE)
+
+
+def _select_runs(
+    comparison: Comparison, parents: Collection[Path], metric: str | None
+) -> tuple[list[tuple[Group, SavedRun, float]], dict[str, list[SavedRun]]]:
+    """Return the runs in the fit with their groups and losses, and the others by reason. Raises ConfigError."""
+    left: dict[str, list[SavedRun]] = {}
+    kept: list[tuple[Group, SavedRun, float]] = []
+    tried = _groups_with_most_results(comparison.groups)
+    best = best_groups(tried, rate_curves(tried, comparison.factors))
+    groups = {id(run): group for group in best for run in group.counted}
+    for run in comparison.runs:
+        loss, group = run.last_validation_loss if metric is None else _distance(run, metric), groups.get(id(run))
+        if reason := _why_left_out(run, parents, loss, is_counted=group is not None):
+            left.setdefault(reason, []).append(run)
+        elif group and loss is not None:
+            kept.append((group, run, loss))
+    if not kept:
+        rule = f"no finished run has a {metric or OBJECTIVE}"
+        raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
+    return kept, left
 
 
 def _of_all_lengths(run: SavedRun) -> frozenset[tuple[str, Hashable]]:
