@@ -187,6 +187,7 @@ def test_the_vertex_of_a_parabola() -> None:
 
 @pytest.mark.grid
 def test_a_ladder_is_trained_resumed_and_compared(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (text.parent / "my_conf").mkdir()
     words = [
         *ARGUMENTS[1:], f"data.dir={text}", "ladder.tokens=3", "ladder.seeds=1", "ladder.rate.tuned=1",
         "ladder.batch.value=100000", "sweep.parallel=2", "--yes",
