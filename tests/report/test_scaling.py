@@ -162,7 +162,7 @@ def test_the_noise_is_told_before_the_results_and_exponents_come_with_a_warning(
     assert (
         text.index("this ladder would see a factor of 0.") < text.index("rungs: ") < text.index("a law for each model")
     )
-    assert "warning: the exponents of small ladders cannot be told apart" in text
+    assert "warning: the exponents of small ladders cannot be distinguished" in text
     assert "a law for each model" not in said(ladder)
 
 

@@ -301,7 +301,7 @@ def exponents_table(ladder: Ladder) -> Table:
         own = fit_ladder([point for point in ladder.fit.points if point.model == model], [model])
         found = [own.estimate(lambda law, name=name: getattr(law, name)) for name in ("irreducible", "alpha", "beta")]  # type: ignore[misc]
         rows.append([model, *(f"{one.value:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in found)])
-    note = "warning: the exponents of small ladders cannot be told apart; the factor on compute is the comparison"
+    note = "warning: the exponents of small ladders cannot be distinguished; the factor on compute is the comparison"
     return Table("a law for each model, with 95 % intervals", columns, rows, note=note)
 
 
