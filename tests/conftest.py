@@ -35,12 +35,17 @@ LEARNING = {  # overrides of runs that use each optimizer besides Adam's fused k
     "followers": ["optimizer=adamw", "schedule.momentum=0.8", "schedule.weight_decay=0"],
 }
 ENCODER = ["model=encoder_only", "vocab=300"]
+LABELLED = [
+    *(f"data.{split}={{src: labels.tsv, tgt: labels.tsv}}" for split in ("train", "val", "test")),
+    f"data.dir={Path(__file__).parent / 'data'}", "data.fields={src: text, tgt: label}", "data.labels=[even,odd]",
+]  # fmt: skip
 OBJECTIVES = {  # overrides of runs with each objective besides next_token
     "masked": [*ENCODER, "objective=masked"],
     "masked_diffusion": [*ENCODER, "objective=masked_diffusion"],
     "span_corruption": ["objective=span_corruption", "objective.sentinels=10", "vocab=300"],
     "denoising": ["objective=denoising", "vocab=300"],
     "prefix_lm": ["objective=prefix_lm", "vocab=300"],
+    "label": ["model=classifier", "objective=label", "data=labels", *LABELLED, "vocab=300"],
 }
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
 

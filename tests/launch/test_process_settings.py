@@ -100,7 +100,7 @@ def test_settings_of_the_environment_are_kept(
     assert [os.environ.get(name) for name in NAMES] == sizes
 
 
-@pytest.mark.parametrize("command", [["train.py", "--help"], ["tfm", "blocks"]])
+@pytest.mark.parametrize("command", [["train.py", "--help"], pytest.param(["tfm", "blocks"], marks=pytest.mark.grid)])
 def test_commands_keep_few_primitives(command: list[str]) -> None:
     run = "main()" if command[0] == "tfm" else "runpy.run_path('train.py', run_name='__main__')"
     code = f"""

@@ -206,6 +206,7 @@ def test_a_sweep_records_what_it_requested_and_reached(tmp_path):
     assert "4 done before" in again.stdout
 
 
+@pytest.mark.grid
 def test_a_job_that_cannot_be_solved_is_named_and_nothing_starts(tmp_path):
     jobs = ["model=tiny,macaron", "layers=3", "match.like=tiny", "match.by=[layers]", *TEXT, *SHORT]
     done = run_python([ROOT / "train.py", "-m", *jobs], tmp_path, timeout=120)

@@ -85,15 +85,28 @@ def _refuse_other_modes(arguments: argparse.Namespace) -> None:
 
 def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.documents import read_documents
+    from tfm_blocks.language.spec import TARGET, names
     from tfm_blocks.report.lists import show_perplexity
+    from tfm_blocks.runs.model import read_spec
     from tfm_blocks.runs.saved_run import SavedRun
-    from tfm_blocks.scoring.perplexity import perplexity
+    from tfm_blocks.scoring.perplexity import perplexity, pseudo_perplexity
+    from tfm_blocks.translation.fill import Filler
 
-    translator = options.translator_of(arguments)
-    context = _context(arguments, translator)
     settings = SavedRun(arguments.folder).settings
     kind = str(settings.get("data.documents", "lines")), str(settings.get("data.text_key", "text"))
     documents = read_documents(arguments.text, "--text", *kind)
+    if TARGET not in names(read_spec(arguments.folder, arguments.plugins).inputs):
+        if arguments.context:
+            rule = "has no effect, because an encoder reads whole documents"
+            raise ConfigError(Problem("--context", rule, help="leave it out"))
+        loading = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
+        filler = Filler.load(arguments.folder, **loading)
+        with options.precision_of(arguments, filler.network):
+            result = pseudo_perplexity(filler, documents, batch_tokens=arguments.batch_tokens)
+        show_perplexity(result, str(arguments.folder), as_json=arguments.json)
+        return
+    translator = options.translator_of(arguments)
+    context = _context(arguments, translator)
     with options.precision_of(arguments, translator.network):
         result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
     translator.warn_of_unknown()

@@ -181,7 +181,7 @@ def _expect_streams(command: str) -> None:
 
 
 def _add_serve(commands: options.Commands) -> None:
-    what = "serve a run over HTTP: POST /translate, POST /generate, GET /health, GET /metrics"
+    what = "serve a run over HTTP: POST /translate, /generate, /classify, /embed and /fill, GET /health and /metrics"
     shared = ["folder", "--checkpoint"]
     command = options.add_command(commands, "serve", _serve, "serve a run over HTTP", what, shared)
     add = command.add_argument
@@ -203,20 +203,25 @@ def _add_serve(commands: options.Commands) -> None:
 
 def _serve(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.process_settings import keep_freed_memory
+    from tfm_blocks.translation.classify import load_any
+    from tfm_blocks.translation.encoder import Encoder
 
     try:
         from tfm_blocks.serving.batcher import Batcher, Metrics
+        from tfm_blocks.serving.readers import TextReader
         from tfm_blocks.serving.server import listen, run_server, within_file_limit
     except ModuleNotFoundError as error:
         help = "pip install -c constraints.txt -e '.[serve]'"
         raise ConfigError(Problem("tfm serve", f"needs {error.name}, which is not installed", help=help)) from None
 
     keep_freed_memory()
-    translator = options.translator_of(arguments)
+    loading = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
+    loaded = load_any(arguments.folder, **loading)
+    model = TextReader(loaded) if isinstance(loaded, Encoder) else loaded
     if not 0 <= arguments.wait <= 1000:
         raise ConfigError(Problem("--wait", f"must be from 0 to 1000, but is {arguments.wait:g}", help="--wait 5"))
     named = {name: vars(arguments)[f"max_{name}"] for name in ("requests", "bytes", "texts", "tokens", "beam")}
     limits = Limits(**named, wait=arguments.wait / 1000, batch_tokens=arguments.batch_tokens)
-    precision, limits = options.precision_of(arguments, translator.network), within_file_limit(limits)
+    precision, limits = options.precision_of(arguments, model.network), within_file_limit(limits)
     with listen(arguments.host, arguments.port) as server_socket:  # raises before the batcher has started its thread
-        run_server(Batcher(translator, limits, Metrics(), lambda: precision), server_socket)
+        run_server(Batcher(model, limits, Metrics(), lambda: precision), server_socket)

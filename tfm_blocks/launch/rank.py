@@ -46,7 +46,7 @@ from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import read_base
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
-from tfm_blocks.training.callbacks import BestWeights, LogAttention, MovingAverage, ShowProgress
+from tfm_blocks.training.callbacks import BestWeights, LogAttention, LogConfusion, MovingAverage, ShowProgress
 from tfm_blocks.training.checkpoints import CheckpointFiles, Checkpoints, PreemptedError, preempted
 from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.data_module import RunData
@@ -208,7 +208,7 @@ class _Rank:
             callbacks=[
                 RestoreSignalHandlers(),
                 *callbacks,
-                *([LogAttention(image_loggers)] if image_loggers else []),
+                *([LogAttention(image_loggers), LogConfusion(image_loggers)] if image_loggers else []),
                 BestWeights(self.job.folder / CHECKPOINTS, settings.keep_last, settings.average),
                 WholeWhileScored(),
                 *([ShowProgress(Console(), self.heartbeat)] if self.leads else []),
