@@ -87,9 +87,9 @@ def compare_runs(
 
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
     of the matrix. `held_out_seeds` leaves out the runs by which learning rates were chosen. Runs of `several_lengths`
-    may have read different numbers of tokens. Only with `tested` there are tests against the baseline, which read test
-    sets. `display` chooses and names models and tasks. Raises RunError, and ConfigError if the baseline is not one of
-    the runs, or no run has such scores or seeds.
+    may have read different numbers of tokens, and have no notes on rates. Only with `tested` there are tests against
+    the baseline, which read test sets. `display` chooses and names models and tasks. Raises RunError, and ConfigError
+    if the baseline is not one of the runs, or no run has such scores or seeds.
     """
     records = find_runs(paths)
     runs = [run for run in records if run.settings or run.state != PRUNED] or records
@@ -126,7 +126,8 @@ def _find_notes(
         yield from unlike(part, several_lengths=several_lengths)
     yield from find_notes(runs)
     yield from _repeats(groups)
-    yield from rate_notes(curves, list(columns.values()), held_out=held_out)
+    if not several_lengths:
+        yield from rate_notes(curves, list(columns.values()), held_out=held_out)
 
 
 def _test(groups: Sequence[Group], baseline: Group, grid: ModelGrid) -> tuple[list[BaselineTest], list[str]]:

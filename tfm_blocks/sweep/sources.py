@@ -94,7 +94,7 @@ class TunedGrid(JobSource):
             if not self._has_first_seed(job):
                 if (group := self._group(job)) in self.open:
                     continue
-                if self._value(job) != self._value(min(self.first_seed_jobs[group], key=_loss)):
+                if self._value(job) != self._value(min(self.first_seed_jobs[group], key=loss_of)):
                     self.waiting.remove(job)
                     job.state, job.reason = PRUNED, f"another {self.key} has a lower {OBJECTIVE}"
                     continue
@@ -113,8 +113,8 @@ class TunedGrid(JobSource):
     def _widen_or_close(self, group: tuple[str, ...]) -> None:
         """Add a rate if the best of a group is an end of its grid, or else jobs of the other seeds at an added rate."""
         tried = self.first_seed_jobs[group]
-        best = min(tried, key=_loss)
-        while self.open[group] and not math.isinf(_loss(best)):
+        best = min(tried, key=loss_of)
+        while self.open[group] and not math.isinf(loss_of(best)):
             if not (value := _beyond([self._value(job) for job in tried], self._value(best))):
                 break
             self.open[group] -= 1
@@ -162,7 +162,8 @@ def _beyond(values: Sequence[str], best: str) -> str:
     return f"{float(best) ** 2 / ends[float(best)]:.3g}" if float(best) in ends else ""
 
 
-def _loss(job: SweepJob) -> float:
+def loss_of(job: SweepJob) -> float:
+    """Return the lowest validation loss of a job; infinity if it is not done."""
     return math.inf if job.state != DONE or math.isnan(job.progress.best) else job.progress.best
 
 
