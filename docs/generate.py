@@ -52,7 +52,7 @@ RECIPES = """\
 Each page of this cookbook describes a published architecture in one short model file. The files are in
 `tests/oracles/`, and the pages are made by `python docs/generate.py`. `tests/oracles` compares each model with the
 class of transformers: both get the same random weights, their logits differ by less than 1e-5 of the largest logit,
-and greedy search finds the same tokens. [Results](../notebook/results.md#the-same-weights-in-other-libraries) lists measured
+and greedy search finds the same tokens. [Benchmarks](../benchmarks.md#agreement-with-other-libraries) lists measured
 differences.
 
 The widths and windows in the files are the small sizes of these tests. Take the sizes of a published model from its
@@ -78,8 +78,8 @@ These commands measure each row alone:
 
     {commands}
 
-In the first two rows, the other library is the faster one of `nn.Transformer` and MarianMT. [The notebook](notebook/results.md)
-has further sizes and machines, also those where tfm-blocks is slower: a single sentence with a small model is faster in
+In the first two rows, the other library is the faster one of `nn.Transformer` and MarianMT.
+[The notebook](notebook/results.md) has further sizes and machines, also those where tfm-blocks is slower: a single sentence with a small model is faster in
 CTranslate2, to which [models can be exported](exporting.md).
 
 ## Agreement with other libraries
