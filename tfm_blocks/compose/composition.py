@@ -19,7 +19,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.folders import CONF, config_folders, list_options
+from tfm_blocks.compose.folders import CONF, FAMILIES, config_folders, list_options
 from tfm_blocks.compose.overrides import error_reason, parse_overrides
 from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, suggest
@@ -73,12 +73,12 @@ def compose_config(
 
 
 def _compose(overrides: Sequence[str], config_dir: Path | None, *, hydra: bool) -> DictConfig:
-    folder = str(config_dir.resolve()).replace("'", r"\'") if config_dir else ""
+    folders = [str(path.resolve()).replace("'", r"\'") for path in (config_dir, FAMILIES) if path]
     read_files_once()
-    search = [f"hydra.searchpath=['file://{folder}']"] if folder else []
+    search = ", ".join(f"'file://{folder}'" for folder in folders)
     try:
         with initialize_config_dir(str(CONF.resolve()), version_base=None):
-            return compose("train", [*overrides, *search], return_hydra_config=hydra)
+            return compose("train", [*overrides, f"hydra.searchpath=[{search}]"], return_hydra_config=hydra)
     except RecursionError:
         rule = "a file of a chosen group inherits itself through entries GROUP: NAME"
         raise ConfigError(Problem("defaults", rule, help="take one of these entries out of the defaults")) from None

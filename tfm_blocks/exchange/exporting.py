@@ -32,7 +32,7 @@ from tfm_blocks.exchange.config import (
     write_published,
 )
 from tfm_blocks.exchange.eject.file import eject
-from tfm_blocks.exchange.family import families
+from tfm_blocks.exchange.family import families, is_shipped
 from tfm_blocks.exchange.fast_tokenizer import to_fast
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, GENERATION, LEFTOVERS, SINGLE, PublishedFile
 from tfm_blocks.exchange.importing import conversion_of
@@ -213,8 +213,11 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def find_published(
     spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary, imported: str = ""
 ) -> Published | None:
-    """Return the run as a model of a family that has its graph, first of the family of its import, or None."""
-    for family in sorted(families().values(), key=lambda family: family.name != imported):
+    """Return the run as a model of a family that has its graph, or None.
+
+    The family of its import comes first, then families with a shipped model.
+    """
+    for family in sorted(families().values(), key=lambda one: (one.name != imported, not is_shipped(one))):
         if (defaults := knob_defaults(family.model, family.config_dir)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             with suppress(ConfigError):  # of knobs without a counterpart in config.json
