@@ -1,4 +1,4 @@
-"""Write docs/reference/, docs/figures/ and the declarations of the shipped blocks: python docs/generate.py."""
+"""Write the generated pages, figures and lists of docs/, and the declarations of the shipped blocks."""
 
 import argparse
 import ast
@@ -36,6 +36,8 @@ FOLDER = Path(__file__).parent / "reference"
 FIGURES = Path(__file__).parent / "figures"
 COOKBOOK = Path(__file__).parent / "cookbook"
 COMING_FROM = Path(__file__).parent / "coming-from.md"
+SITE = Path(__file__).parents[1] / "mkdocs.yml"
+LISTED = "  - Cookbook:\n"  # begins the sections of mkdocs.yml that list folders
 ALL_NAMES = "## All names\n"  # the section of coming-from.md that is made from FOREIGN_NAMES
 ORACLES = Path(__file__).parents[1] / "tests" / "oracles"
 RECIPE = re.compile(r"# (?P<title>[^(]+) \((?P<source>[^)]+)\)(?:, (?P<note>[^:]+))?(?:: (?P<special>.+))?")
@@ -87,7 +89,18 @@ def pages() -> dict[Path, str]:
     figures = {FIGURES / f"{path.stem}.svg": _figure(path.stem, path.stem) for path in (CONF / "model").glob("*.yaml")}
     references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
     names = COMING_FROM.read_text("utf-8").partition(ALL_NAMES)[0] + f"{ALL_NAMES}\n{_foreign_names()}\n"
-    return {**references, **figures, **_cookbook(), COMING_FROM: names, DECLARATIONS: write_declarations(REGISTRY)}
+    recipes = _cookbook()
+    files = {**references, **figures, **recipes, COMING_FROM: names, SITE: _site(recipes)}
+    return {**files, DECLARATIONS: write_declarations(REGISTRY)}
+
+
+def _site(recipes: Iterable[Path]) -> str:
+    """Return mkdocs.yml with the pages of the cookbook and the decisions."""
+    decisions = sorted(Path(__file__).parent.glob("decisions/*.md"))
+    lines = ["  - Cookbook:", "      - cookbook/index.md"]
+    lines += [f"      - cookbook/{path.name}" for path in recipes if path.suffix == ".md" and path.stem != "index"]
+    lines += ["  - Decisions:", *(f"      - decisions/{path.name}" for path in decisions)]
+    return SITE.read_text("utf-8").partition(LISTED)[0] + "\n".join(lines) + "\n"
 
 
 def _foreign_names() -> str:
