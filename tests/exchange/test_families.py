@@ -31,7 +31,7 @@ def greedy_of_both(theirs, translator):
     text, ids = "w3 w4 w7", [3, 4, 7]
     if translator.inputs:
         (ours,) = translator.translate([text], longest=(0.0, TOKENS))
-        read = torch.tensor([translator.tokenizer.vocabulary.to_published(translator.tokenizer.encode_source(text))])
+        read = torch.tensor([[*ids, *[theirs.config.eos_token_id] * translator.conventions.adds_eos]])
     else:
         ((best,),) = translator.generate([text], TOKENS, Search())
         ours, read = best.text, torch.tensor([ids])
