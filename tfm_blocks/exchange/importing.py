@@ -196,7 +196,8 @@ def _positions_at(node: str, stored: Tensor, network: Network, family: Family) -
     block: Any = getattr(dict(network.named_modules()).get(node), "block", None)
     if not isinstance(block, AddedPosition):
         raise RunError(Problem(f"family {family.name}: computed", f"the model has no positions at {node}"))
-    return block.table(0, torch.empty(1, *stored.shape)) if stored.ndim == 2 else stored[:0]
+    positions: Tensor = block.table(0, torch.empty(1, *stored.shape)) if stored.ndim == 2 else stored[:0]
+    return positions
 
 
 def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:
