@@ -13,9 +13,10 @@ import tfm_blocks as tfm
 from tests.exchange.doors import DOORS, door, sizes_of
 from tests.exchange.test_import import far_apart, files_of, logits_of_both, logits_of_encoders
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.data.vocabulary import OwnVocabulary
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.exchange.config import knob_defaults, read_published
-from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.config import read_published
+from tfm_blocks.exchange.exporting import export_run, find_published
 from tfm_blocks.exchange.family import families, is_shipped
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.network.build import check_model
@@ -130,19 +131,22 @@ def test_hostile_configs_and_weights_are_refused_or_read_without_another_error(n
             assert str(error.value).count("error:") == 1 and not (tmp_path / "run").exists()
 
 
-ELSEWHERE = {"vocab", "first_id", "rope", "factor", "trained_length", "fast", "slow", "attention_factor", "truncate"}
-
-
-@each_family
-def test_config_json_states_every_knob_that_the_model_reads(name):
-    family = families()[name]
-    stated = {row.knob for row in family.config} | ELSEWHERE
-    composed = compose_model(family.model)
-    check_model(composed.model, composed.sources)
-    for knob, value in knob_defaults(family.model, None).items():
-        if knob not in stated:
-            changed = composed.with_values({knob: 3 if value is None else other(value)})
-            assert changed.model == composed.model, f"no row has {knob}"
+@pytest.mark.parametrize(("name", "knob"), [("phi", "d_head=4"), ("gptj", "kv_heads=1")])
+def test_a_model_with_a_knob_that_config_json_cannot_state_is_no_model_of_the_family(name, knob):
+    small = [
+        "d_model=16",
+        "heads=2",
+        "layers=1",
+        "vocab=30",
+        "d_ff=64",
+        "first_id=1",
+        {"phi": "share=0.5", "gptj": "rotated=4"}[name],
+    ]
+    for overrides, expected in ((small, name), ([*small, knob], None)):
+        composed = compose_model(name, overrides)
+        spec = check_model(composed.model, composed.sources)
+        found = find_published(spec, composed.mapping, OwnVocabulary(30, 1, 2))
+        assert (found and found.family.name) == expected
 
 
 def test_the_page_of_published_weights_lists_every_family_and_each_door_has_a_tiny_model():

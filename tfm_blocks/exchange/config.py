@@ -94,8 +94,11 @@ class _Reader:
 
     def __init__(self, family: Family, flat: Mapping[str, Any]) -> None:
         given = {key: value for key, value in flat.items() if value is not None or not family.encoder}
-        self.family, self.flat = family, {**family.missing, **given}  # encoders write null for ids that they have
-        self.rows = (*family.config, *(rope_rows(flat) if family.rope else ()))
+        missing = dict(leaves(family.missing))
+        if any(key.startswith("rope_") for key in given):  # the default positions are complete
+            missing = {key: value for key, value in missing.items() if not key.startswith("rope_")}
+        self.family, self.flat = family, {**missing, **given}  # encoders write null for ids that they have
+        self.rows = (*family.config, *(rope_rows(self.flat) if family.rope else ()))
         self.problems: list[tuple[str, str, str]] = []
 
     def knobs(self, tensors: int) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class Family:
     prefix: str = ""
     ignored: Sequence[str] = ()
     zeros: Sequence[str] = ()
-    computed: Mapping[str, str] = field(default_factory=dict)
+    computed: Mapping[str, str | float] = field(default_factory=dict)
 
     @property
     def pairs(self) -> bool:
