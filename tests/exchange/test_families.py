@@ -139,7 +139,6 @@ def test_a_model_with_a_knob_that_config_json_cannot_state_is_no_model_of_the_fa
         "layers=1",
         "vocab=30",
         "d_ff=64",
-        "first_id=1",
         {"phi": "share=0.5", "gptj": "rotated=4"}[name],
     ]
     for overrides, expected in ((small, name), ([*small, knob], None)):
