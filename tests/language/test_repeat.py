@@ -39,8 +39,9 @@ def test_shared_layers_run_as_often_as_they_say(add_norm):
 
 
 def changed_layers(key, layers=7, overrides=()):
-    at = f"model.graph.encoder.at={{'{key}': {{ffn: null}}}}"
-    addresses = {node.address for node in spec_of([f"layers={layers}", at, *overrides]).nodes}
+    model = compose_model("tiny", [f"layers={layers}", *overrides]).model
+    model["graph"]["encoder"]["at"] = {key: {"ffn": None}}
+    addresses = {node.address for node in check_model(model).nodes}
     return [layer for layer in range(layers) if f"encoder.{layer}.ffn" not in addresses]
 
 
