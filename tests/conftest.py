@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tfm_blocks.compose.job import JobComposer
+from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.process_settings import collect_garbage_rarely
@@ -24,7 +25,7 @@ from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
-COMPOSER = JobComposer(None)  # shared by all tests of a process
+COMPOSER = Composer(None)  # shared by all tests of a process
 GROUPS = (
     "{embeddings: {where: {role: [embedding, head]}, rate: 2, name: sgd}, deep: {where: {node: decoder}, rate: 'i+1'}}"
 )
@@ -34,12 +35,17 @@ LEARNING = {  # overrides of runs that use each optimizer besides Adam's fused k
     "followers": ["optimizer=adamw", "schedule.momentum=0.8", "schedule.weight_decay=0"],
 }
 ENCODER = ["model=encoder_only", "vocab=300"]
+LABELLED = [
+    *(f"data.{split}={{src: labels.tsv, tgt: labels.tsv}}" for split in ("train", "val", "test")),
+    f"data.dir={Path(__file__).parent / 'data'}", "data.fields={src: text, tgt: label}", "data.labels=[even,odd]",
+]  # fmt: skip
 OBJECTIVES = {  # overrides of runs with each objective besides next_token
     "masked": [*ENCODER, "objective=masked"],
     "masked_diffusion": [*ENCODER, "objective=masked_diffusion"],
     "span_corruption": ["objective=span_corruption", "objective.sentinels=10", "vocab=300"],
     "denoising": ["objective=denoising", "vocab=300"],
     "prefix_lm": ["objective=prefix_lm", "vocab=300"],
+    "label": ["model=classifier", "objective=label", "data=labels", *LABELLED, "vocab=300"],
 }
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
 
@@ -160,7 +166,7 @@ def composed_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def composed(*overrides: str) -> Composed:
         by_key = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
-        run = COMPOSER.compose(list(by_key.values()))
+        run = compose_job(list(by_key.values()), COMPOSER)
         run.mapping["name"] = "run"
         return run
 

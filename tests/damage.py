@@ -31,9 +31,9 @@ from tfm_blocks.compose.run import compose_resumed
 from tfm_blocks.errors import TfmError, printable
 from tfm_blocks.launch.check import check_resumed_run, check_run
 from tfm_blocks.launch.job import train
-from tfm_blocks.launch.loggers import rows_until
 from tfm_blocks.launch.run_spec import expect_resumable, read_saved_run
 from tfm_blocks.runs.checkpoints import newest_intact
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.sweep.folder import claim_sweep
 from tfm_blocks.sweep.job import Progress, SweepJob, result_of
 
@@ -109,7 +109,7 @@ class Resumed:
         settings = check_resumed_run(composed).settings
         newest = newest_intact(run / "checkpoints")
         expect_resumable(left, settings, newest.step if newest else 0)
-        rows_until(run / "metrics.csv", 9)
+        read_rows(run / "metrics.csv")
 
 
 def run_command(arguments, lines=""):
@@ -250,7 +250,7 @@ class Fuzz:
         for name in folder.known:
             folder.state_before(SweepJob(name, []))
         Progress().read_new_rows(self.runs / "victim" / "metrics.csv")
-        rows_until(self.runs / "victim" / "metrics.csv", 9)
+        read_rows(self.runs / "victim" / "metrics.csv")
         result_of(1, self.runs / "victim", self.runs / "no.log", 0)
 
     def list_runs(self, path):

@@ -5,7 +5,7 @@ The pretended device shows placement and traffic, not kernels. `pytest -m gpu -n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -30,14 +30,15 @@ from tfm_blocks.translation.beam import beam_search, gnmt
 from tfm_blocks.translation.search import Bounds, chooser, likeliest, one_by_one
 from tfm_blocks.translation.settings import Sampling
 
+SEARCHED = {"decoder_only", "latent", "prefix", "recurrent", "switch", "two_sources"}  # their decoding states differ
 without_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
-def each_device_and_model(slow: bool = False) -> Any:
-    """Parametrize by devices and models; models outside DEFAULT run only in CI."""
+def each_device_and_model(default: Collection[str] = DEFAULT) -> Any:
+    """Parametrize by devices and models; models outside `default` run only in CI."""
     rows = []
     for path in ALL:
-        marks = [pytest.mark.grid] if slow or path.stem not in DEFAULT else []
+        marks = [] if path.stem in default else [pytest.mark.grid]
         rows.append(pytest.param("pretend", path, marks=marks, id=f"pretend-{path.stem}"))
         rows.append(pytest.param("cuda", path, marks=[pytest.mark.gpu, without_cuda], id=f"cuda-{path.stem}"))
     return pytest.mark.parametrize(("device", "path"), rows, indirect=["device"])
@@ -93,7 +94,7 @@ def test_logits_and_gradients_of_any_model_are_those_of_the_cpu(device: torch.de
 
 
 @pytest.mark.parametrize("beam", [1, pytest.param(4, marks=pytest.mark.grid)])
-@each_device_and_model()
+@each_device_and_model(SEARCHED)
 def test_searches_of_any_model_find_the_translations_of_the_cpu(device: torch.device, path: Path, beam: int) -> None:
     original, inputs = exact(path, sharper)
     if not has_target(original):

@@ -25,7 +25,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.accelerator import TorchAccelerator
 from tfm_blocks.errors import RunError
-from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.registry.optimizers import OPTIMIZERS
 from tfm_blocks.training.callbacks import MovingAverage
 from tfm_blocks.training.data_module import RunData

@@ -21,8 +21,8 @@ from tests.preloaded import run_python
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF, FAMILIES
-from tfm_blocks.compose.job import compose_job
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.devices import choose_device
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.network.build import build_network, check_model, count_parameters
@@ -102,7 +102,9 @@ def test_a_full_disk_is_an_error_without_a_traceback():
     ],
 )
 def test_an_error_of_the_system_is_a_sentence_and_one_of_a_library_keeps_its_traceback(error, end):
-    code = f"import sys; from tfm_blocks.cli.exit_status import run_command as run; sys.exit(run(lambda: exec({f'raise {error}'!r})))"
+    code = (
+        f"import sys; from tfm_blocks.cli import run_command as run; sys.exit(run(lambda: exec({f'raise {error}'!r})))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, end)
     assert ("Traceback" in done.stderr) == (not end.startswith("error"))

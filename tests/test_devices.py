@@ -13,7 +13,7 @@ from tfm_blocks import devices
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
-from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.training.metrics import StepSums
 
 PACKAGE = Path(__file__).parent.parent / "tfm_blocks"

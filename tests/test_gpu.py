@@ -27,8 +27,8 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.signals import exit_on_signals
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
-from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import _data
+from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.runs.folder import step_files
 from tfm_blocks.training.memory_check import Copies, MemoryCheck
 from tfm_blocks.translation.translator import Translator

@@ -9,6 +9,7 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.metric_schema import (
     FACTS,
     FINAL_SCORES,
+    LABEL_MEDIA,
     MEDIA,
     METRIC_KEYS,
     TRAIN_KEYS,
@@ -89,7 +90,8 @@ def test_a_metric_without_a_panel_is_in_the_last_section_of_the_training_dashboa
 
 
 def test_the_page_on_tracking_has_every_medium_and_fact() -> None:
-    rows = [*MEDIA.items(), *((f"facts.{name}", description) for name, description in FACTS.items())]
+    media = MEDIA | LABEL_MEDIA
+    rows = [*media.items(), *((f"facts.{name}", description) for name, description in FACTS.items())]
     text = "\n".join(f"| `{name}` | {what} |" for name, what in rows)
     assert f"\n{text}\n\n" in (DOCS / "tracking.md").read_text("utf-8")
 

@@ -22,6 +22,7 @@ def build(root):
     return subprocess.run(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.grid
 def test_the_site_builds_without_a_warning_and_describes_the_python_api(tmp_path):
     for name in ("conf", "docs", "tfm_blocks"):
         shutil.copytree(ROOT / name, tmp_path / name)

@@ -231,6 +231,10 @@ MEDIA = {  # tables and images that are logged at each validation
     "attention/1": "image of each attention head for a short validation sentence, the same in each validation",
     "attention/2": "the same for another sentence",
 }
+LABEL_MEDIA = {  # of runs of labels, of which each is one of a few classes
+    "confusion/val": "image of the confusion matrix of the validation labels; `objective=label` with classes",
+    "confusion/test": "the same for the test set, logged once",
+}
 FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
     "model": "name of the model",
     "parameters": "number of parameters; tied and shared ones count once",

@@ -17,7 +17,7 @@ import torch
 from tfm_blocks.compose.run import compose_request, compose_run
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.launch.precision import choose_precision
+from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.loss import Objective

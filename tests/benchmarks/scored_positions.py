@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from tfm_blocks.compose.command_line import parse_request
-from tfm_blocks.compose.job import compose_job
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.launch.check import check_run

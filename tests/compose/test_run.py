@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import COMPOSER
 from tfm_blocks.compose.command_line import compose_arguments, parse_request
 from tfm_blocks.compose.run import (
+    compose_job,
     compose_resumed,
     compose_run,
     read_resume_folder,
@@ -87,7 +88,7 @@ def test_a_value_that_cannot_be_resolved_is_an_error_at_its_key(override, read):
 def test_another_optimizer_or_schedule_leaves_the_settings_of_an_experiment_that_it_lacks(
     overrides: list[str], optimizer: dict[str, Any], schedule: dict[str, Any]
 ) -> None:
-    found = COMPOSER.compose(["experiment=lm", "data.dir=x", "name=run", *overrides]).mapping
+    found = compose_job(["experiment=lm", "data.dir=x", "name=run", *overrides], COMPOSER).mapping
     assert found["optimizer"].items() >= optimizer.items() and found["schedule"].items() >= schedule.items()
     assert ("betas" in found["optimizer"], "peak" in found["schedule"]) == (
         overrides != ["optimizer=muon"],
@@ -96,5 +97,6 @@ def test_another_optimizer_or_schedule_leaves_the_settings_of_an_experiment_that
 
 
 def test_a_typed_setting_that_the_optimizer_lacks_stays_an_error() -> None:
-    composed = COMPOSER.compose(["experiment=lm", "data.dir=x", "name=run", "optimizer=muon", "+optimizer.betas=[0,1]"])
+    overrides = ["experiment=lm", "data.dir=x", "name=run", "optimizer=muon", "+optimizer.betas=[0,1]"]
+    composed = compose_job(overrides, COMPOSER)
     assert composed.mapping["optimizer"]["betas"] == [0, 1]

@@ -15,9 +15,8 @@ from tfm_blocks.distributed.consistency import config_fingerprint, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.errors import RunError
 from tfm_blocks.launch.job import start_folder
-from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import train_rank
-from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.launch.run_spec import RunSpec, choose_precision
 from tfm_blocks.network.build import check_model
 from tfm_blocks.runs.records import Base, RunFile
 from tfm_blocks.training.data import PlannedCorpus
@@ -27,7 +26,7 @@ from tfm_blocks.training.settings import read_run
 def read_another(ranks: Ranks, job: RunSpec) -> None:
     """Entry point of two ranks; the second reads another text."""
     settings = read_run(job.config).data.model_copy(update={"train": 200 + ranks.rank})
-    prepared = prepare(settings, job.asked_vocab, tell=lambda text: None)
+    prepared = prepare(settings, job.start.vocab, tell=lambda text: None)
     spec = check_model(job.config["model"])
     train_rank(torchrun_rank_info(os.environ, "local"), job, read_run(job.config), spec, prepared)
 
@@ -39,10 +38,10 @@ def test_ranks_with_different_texts_stop_before_the_first_step_with_the_differen
     config = small("trainer.devices=2").mapping
     prepared = prepare(read_run(config).data, config["vocab"], tell=lambda text: None)
     config["vocab"] = prepared.tokenizer.size
-    precision = choose_precision("fp32", "cpu").fact
-    job = RunSpec(config, tmp_path / "run", 300, "python train.py resume=run", "x", precision=precision)
+    precision = choose_precision("fp32", "cpu")
+    job = RunSpec(config, tmp_path / "run", RunFile(300, "x"), "python train.py resume=run", precision)
     job.folder.mkdir()
-    start_folder(job, prepared, RunFile(), Base(), [])
+    start_folder(job, prepared, Base(), [])
     with pytest.raises(RunError, match="process 1 has another vocabulary than process 0"):
         spawn_ranks(read_another, 2, job)
     assert not list((job.folder / "checkpoints").iterdir())

@@ -11,7 +11,8 @@ from torch.distributed import HashStore
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.rendezvous import Rendezvous, _agree_on_start_id
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.launch.run_spec import Precision, RunSpec
+from tfm_blocks.runs.records import RunFile
 
 
 def test_restarted_processes_ignore_messages_of_the_previous_start() -> None:
@@ -42,17 +43,16 @@ def two_meetings(store: HashStore) -> list[Rendezvous]:
     return meetings
 
 
-JOB = RunSpec(
-    {"model": {"graph": None}}, Path("runs/ü"), 300, "tfm train", "x", Path("a.ckpt"), 5, 7, True, {"fp32": 0.1}
-)
+START, PRECISION = RunFile(300, "x", ("tfm train",), prolonged=5, facts={"seed": 1}), Precision("fp32", "an A100")
+JOB = RunSpec({"model": {"graph": None}}, Path("runs/ü"), START, "tfm train", PRECISION, Path("a.ckpt"), 5, 7, True)
 
 
-@pytest.mark.parametrize("sent", [JOB, RunSpec({}, Path("runs/run"), 300, "tfm train", "x")])
+@pytest.mark.parametrize("sent", [JOB, RunSpec({}, Path("runs/run"), RunFile(), "tfm train", PRECISION)])
 def test_what_rank_0_sends_is_json_in_the_store_and_the_same_on_another_rank(sent: RunSpec) -> None:
     store = HashStore()
     first, second = two_meetings(store)
     first.decide("run", sent.to_json)
-    assert json.loads(store.get("run")) == {"value": sent.to_json()}
+    assert json.loads(store.get("run")) == {"value": json.loads(json.dumps(sent.to_json()))}
     assert type(sent).from_json(second.decide("run", sent.to_json)) == sent
 
 

@@ -21,7 +21,7 @@ from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.launch.check import check_run
-from tfm_blocks.sweep.checks import check_jobs
+from tfm_blocks.sweep.checks import JobChecker
 
 SIZES = ["layers=1", "d_model=16", "d_ff=16", "heads=2", "trainer.precision=fp32", "logger=csv", "schedule.warmup=1"]
 
@@ -78,7 +78,7 @@ def test_another_vocab_on_the_command_line_is_an_error_before_the_text_is_read(f
 def test_a_sweep_with_another_vocab_does_not_start(files, data):  # noqa: F811
     settings = ["model=decoder_only", *data, *SIZES, "vocab=300"]
     jobs = [[*settings, f"data.tokenizer={path}"] for path in (files / "saved", "null")]
-    wrong, right = check_jobs(jobs, COMPOSER, check_run)
+    wrong, right = map(JobChecker(COMPOSER, check_run).check_job, jobs)
     assert "leave vocab out" in str(wrong.problems) and not right.problems
 
 

@@ -178,6 +178,7 @@ def sound(folder, count, seed):
     assert report["folders"] == count + 1 and all(tries > 2 for tries in report["commands"].values())
 
 
+@pytest.mark.grid
 def test_hostile_folders_run_no_code_and_write_nothing_elsewhere(tmp_path):
     sound(tmp_path, 30, seed=1)
 

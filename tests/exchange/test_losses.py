@@ -7,8 +7,8 @@ import torch
 import tfm_blocks as tfm
 from tests.exchange.published import VOCAB, publish, write_tokenizer
 from tfm_blocks.data.corpus import Corpus, write_packed
-from tfm_blocks.data.layout import NoisyPairs, OneSequence, PlainText, Sides
-from tfm_blocks.data.noise import Denoising, Prefix, SpanCorruption
+from tfm_blocks.data.layout import HiddenTokens, NoisyPairs, OneSequence, PlainText, Sides
+from tfm_blocks.data.noise import Denoising, Masking, Prefix, SpanCorruption
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.training.loss import Objective
 
@@ -26,6 +26,12 @@ def layout_for(objective, tokenizer):
     if objective == "span_corruption":
         noise = SpanCorruption(density=0.15, span=3.0, sentinels=ids[:29:-1], draw=(1, 2))
         return NoisyPairs(Sides(["src"]), "tgt", noise)
+    if objective == "masked":
+        hiding = Masking(
+            rate=0.3, eval_rate=0.3, mask=0.8, random=0.1, static=False, mask_id=int(ids[30]), plain_V=words_V, begins_V=None,
+            draw=(1, 2),
+        )  # fmt: skip
+        return HiddenTokens("src", "tgt", hiding)
     options = {"mask": 0.3, "span": 3.5, "random": 0.1, "permute": 1.0, "rotate": 0.0, "insert": 0.0}
     noise = Denoising(mask_id=int(ids[30]), plain_V=words_V, begins_V=None, ends_V=~words_V, draw=(1, 2), **options)
     return NoisyPairs(Sides(["src"]), "tgt", noise)
@@ -41,6 +47,10 @@ def their_loss(theirs, batch, tokenizer):
     if "src" in batch.inputs:
         src_BS = published(batch.inputs["src"], 0)
         mask_BS = (torch.arange(src_BS.shape[1]) < (batch.inputs["src"] != 0).sum(1, keepdim=True)).long()
+        if not theirs.config.is_encoder_decoder:
+            labels = torch.tensor([*tokenizer.vocabulary.to_published([*range(1, tokenizer.size)])])
+            labels_BS = torch.where(batch.labels_BT > 0, labels[batch.labels_BT - 1], IGNORED)
+            return theirs(input_ids=src_BS, attention_mask=mask_BS, labels=labels_BS).loss
         labels_BT = published(batch.labels_BT, IGNORED)
         return theirs(input_ids=src_BS, attention_mask=mask_BS, labels=labels_BT).loss
     read, lengths_B = batch.inputs["tgt"], (batch.inputs["tgt"] != 0).sum(1)
@@ -62,6 +72,10 @@ def their_loss(theirs, batch, tokenizer):
     [
         ("t5", "span_corruption"),
         ("gpt2", "prefix_lm"),
+        ("bert", "masked"),
+        pytest.param("roberta", "masked", marks=pytest.mark.grid),
+        pytest.param("electra", "masked", marks=pytest.mark.grid),
+        pytest.param("modernbert", "masked", marks=pytest.mark.grid),
         pytest.param("t5_v1_1", "span_corruption", marks=pytest.mark.grid),
         pytest.param("bart", "denoising", marks=pytest.mark.grid),
         pytest.param("gpt2", "next_token", marks=pytest.mark.grid),

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tfm_blocks.compose.folders import config_folders
-from tfm_blocks.compose.job_config import job_record, read_job
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.run import job_record, read_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.network.build import check_model

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from tests.preloaded import run_python
 from tests.registry.test_plugins import BLOCK
-from tfm_blocks.compose.job import JobComposer
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch import check as launch_check
 from tfm_blocks.launch import rank as launch_rank
@@ -238,7 +238,7 @@ WRONG_PAIRS = [
 
 @pytest.mark.parametrize(("overrides", "address", "rule"), WRONG_PAIRS)
 def test_a_model_that_does_not_fit_its_objective_is_refused(overrides: list[str], address: str, rule: str) -> None:
-    composed = JobComposer(None).compose([*overrides, "logger=csv"])
+    composed = compose_job([*overrides, "logger=csv"])
     with pytest.raises(ConfigError) as caught:
         check_run(composed)
     problem = next(problem for problem in caught.value.problems if problem.address == address)

@@ -60,6 +60,7 @@ def branch(parent: Path, step: int, *overrides: str, until: int | None = None) -
     return train(run, parent.parent, until=until, branch=point)
 
 
+@pytest.mark.grid
 def test_a_branch_keeps_the_record_of_an_imported_model(folder: Path) -> None:
     shutil.copytree(folder / "constant", folder / "imported")
     PublishedFile("gpt2", {"config.json": "{}"}).write(folder / "imported")

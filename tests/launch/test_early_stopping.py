@@ -87,6 +87,7 @@ def test_a_run_killed_during_scoring_does_not_train_further(small: Small, tmp_pa
     assert (after["state"], after["steps"], after["reason"]) == ("done", LAST, before["reason"])
 
 
+@pytest.mark.grid
 def test_a_run_that_stopped_early_trains_further_only_with_more_patience(small: Small, tmp_path: Path) -> None:
     run = begin(small(*STOPPING), tmp_path)
     with pytest.raises(ConfigError, match=r"stopped early: val/loss(?s:.*)a higher callbacks.early_stopping.patience"):
@@ -98,6 +99,7 @@ def test_a_run_that_stopped_early_trains_further_only_with_more_patience(small: 
     assert (status["steps"], "reason" in status) == (14, False) and validated(run) == [3, 6, 9, 12, 14]
 
 
+@pytest.mark.grid
 def test_a_resume_with_another_metric_does_not_compare_with_the_best_of_the_old_one(
     small: Small, tmp_path: Path
 ) -> None:

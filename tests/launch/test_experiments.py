@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.folders import CONF, list_options
-from tfm_blocks.compose.job import compose_job
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.launch.check import check_run
+from tfm_blocks.network.build import network_without_values
 
 
 @pytest.mark.parametrize("name", list_options("experiment", [CONF]))
 @pytest.mark.parametrize("debug", ["null", pytest.param("fast", marks=pytest.mark.grid)])
 def test_every_experiment_is_valid_and_debug_shortens_it(name: str, debug: str) -> None:
     text = [] if name.startswith("probe/") else ["data.dir=x"]
+    text += ["data.labels=[a,b]"] if name == "finetune" else []
     overrides = [f"experiment={name}", *text, f"debug={debug}", "trainer.accelerator=cpu"]
     settings = check_run(compose_job(parse_request(overrides).texts, None)).settings
     assert (settings.trainer.steps == 5) == (debug == "fast")
@@ -55,3 +58,17 @@ def test_a_probe_experiment_names_its_size_and_accepts_the_knobs_of_its_model(na
     assert settings.data.kind == "probe" and settings.label_smoothing == 0
     assert settings.data.size == ("paper" if name.endswith("_paper") else "lite")
     assert name.endswith("_paper") or f"{name}_paper" in PROBES or name == "probe/lite"
+
+
+def test_a_classifier_has_the_encoder_of_mlm() -> None:
+    """Every weight of the classifier whose address the encoder has has its shape, except those of the output."""
+
+    def shapes(overrides: list[str]) -> dict[str, torch.Size]:
+        spec = check_run(compose_job([*overrides, "data.dir=x", "vocab=8000", "trainer.accelerator=cpu"], None)).spec
+        return {name: tensor.shape for name, tensor in network_without_values(spec).named_parameters()}
+
+    encoder = shapes(["experiment=mlm"])
+    classifier = shapes(["experiment=finetune", "data.labels=[a,b]"])
+    ours = {name for name in classifier if not name.startswith(("pooler", "logits"))}
+    assert {name: classifier[name] for name in ours} == {name: encoder[name] for name in ours}
+    assert {name.partition(".")[0] for name in encoder.keys() - ours} == {"transform", "transform_norm", "logits"}

@@ -30,8 +30,8 @@ from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.launch.check import check_run
+from tfm_blocks.launch.facts import logged_config
 from tfm_blocks.launch.job import train
-from tfm_blocks.launch.loggers import logged_config
 from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import newest_intact, read_checkpoint
@@ -337,7 +337,7 @@ def test_a_signal_ends_the_run_with_status_75_and_the_resume_command(
     environment = {**os.environ, "TFM_BLOCKS_CACHE": str(tmp_path / "cache")}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     checkpoint = tmp_path / "runs" / tmp_path.name / "checkpoints" / "latest.json"
-    for _ in range(600):
+    for _ in range(3000):
         if checkpoint.exists() or process.poll() is not None:
             break
         time.sleep(0.1)

@@ -287,6 +287,7 @@ def test_a_failing_logger_does_not_change_how_a_run_ends(
     assert wandb_exit_code(tmp_path / "run") == code
 
 
+@pytest.mark.grid
 def test_a_logger_that_cannot_start_ends_the_run_before_the_first_step_and_closes_the_others(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +302,7 @@ def test_a_logger_that_cannot_start_ends_the_run_before_the_first_step_and_close
     assert len(list((run / "wandb").glob("offline-run-*"))) == 1
 
 
+@pytest.mark.grid
 def test_a_signal_while_loggers_are_closed_leaves_a_run_done(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +318,7 @@ def test_a_signal_while_loggers_are_closed_leaves_a_run_done(
     assert state(tmp_path / "run") == "done"
 
 
+@pytest.mark.grid
 def test_a_run_of_a_wandb_agent_has_the_agents_id_and_values(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

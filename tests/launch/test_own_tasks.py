@@ -13,7 +13,7 @@ import pytest
 
 from tests.sweep.launchers.conftest import cluster  # noqa: F401  a fixture
 from tfm_blocks.cli import main
-from tfm_blocks.compose.job import compose_job
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import CheckedRun, check_run

@@ -8,7 +8,7 @@ import torch
 
 from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F401  a fixture
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.launch.precision import AMD, choose_precision, cpu_precision
+from tfm_blocks.launch.run_spec import AMD, choose_precision, cpu_precision
 from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.training.checkpoints import PreemptedError
 

@@ -100,7 +100,7 @@ def test_settings_of_the_environment_are_kept(
     assert [os.environ.get(name) for name in NAMES] == sizes
 
 
-@pytest.mark.parametrize("command", [["train.py", "--help"], ["tfm", "blocks"]])
+@pytest.mark.parametrize("command", [["train.py", "--help"], pytest.param(["tfm", "blocks"], marks=pytest.mark.grid)])
 def test_commands_keep_few_primitives(command: list[str]) -> None:
     run = "main()" if command[0] == "tfm" else "runpy.run_path('train.py', run_name='__main__')"
     code = f"""
@@ -116,6 +116,7 @@ print(os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPAC
     assert with_caches(code) == "128 128"
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="torch uses GNU OpenMP on Linux")
 def test_openmp_reads_the_number_of_turns_of_a_waiting_loop() -> None:
     command = [sys.executable, "-m", "tfm_blocks", "average", "no-such-run"]

@@ -17,8 +17,8 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.errors import RunError
-from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import _data, build_memory_check
+from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.training.fsdp2 import units_of
 from tfm_blocks.training.memory_check import MemoryCheck, worst
 

@@ -188,6 +188,7 @@ def test_a_run_stopped_after_each_of_thirty_steps_ends_bit_equal(
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
+@pytest.mark.grid
 def test_a_model_with_numbers_as_keys_resumes(small: Small, tmp_path: Path) -> None:
     """YAML keeps the layer number of `at` as a number, and model.json has it as text."""
     model = "++model.graph.encoder.at={0: {ffn: {d_ff: 64}}}"

@@ -15,7 +15,7 @@ import tfm_blocks as tfm
 from tests.figures.geometry import faults
 from tests.figures.test_layout import shipped_spec
 from tfm_blocks.cli import main
-from tfm_blocks.cli.diff import split_models
+from tfm_blocks.cli.view import split_models
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.init_from import load_matching_weights

@@ -132,6 +132,7 @@ def test_equal_models_are_rarely_told_apart():
     assert binom.ppf(0.001, 400, 0.05) <= rejected <= binom.ppf(0.999, 400, 0.05)
 
 
+@pytest.mark.grid
 def test_the_smallest_visible_factor_is_seen_in_80_percent_of_ladders():
     random = np.random.default_rng(9)
     visible = math.exp(

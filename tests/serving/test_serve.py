@@ -304,6 +304,7 @@ def test_two_hundred_clients_have_three_times_the_throughput_of_one(translator):
     assert together > 3 * alone
 
 
+@pytest.mark.grid
 def test_an_address_in_use_is_one_error_with_status_2(translator, tmp_path):
     save(translator, tmp_path / "run")
     with socket.create_server(("127.0.0.1", 0)) as busy:

@@ -9,14 +9,14 @@ import pytest
 
 from tests.sweep.jobs import Small, job_of
 from tests.sweep.test_engine import run
-from tfm_blocks.compose.command_line import parse_request
-from tfm_blocks.compose.job import compose_job
-from tfm_blocks.compose.job_config import job_record, read_job
+from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.sweep import read_sweep
+from tfm_blocks.compose.run import compose_job, job_record, read_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.runs.files import read_json
+from tfm_blocks.sweep.checks import JobChecker
+from tfm_blocks.sweep.command import make_trial
 from tfm_blocks.sweep.folder import claim_sweep
 
 TINY = [
@@ -101,10 +101,8 @@ def test_added_seeds_train_only_new_jobs(tmp_path: Path) -> None:
 
 
 def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> None:
-    from tfm_blocks.sweep.command import _trial
-
-    request = read_sweep(parse_request(["-m", "heads=2,4"]))
+    checker = JobChecker(Composer(None), check_run, used={"heads"})
     sample = job_of(compose_job(["heads=2"], None))
-    assert _trial(7, ["heads=4"], request, sample, check_run, {"heads"}).name == "007_heads-4"
+    assert make_trial(["heads"], sample, checker, 7, ["heads=4"]).name == "007_heads-4"
     with pytest.raises(ConfigError, match="a file of conf/ has changed since the search started"):
-        _trial(8, ["heads=4"], request, job_of(small()), check_run, {"heads"})
+        make_trial(["heads"], job_of(small()), checker, 8, ["heads=4"])

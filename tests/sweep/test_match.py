@@ -7,13 +7,14 @@ import pytest
 
 from tests.preloaded import run_python
 from tfm_blocks.cli import main
-from tfm_blocks.compose.job import JobComposer, compose_job
+from tfm_blocks.compose.composition import Composer
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import read_data
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.network.build import count_parameters
-from tfm_blocks.sweep.checks import Matcher
+from tfm_blocks.sweep.checks import JobChecker
 from tfm_blocks.sweep.settings import read_match
 from tfm_blocks.sweep.solve import BUDGETS, measure_cost
 
@@ -23,7 +24,8 @@ TEXT = ["data.train=200", "data.val=20", "data.test=10"]
 
 
 def matcher(like, by, budget="parameters", within=None):
-    return Matcher(read_match({"like": like, "by": by, "budget": budget, "within": within}), JobComposer(None))
+    match = read_match({"like": like, "by": by, "budget": budget, "within": within})
+    return JobChecker(Composer(None), check_run, match)
 
 
 def cost(overrides, budget):
@@ -96,8 +98,15 @@ def test_an_override_that_only_another_model_uses_is_named_and_left_out(capsys):
         assert rule in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", ["random", "optuna"])
-@pytest.mark.parametrize("models", ["base,restricted", "restricted,base"])
+@pytest.mark.parametrize(
+    ("method", "models"),
+    [
+        ("random", "base,restricted"),
+        ("optuna", "restricted,base"),
+        pytest.param("random", "restricted,base", marks=pytest.mark.grid),
+        pytest.param("optuna", "base,restricted", marks=pytest.mark.grid),
+    ],
+)
 def test_a_search_leaves_out_overrides_by_the_rule_of_a_grid(method, models, capsys):
     """The jobs that are drawn first need not contain the model that uses the override."""
     jobs = ["check", "-m", f"sweep={method}", "sweep.trials=1", f"model={models}", "dropout=interval(0,0.1)", *SMALL]
@@ -197,6 +206,7 @@ def test_a_sweep_records_what_it_requested_and_reached(tmp_path):
     assert "4 done before" in again.stdout
 
 
+@pytest.mark.grid
 def test_a_job_that_cannot_be_solved_is_named_and_nothing_starts(tmp_path):
     jobs = ["model=tiny,macaron", "layers=3", "match.like=tiny", "match.by=[layers]", *TEXT, *SHORT]
     done = run_python([ROOT / "train.py", "-m", *jobs], tmp_path, timeout=120)

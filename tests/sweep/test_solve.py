@@ -74,7 +74,7 @@ def test_values_that_meet_the_budget_already_stay():
 @pytest.mark.parametrize(
     ("knobs", "requested", "message"),
     [
-        (["heads"], 50_000, r"heads: the parameters do not grow with this knob"),
+        pytest.param(["heads"], 50_000, r"heads: the parameters do not grow with this knob", marks=pytest.mark.grid),
         (["layers"], 30_000, r"layers: no value comes within 0\.50% of 30,000 parameters: layers=\d+ gives [\d,]+ \("),
         (["d_ff"], 5_000, r"no value comes within .*: d_ff=1 gives [\d,]+ \(\+"),
         (
@@ -90,6 +90,7 @@ def test_a_budget_that_no_value_meets_is_refused_with_the_nearest_values(knobs, 
         solve(composed("tiny", *SMALL), knobs, PARAMETERS, requested, 0.005)
 
 
+@pytest.mark.grid
 def test_the_reason_why_the_check_refuses_all_values_is_printed():
     rule = (
         r"d_ff: the check refuses every value from 48 to 175: model\.graph\.encoder.*\n.*base\.yaml:\d+(.|\n)*heads=5"

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from tfm_blocks.sweep.job import Progress, SweepJob
 from tfm_blocks.sweep.view import SweepView, show_end
 
@@ -70,6 +72,7 @@ with SweepView(rows) as view:
 """
 
 
+@pytest.mark.grid
 def test_on_a_terminal_a_table_omits_waiting_jobs_that_do_not_fit():
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "LINES": "14", "COLUMNS": "100"}

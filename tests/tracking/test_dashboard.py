@@ -10,9 +10,9 @@ import pytest
 
 from tests.preloaded import run_python
 from tfm_blocks.compose.folders import CONF, list_options, read_yaml
-from tfm_blocks.compose.job import compose_job
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.launch.loggers import logged_config
+from tfm_blocks.launch.facts import logged_config
 from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS
 from tfm_blocks.tracking.dashboard import GROUP, read_dashboard, rendered, settings_logged, workspace
 

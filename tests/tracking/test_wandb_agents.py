@@ -10,7 +10,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 from wandb.sdk.sweeps.scheduler.optuna import sweep_parameter_to_distribution
 
 from tfm_blocks.compose.command_line import parse_request
-from tfm_blocks.compose.job import compose_job
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.tracking.dashboard import sweep_file

@@ -1,10 +1,14 @@
 """Labels: the losses, gradients and scores of other libraries, the same data through all formats, and refused pairs."""
 
 import json
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torchmetrics.functional import confusion_matrix
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
 import tfm_blocks as tfm
@@ -19,6 +23,7 @@ from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.weights import Conversion, read_weight_table
 from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.report.confusion import count_confusions
 from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.scoring.labels import label_statistics
 from tfm_blocks.training.labels import LabelObjective, label_scores
@@ -125,6 +130,17 @@ def test_scores_from_sums_over_rows_are_those_of_torchmetrics(predict):
     for name, stats_NK in statistics.items():
         value = float(MEASURES[name](stats_NK.sum(0)[None])[0])
         assert value == pytest.approx(scores[name] * (100 if name == "accuracy" else 1), abs=1e-6), name
+
+
+@pytest.mark.parametrize("predict", ["class", "words"])
+def test_confusions_are_those_of_torchmetrics(predict):
+    coder, right = LabelCoder(predict, NAMES), drawn(predict, 1)
+    outputs = [" ".join(reversed(text.split())) for text in right] if predict == "words" else drawn(predict, 2)
+    output_N, right_N = (
+        torch.tensor([NAMES.index(name) for text in texts for name in text.split()]) for texts in (outputs, right)
+    )
+    expected = confusion_matrix(output_N, right_N, task="multiclass", num_classes=3)
+    assert count_confusions(coder, outputs, right).tolist() == expected.tolist()
 
 
 TEXTS = ["a good film", "bad", "a day, was good", "so bad so"]
@@ -250,6 +266,12 @@ def test_a_run_learns_labels_classifies_embeds_and_is_compared(tmp_path, monkeyp
     assert all(sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5) for row in rows)
     main(["embed", str(run.folder), "lines", "-o", "vectors.npy"])
     np.testing.assert_allclose(np.load("vectors.npy"), together.numpy(), rtol=1e-4, atol=1e-5)
+    main(["report", str(run.folder), "-o", "page.html"])
+    page = (tmp_path / "page.html").read_text()
+    matrix = page[page.index("Confusion matrices") :].split("</table>")[0]
+    rights = Counter((tmp_path / "test.labels").read_text().split())
+    rows = [re.findall(r'data-value="(\d+)', row) for row in matrix.split("<tr>")[2:]]
+    assert rows == [[str(rights["neg"]), "0"], ["0", str(rights["pos"])]]
     short = [item for item in SMALL if not item.startswith(("trainer.", "schedule.warmup"))]
     short += ["trainer.steps=1", "schedule.warmup=1"]
     other = tfm.train("classifier", overrides=[*short, f"data.dir={tmp_path}", "name=other"])
@@ -257,6 +279,19 @@ def test_a_run_learns_labels_classifies_embeds_and_is_compared(tmp_path, monkeyp
     tests = {row.score: row for row in comparison.baseline_tests}
     assert {"accuracy", "f1", "mcc", "loss"} <= tests.keys()
     assert all(row.sentences is not None and 0 <= row.sentences <= 1 for row in tests.values())
+
+
+@pytest.mark.grid
+def test_loggers_get_the_confusion_matrices(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path)
+    kept = [item for item in SMALL if item != "logger=csv"]
+    run = tfm.train("classifier", overrides=[*kept, f"data.dir={tmp_path}", "name=labels", "logger=tensorboard"])
+    (events,) = run.folder.rglob("events*")
+    accumulator = EventAccumulator(str(events))
+    accumulator.Reload()
+    assert accumulator.Tags()["images"] == ["confusion/val", "confusion/test"]
+    assert [image.step for image in accumulator.Images("confusion/val")] == [6, 12]
 
 
 WRONG = {

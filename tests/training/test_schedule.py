@@ -14,6 +14,7 @@ from tests.conftest import COMPOSER
 from tests.training.test_module import make, trainer
 from tfm_blocks.cli import main
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.config.settings import read_settings
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
@@ -150,7 +151,7 @@ def test_a_wrong_length_or_shape_is_refused_with_its_place_and_a_fix(
 
 
 def composed_parity(*overrides: str) -> Composed:
-    return COMPOSER.compose(["model=probe_encoder", *overrides, "logger=csv", "name=run"])
+    return compose_job(["model=probe_encoder", *overrides, "logger=csv", "name=run"], COMPOSER)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

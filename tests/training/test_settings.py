@@ -92,6 +92,8 @@ def test_whatever_a_value_is_it_is_read_or_refused_with_a_way_out(small: Callabl
     if data == "text":
         mapping["data"] = yaml.safe_load((CONF / "data" / "text.yaml").read_text()) | {"dir": "x"}
     for path in [*paths(mapping), *((*group, "new") for group in paths(mapping))]:
+        if data == "text" and path[0] != "data":  # the other keys are those of the first row
+            continue
         for value in VALUES:
             changed = deepcopy(mapping)
             around = reduce(lambda part, key: part[key] if isinstance(part, dict) else {}, path[:-1], changed)

@@ -1,13 +1,23 @@
 """Masks of a text are filled by the most probable tokens, at once or step by step."""
 
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
+import tokenizers
 import torch
 
+import tfm_blocks as tfm
 from tests.data.test_objectives import WORDS
-from tfm_blocks.compose.job import JobComposer
-from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.compose.run import compose_job
+from tfm_blocks.data.layout import batch_of
+from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
 from tfm_blocks.errors import RunError
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.scoring.perplexity import pseudo_perplexity
+from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.split_scorer import MaskedScorer
 from tfm_blocks.translation.fill import Filler
 
 TEXTS = [f"ban {MASK} den {MASK} {MASK} fast", "ban den", f"{MASK} ban", " ".join([MASK] * 7)]
@@ -17,7 +27,7 @@ TEXTS = [f"ban {MASK} den {MASK} {MASK} fast", "ban den", f"{MASK} ban", " ".joi
 def filler():
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 3, 400, special=[MASK])
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
-    composed = JobComposer(None).compose(["model=encoder_only", "objective=masked", *sizes])
+    composed = compose_job(["model=encoder_only", "objective=masked", *sizes], None)
     return Filler(build_network(check_model(composed.model), seed=3).double(), tokenizer)
 
 
@@ -48,9 +58,58 @@ def test_steps_change_the_text(filler):
     assert filler.fill(TEXTS[3:], steps=7)[0].text != filler.fill(TEXTS[3:])[0].text
 
 
+def test_unknown_words_around_masks_stay_as_they_are():
+    names = {name: id for id, name in enumerate([*SPECIAL, MASK, "ban", "den"])}
+    pieces = tokenizers.Tokenizer(tokenizers.models.WordLevel(names, unk_token="<unk>"))
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    pieces.add_special_tokens([*SPECIAL, MASK])
+    tokenizer = Tokenizer(pieces)
+    network = tfm.build("encoder_only", d_model=16, d_ff=24, heads=2, layers=1, vocab=tokenizer.size, seed=3)
+    (filled,) = Filler(network, tokenizer).fill([f"ban Zug {MASK} den {MASK}"])
+    (first, _), (second, _) = (best[0] for best in filled.masks)
+    assert tokenizer.decode(tokenizer.encode("ban Zug den")) == "ban den"
+    assert filled.text == f"ban Zug {first} den {second}"
+
+
+def test_samples_of_hidden_tokens_have_the_predicted_ones(filler):
+    """The texts with masks, with the most probable tokens, and as they are, of the first rows in any order."""
+    tokenizer, network = filler.tokenizer, deepcopy(filler.network).float().eval()
+    rows = [torch.tensor([*tokenizer.encode(text), 2]) for text in ("ban den fast", "den ban", "fast")]
+    ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    labels_BT = torch.zeros_like(ids_BT)
+    labels_BT[0, 1], labels_BT[1, 0], labels_BT[2, 0] = ids_BT[0, 1], ids_BT[1, 0], ids_BT[2, 0]
+    read_BT = torch.where(labels_BT > 0, tokenizer.mask, ids_BT)
+    scorer = MaskedScorer(Ranks(0, 1), 4, tokenizer, 2)
+    batch = replace(batch_of({"src": read_BT}, labels_BT), rows=(3, 1, 0))
+    with torch.no_grad():
+        scorer.count(Objective(network, 0.0), batch)
+        best_BT = torch.where(labels_BT > 0, network(src=read_BT).argmax(2), ids_BT)
+    scorer.score(None, 0, None, None)
+    whole = [tokenizer.decode(ids) for ids in ids_BT.tolist()]
+    filled = [tokenizer.decode(ids) for ids in best_BT.tolist()]
+    assert [sample[1:] for sample in scorer.samples] == [(filled[2], whole[2]), (filled[1], whole[1])]
+    read = [read_BT[row, : len(rows[row]) - 1].tolist() for row in (2, 1)]  # without eos
+    assert [tokenizer.encode_masked(sample[0]) for sample in scorer.samples] == read
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 13, 4096])
+def test_the_pseudo_perplexity_hides_each_token_once(filler, batch_tokens):
+    texts = ["ban den fast", "", "den"]
+    nll, tokens = 0.0, 0
+    for text in filter(None, texts):
+        ids = [*filler.tokenizer.encode(text), 2]
+        for place in range(len(ids) - 1):
+            read = torch.tensor([[filler.mask if at == place else id for at, id in enumerate(ids)]])
+            nll -= float(filler.network.eval()(src=read)[0, place].log_softmax(0)[ids[place]].detach())
+            tokens += 1
+    result = pseudo_perplexity(filler, texts, batch_tokens=batch_tokens)
+    assert result.nll == pytest.approx(nll, rel=1e-5)
+    assert (result.tokens, result.words, result.bytes, result.pseudo) == (tokens, 4, 15, True)
+
+
 def test_a_classifier_with_a_mask_fills_nothing() -> None:
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 3, 400, special=[MASK])
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
-    composed = JobComposer(None).compose(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes])
+    composed = compose_job(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes])
     with pytest.raises(RunError, match="was not trained to predict hidden tokens"):
         Filler(build_network(check_model(composed.model), seed=3), tokenizer)

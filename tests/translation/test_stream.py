@@ -145,6 +145,7 @@ def test_output_starts_before_the_input_ends(translator, tmp_path):
     assert process.returncode == 0
 
 
+@pytest.mark.grid
 def test_a_terminal_gets_a_prompt_and_each_answer_at_once(translator, tmp_path):
     save(translator, tmp_path / "run")
     ours, theirs = pty.openpty()

@@ -46,9 +46,13 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
+@pytest.mark.parametrize(
+    "search",
+    [*SEARCHES[:2], *(pytest.param(search, marks=pytest.mark.grid) for search in SEARCHES[2:])],
+    ids=["greedy", "beam", "plain", "sampling"],
+)
 def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, search):
-    texts = sentences(100, 1)
+    texts = sentences(40, 1)
     whole = [[one.text for one in hypotheses] for hypotheses in translator.search(texts, search)]
     for batch_tokens in (1, 40, 200, 1000):
         again = translator.search(texts, search, batch_tokens=batch_tokens)
@@ -58,7 +62,9 @@ def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, se
         assert [[one.text for one in hypotheses] for hypotheses in again] == whole
 
 
-@pytest.mark.parametrize("search", SEARCHES[:2], ids=["greedy", "beam"])
+@pytest.mark.parametrize(
+    "search", [SEARCHES[0], pytest.param(SEARCHES[1], marks=pytest.mark.grid)], ids=["greedy", "beam"]
+)
 def test_batches_do_not_matter_where_every_product_is_packed(translator, search, monkeypatch):
     monkeypatch.setattr("tfm_blocks.network.packed.FEW", 0)
     texts = sentences(100, 1)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from tfm_blocks.cli.exit_status import run_command
 from tfm_blocks.cli.options import load_requested_plugins
-from tfm_blocks.errors import printable
+from tfm_blocks.errors import FULL, TfmError, cut, printable
 from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_library_defaults
-from tfm_blocks.terminal import write_utf8
+from tfm_blocks.terminal import escape_unknown_letters, write_utf8
 from tfm_blocks.version import __version__
 
 COMMAND_MODULES = (  # in the order of `tfm --help`
-    "models", "coordinates", "solve", "figure", "diff", "eject", "view", "probes", "translate", "evaluate",
-    "exchange", "runs", "compare", "dashboard", "completion",
+    "models", "sizes", "view", "probes", "translate", "evaluate", "exchange", "runs", "dashboard", "completion",
 )  # fmt: skip
 DATA_OPTIONS = ("data", "json", "csv", "markdown", "latex")  # attributes of commands whose output is data
 
@@ -40,6 +38,44 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = run_command(lambda: _run(arguments))
     if status:
         sys.exit(status)
+
+
+def run_command(action: Callable[[], int | None]) -> int:
+    """Run a command and return its exit status; handle a full disk and a closed output pipe."""
+    escape_unknown_letters()
+    try:
+        try:
+            return print_errors(action)
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()
+    except BrokenPipeError:  # the reader closed the pipe, as in `tfm blocks | head`
+        close_output()
+        return 0
+    except OSError as error:  # such as a full disk or a file without write permission
+        if error.errno is None:  # an error of a library, or a bug: only the traceback shows its origin
+            raise
+        place = error.filename or ("output" if error.errno in FULL else type(error).__name__)
+        print(f"error: {printable(cut(str(place)))}: {error.strerror}", file=sys.stderr)
+        close_output()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def print_errors(action: Callable[[], int | None]) -> int:
+    """Run `action` and return its exit status; if it raises TfmError, print the error and return the error's status."""
+    try:
+        return action() or 0
+    except TfmError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+
+
+def close_output() -> None:
+    """Discard the unwritten output, so that Python does not fail when it flushes stdout at exit."""
+    if sys.stdout:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: Sequence[str]) -> int | None:
@@ -71,7 +107,8 @@ def _choose_model(arguments: argparse.Namespace) -> None:
 
     Raises ConfigError.
     """
-    from tfm_blocks.compose.command_line import chosen_models, keep_last, override_key
+    from tfm_blocks.compose.command_line import chosen_models, keep_last
+    from tfm_blocks.compose.overrides import override_key
 
     is_override = "=" in arguments.model and not Path(arguments.model).exists()
     overrides = keep_last([arguments.model, *arguments.overrides] if is_override else arguments.overrides)

@@ -63,8 +63,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
             for flags in (["-m", "--multirun"], ["--resolve"], ["--version"], ["--hydra-help"]):
                 command.add_argument(*flags, action="store_true")
         for action in command._actions:
-            if action.metavar in COMPLETERS:
-                action.completer = COMPLETERS[str(action.metavar)]  # type: ignore[attr-defined]  # for argcomplete
+            if action.metavar in COMPLETED:
+                action.completer = _complete  # type: ignore[attr-defined]  # for argcomplete
     argcomplete.autocomplete(parser, always_complete_options=False)
 
 
@@ -76,63 +76,37 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
                 yield from _commands(command)
 
 
-def _overrides(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    from tfm_blocks.compose.completion import complete_override
+def _complete(prefix: str, action: argparse.Action, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """Return the completions of an argument by its metavar; none if a file of the config folder is invalid."""
+    from tfm_blocks.compose.completion import complete_override, list_blocks, list_models
 
-    name, equals, typed = prefix.partition("=")
-    if equals and name in ("resume", "cooldown", "init_from"):
-        return [f"{name}={run}" for run in _runs(typed)]
-    model = [f"model={parsed_args.model}"] if getattr(parsed_args, "model", None) else []
+    folder, kind = getattr(parsed_args, "config_dir", None), str(action.metavar)
+    names: list[str] = []
     with suppress(TfmError):
-        return complete_override(prefix, [*model, *(parsed_args.overrides or [])], parsed_args.config_dir)
-    return []
+        if kind == "KEY=VALUE":
+            name, equals, typed = prefix.partition("=")
+            if equals and name in ("resume", "cooldown", "init_from"):
+                return [f"{name}={run}" for run in _folders_with("model.json") if run.startswith(typed)]
+            model = [f"model={parsed_args.model}"] if getattr(parsed_args, "model", None) else []
+            return complete_override(prefix, [*model, *(parsed_args.overrides or [])], folder)
+        if kind.startswith("MODEL"):
+            names += list_models(folder)
+    if "RUN" in kind:
+        names += _folders_with("model.json")
+    if kind == "RUNS":
+        names = sorted([*names, *_folders_with("sweep.json")])
+    if kind == "BLOCK":
+        names = list_blocks()
+    if kind == "TASK":
+        from tfm_blocks.probes.catalogue import TASKS
+
+        names = list(TASKS)
+    return [name for name in names if name.startswith(prefix)]
 
 
-def _models(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    from tfm_blocks.compose.completion import complete_model
-
-    with suppress(TfmError):
-        return complete_model(prefix, getattr(parsed_args, "config_dir", None))
-    return []
+def _folders_with(name: str) -> list[str]:
+    """Return the folders below runs/ and in sweeps that contain a file."""
+    return sorted(str(path.parent) for depth in ("*", "*/*") for path in Path("runs").glob(f"{depth}/{name}"))
 
 
-def _runs(prefix: str, **_: Any) -> list[str]:
-    """Return the run folders below runs/, including the runs of sweeps."""
-    return _folders_with("model.json", prefix)
-
-
-def _runs_and_sweeps(prefix: str, **_: Any) -> list[str]:
-    return sorted([*_folders_with("model.json", prefix), *_folders_with("sweep.json", prefix)])
-
-
-def _models_and_runs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    return [*_models(prefix, parsed_args), *_runs(prefix)]
-
-
-def _folders_with(name: str, prefix: str) -> list[str]:
-    folders = [path.parent for depth in ("*", "*/*") for path in Path("runs").glob(f"{depth}/{name}")]
-    return sorted(str(folder) for folder in folders if str(folder).startswith(prefix))
-
-
-def _blocks(prefix: str, **_: Any) -> list[str]:
-    from tfm_blocks.compose.completion import list_blocks
-
-    return [name for name in list_blocks() if name.startswith(prefix)]
-
-
-def _probes(prefix: str, **_: Any) -> list[str]:
-    from tfm_blocks.probes.catalogue import TASKS
-
-    return [name for name in TASKS if name.startswith(prefix)]
-
-
-COMPLETERS = {
-    "KEY=VALUE": _overrides,
-    "MODEL": _models,
-    "MODEL|RUN": _models_and_runs,
-    "RUN": _runs,
-    "RUN2": _runs,
-    "RUNS": _runs_and_sweeps,
-    "BLOCK": _blocks,
-    "TASK": _probes,
-}
+COMPLETED = ("KEY=VALUE", "MODEL", "MODEL|RUN", "RUN", "RUN2", "RUNS", "BLOCK", "TASK")  # metavars

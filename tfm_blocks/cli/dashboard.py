@@ -19,21 +19,24 @@ def add_commands(commands: options.Commands) -> None:
     what = "Weights & Biases dashboards, defined by files in conf/dashboard"
     command = commands.add_parser("dashboard", help="check W&B dashboards, push them, write a sweep", description=what)
     actions = command.add_subparsers(required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="check that runs log every metric that they show")
-    check.add_argument("names", nargs="*", metavar="NAME", help="(all)")
-    check.set_defaults(run=_check)
-    render = actions.add_parser("render", help="print the JSON of a dashboard, without network access")
-    render.add_argument("name", metavar="NAME")
-    options.add_file(render)
-    render.set_defaults(run=_render, data=True)
-    push = actions.add_parser("push", help="create or update them as W&B workspaces")
-    push.add_argument("names", nargs="*", metavar="NAME", help="(all)")
-    push.set_defaults(run=_push)
-    for action in (render, push):
-        action.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-        action.add_argument("--entity", default="", help="team (default: the API key's)")
-    for action in (check, render, push):
-        options.add_config_dir(action, "dashboard")
+    folder = options.SHARED["--config-dir"] | {"help": "a config folder that contains dashboard/"}
+    for name, run, what in (
+        ("check", _check, "check that runs log every metric that they show"),
+        ("render", _render, "print the JSON of a dashboard, without network access"),
+        ("push", _push, "create or update them as W&B workspaces"),
+    ):
+        action = actions.add_parser(name, help=what)
+        action.set_defaults(run=run)
+        if name == "render":
+            action.set_defaults(data=True)
+            action.add_argument("names", metavar="NAME", nargs=1)
+            options.add_shared(action, "-o")
+        else:
+            action.add_argument("names", nargs="*", metavar="NAME", help="(all)")
+        if name != "check":
+            action.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
+            action.add_argument("--entity", default="", help="team (default: the API key's)")
+        action.add_argument("--config-dir", **folder)
     what = "write the file for `wandb sweep`, whose agents start train.py"
     sweep = options.add_command(actions, "sweep", _sweep, "write a sweep.yaml for W&B's agents", what)
     sweep.add_argument("model", metavar="MODEL", help="a name under conf/model/")
@@ -42,8 +45,7 @@ def add_commands(commands: options.Commands) -> None:
     sweep.add_argument("--method", choices=("grid", "random", "bayes"), default="grid", help="(%(default)s)")
     sweep.add_argument("--metric", default=OBJECTIVE, help="metric to optimize (%(default)s)")
     sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-    options.add_model_options(sweep)
-    options.add_file(sweep)
+    options.add_shared(sweep, *options.MODEL_OPTIONS, "-o")
     sweep.set_defaults(data=True)
 
 
@@ -81,7 +83,7 @@ def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
 
 
 def _render(arguments: argparse.Namespace) -> None:
-    (dashboard,) = _read_dashboards(arguments, [arguments.name]).values()
+    (dashboard,) = _read_dashboards(arguments, arguments.names).values()
     from tfm_blocks.tracking.dashboard import rendered
 
     options.write_output(json.dumps(rendered(_workspace(arguments, dashboard)), indent=1) + "\n", arguments.path)
@@ -95,15 +97,15 @@ def _push(arguments: argparse.Namespace) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.compose.job import JobComposer
+    from tfm_blocks.compose.composition import Composer
     from tfm_blocks.launch.check import check_remote_run
-    from tfm_blocks.sweep.checks import check_jobs, refuse_wrong
+    from tfm_blocks.sweep.checks import JobChecker, refuse_wrong
     from tfm_blocks.tracking.dashboard import jobs_to_check, sweep_file
 
     config_dir, method = arguments.config_dir, arguments.method
     plugins = [f"plugins=[{','.join(arguments.plugins)}]"] if arguments.plugins else []  # for the agents
     overrides = [f"model={arguments.model}", *plugins, *arguments.overrides]
     text = sweep_file(overrides, config_dir, method, arguments.metric, arguments.project)
-    jobs = jobs_to_check(overrides, config_dir, method)
-    refuse_wrong(check_jobs(jobs, JobComposer(config_dir), check_remote_run))
+    checker = JobChecker(Composer(config_dir), check_remote_run)
+    refuse_wrong([checker.check_job(job) for job in jobs_to_check(overrides, config_dir, method)])
     options.write_output(text, arguments.path)

@@ -36,24 +36,20 @@ def add_commands(commands: options.Commands) -> None:
     command = options.add_command(commands, "evaluate", _evaluate, "score a run", what)
     what = "a run folder, such as runs/NAME; with --test also the folder of a sweep"
     command.add_argument("folder", type=Path, metavar="RUN", help=what)
-    options.add_checkpoint(command)
+    options.add_shared(command, "--checkpoint")
     what = "text to translate, plain, .gz or .zst; one file for each source of the model"
     command.add_argument("--src", type=Path, nargs="+", metavar="FILE", help=what)
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
     what = "score the run's own test set, or tab-separated sources and references, and keep the scores in the run"
     command.add_argument("--test", type=Path, nargs="?", const=Path(), metavar="FILE", help=what)
-    command.add_argument(
-        "--text",
-        type=Path,
-        metavar="FILE",
-        help="text whose perplexity is computed, in the format of the training text",
-    )
+    what = "text whose perplexity is computed, in the format of the training text"
+    command.add_argument("--text", type=Path, metavar="FILE", help=what)
     what = "with --text: context length in tokens (as in training, else 512 or the model's positions)"
     command.add_argument("--context", type=options.count, metavar="N", help=what)
     command.add_argument("--against", type=Path, metavar="RUN2", help="another run, to test the differences")
     command.add_argument("--tokenised", action="store_true", help="also compute BLEU of lower-cased, tokenised text")
     command.add_argument("--bleu", choices=get_args(BleuTokenizer), default="13a", help="sacreBLEU's tokenizer (13a)")
-    options.add_json(command)
+    options.add_shared(command, "--json")
     options.add_search(command)
     command.set_defaults(default_of=command.get_default)
 
@@ -83,21 +79,34 @@ def _refuse_other_modes(arguments: argparse.Namespace) -> None:
     reason, names = UNUSED[mode]
     for name in names:
         if getattr(arguments, name) != arguments.default_of(name):
-            option = f"--{name.replace('_', '-')}"
+            option = options.flag_of(name)
             raise ConfigError(Problem(option, f"{reason}, so it cannot be combined with {option}", help="leave it out"))
 
 
 def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.data.documents import read_documents
+    from tfm_blocks.language.spec import TARGET, names
     from tfm_blocks.report.lists import show_perplexity
+    from tfm_blocks.runs.model import read_spec
     from tfm_blocks.runs.saved_run import SavedRun
-    from tfm_blocks.scoring.perplexity import perplexity
+    from tfm_blocks.scoring.perplexity import perplexity, pseudo_perplexity
+    from tfm_blocks.translation.fill import Filler
 
-    translator = options.translator_of(arguments)
-    context = _context(arguments, translator)
     settings = SavedRun(arguments.folder).settings
     kind = str(settings.get("data.documents", "lines")), str(settings.get("data.text_key", "text"))
     documents = read_documents(arguments.text, "--text", *kind)
+    if TARGET not in names(read_spec(arguments.folder, arguments.plugins).inputs):
+        if arguments.context:
+            rule = "has no effect, because an encoder reads whole documents"
+            raise ConfigError(Problem("--context", rule, help="leave it out"))
+        loading = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
+        filler = Filler.load(arguments.folder, **loading)
+        with options.precision_of(arguments, filler.network):
+            result = pseudo_perplexity(filler, documents, batch_tokens=arguments.batch_tokens)
+        show_perplexity(result, str(arguments.folder), as_json=arguments.json)
+        return
+    translator = options.translator_of(arguments)
+    context = _context(arguments, translator)
     with options.precision_of(arguments, translator.network):
         result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
     translator.warn_of_unknown()

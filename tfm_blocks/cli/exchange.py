@@ -19,23 +19,22 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("folder", type=Path, metavar="FOLDER", help="a folder as transformers saves it")
     what = "a table of a family that is not shipped, next to the YAML file of its model"
     command.add_argument("--family", type=Path, metavar="FILE", help=what)
-    options.add_model_options(command)
+    options.add_shared(command, *options.MODEL_OPTIONS)
     _add_output(command, "RUN", "the new run folder")
     what = "write a run of adapters as a run with plain weights: those of its base and the adapters, added"
-    command = options.add_command(commands, "merge", _merge, "add the adapters of a run to its weights", what)
-    options.add_run(command)
+    help = "add the adapters of a run to its weights"
+    command = options.add_command(commands, "merge", _merge, help, what, ["folder"])
     _add_output(command, "RUN", "the new run folder")
-    options.add_plugins(command)
+    options.add_shared(command, "--plugins")
     what = "write a run as a folder that transformers, peft, CTranslate2 or ONNX Runtime loads"
-    command = options.add_command(commands, "export", _export, "write a run for another library", what)
-    options.add_run(command)
+    command = options.add_command(commands, "export", _export, "write a run for another library", what, ["folder"])
     command.add_argument("--to", required=True, choices=LIBRARIES, help="the library")
     _add_output(command, "FOLDER", "the new folder")
     add = command.add_argument
     add("--quantization", choices=QUANTIZATIONS, help="ctranslate2: the type of the weights (float32)")
     add("--src", type=Path, metavar="FILE", help="ctranslate2: compare the translations of these lines with the run's")
     add("--ref", type=Path, metavar="FILE", help="ctranslate2: also compare BLEU, by these references")
-    options.add_plugins(command)
+    options.add_shared(command, "--plugins")
 
 
 def _add_output(command: argparse.ArgumentParser, metavar: str, help: str) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
-from tfm_blocks.cli.block_test import test_blocks
 from tfm_blocks.cli.plan import add_plan, check_plan_options, show_plan
+from tfm_blocks.cli.probes import test_blocks
 from tfm_blocks.errors import ConfigError, Problem, print_warnings, printable, shown, suggest
 
 if TYPE_CHECKING:
@@ -38,25 +38,22 @@ def add_commands(commands: options.Commands) -> None:
     views.add_argument("--weights", action="store_true", help=what)
     what = "show the learning rates of all groups of weights of a run"
     views.add_argument("--schedule", action="store_true", help=what)
-    options.add_file(show, "with --schedule: also draw a figure: .svg, .pdf or .png")
+    show.add_argument("-o", **options.OUTPUT, help="with --schedule: also draw a figure: .svg, .pdf or .png")
     add_lengths(show)
     add_plan(show, views)
-    options.add_json(show)
-    models = options.add_command(commands, "models", _models, "list the models")
-    options.add_config_dir(models)
-    options.add_json(models)
+    options.add_shared(show, "--json")
+    options.add_command(commands, "models", _models, "list the models", shared=["--config-dir", "--json"])
     blocks = options.add_command(commands, "blocks", _blocks, "list the registered blocks")
     what = "show these blocks in detail; with --test: the only blocks to test, or BLOCK.ARGUMENT=VALUE"
     blocks.add_argument("names", nargs="*", metavar="BLOCK", help=what)
     what = "test the blocks of your module: causality, padding, steps, gradients, and more"
     blocks.add_argument("--test", metavar="MODULE", help=what)
     blocks.add_argument("--markdown", action="store_true", help="print the page docs/blocks.md")
-    options.add_plugins(blocks)
+    options.add_shared(blocks, "--plugins")
     what = "print the JSON schema of a model file"
-    schema = options.add_command(commands, "schema", _schema, what, f"{what}, for YAML editors")
+    about = f"{what}, for YAML editors"
+    schema = options.add_command(commands, "schema", _schema, what, about, ["-o", "--plugins"])
     schema.set_defaults(data=True)
-    options.add_file(schema)
-    options.add_plugins(schema)
 
 
 def add_model(
@@ -69,7 +66,7 @@ def add_model(
     command.add_argument("model", metavar=metavar, help=f"{what}; may be left out before overrides that choose a model")
     what = "as in tfm train, such as heads=4, model.add_norm=pre or experiment=probe/lite"
     command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what)
-    options.add_model_options(command)
+    options.add_shared(command, *options.MODEL_OPTIONS)
     return command
 
 

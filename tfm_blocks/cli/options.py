@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tfm_blocks.errors import ConfigError, Problem, is_utf8, shown
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
@@ -20,34 +20,49 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
+OUTPUT: dict[str, Any] = {"type": Path, "dest": "path", "metavar": "FILE"}  # of -o
+WHICH = "weights of a validation: last, best or a step; the run may be unfinished"
+MODULE = "a module with blocks or probe tasks, on the Python path or in this folder"
+DEVICE = "a device of torch, such as cpu; auto: the accelerator if there is one (auto)"
+SHARED: dict[str, dict[str, Any]] = {
+    "folder": {"type": Path, "metavar": "RUN", "help": "a run folder, such as runs/NAME"},
+    "--checkpoint": {"metavar": "WHICH", "help": WHICH},
+    "--config-dir": {"type": Path, "metavar": "DIR", "help": "a config folder that contains model/"},
+    "--device": {"default": "auto", "help": DEVICE},
+    "--json": {"action": "store_true", "help": "print JSON instead of a table"},
+    "-o": OUTPUT | {"help": "write it to this file"},
+    "--plugins": {"action": "append", "default": [], "metavar": "MODULE", "help": MODULE},
+}
+MODEL_OPTIONS = ("--config-dir", "--plugins")  # of commands that read models by name
+
+
 def add_command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], int | None], help: str, about: str = ""
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int | None],
+    help: str,
+    about: str = "",
+    shared: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """Add a command. `help` describes it in the list of commands, and `about` (default: `help`) in its own help."""
+    """Add a command with these options of SHARED.
+
+    `help` describes it in the list of commands, and `about` (default: `help`) in its own help.
+    """
     command = commands.add_parser(name, help=help, description=about or help)
     command.set_defaults(run=run)
+    add_shared(command, *shared)
     return command
 
 
-def add_model_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of commands that read models by name: --config-dir and --plugins."""
-    add_config_dir(command)
-    add_plugins(command)
+def add_shared(command: argparse.ArgumentParser, *names: str) -> None:
+    """Add options of SHARED."""
+    for name in names:
+        command.add_argument(name, **SHARED[name])
 
 
-def add_config_dir(command: argparse.ArgumentParser, group: str = "model") -> None:
-    """Add the option --config-dir."""
-    command.add_argument("--config-dir", type=Path, metavar="DIR", help=f"a config folder that contains {group}/")
-
-
-def add_json(command: argparse.ArgumentParser) -> None:
-    """Add the option --json."""
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def add_file(command: argparse.ArgumentParser, help: str = "write it to this file", *, required: bool = False) -> None:
-    """Add the option -o."""
-    command.add_argument("-o", type=Path, required=required, dest="path", metavar="FILE", help=help)
+def flag_of(name: str) -> str:
+    """Return the option whose value is the attribute `name`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def expect_figure(path: Path | None) -> None:
@@ -74,12 +89,6 @@ def write_output(text: str, path: Path | None) -> None:
         print(text, end="")
 
 
-def add_plugins(command: argparse.ArgumentParser) -> None:
-    """Add the option --plugins, whose modules are imported before the command runs."""
-    help = "a module with blocks or probe tasks, on the Python path or in this folder"
-    command.add_argument("--plugins", action="append", default=[], metavar="MODULE", help=help)
-
-
 def load_requested_plugins(arguments: argparse.Namespace) -> None:
     """Import the modules of --plugins after the shipped blocks, whose names they cannot take. Raises ConfigError."""
     if getattr(arguments, "plugins", None):
@@ -87,23 +96,6 @@ def load_requested_plugins(arguments: argparse.Namespace) -> None:
         from tfm_blocks.registry.plugins import load_plugins
 
         load_plugins(arguments.plugins)
-
-
-def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the argument RUN, a run folder."""
-    command.add_argument("folder", type=Path, metavar="RUN", help="a run folder, such as runs/NAME")
-
-
-def add_checkpoint(command: argparse.ArgumentParser) -> None:
-    """Add the option --checkpoint."""
-    help = "weights of a validation: last, best or a step; the run may be unfinished"
-    command.add_argument("--checkpoint", metavar="WHICH", help=help)
-
-
-def add_device(command: argparse.ArgumentParser) -> None:
-    """Add the option --device."""
-    help = "a device of torch, such as cpu; auto: the accelerator if there is one (auto)"
-    command.add_argument("--device", default="auto", help=help)
 
 
 def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Translator:
@@ -135,10 +127,10 @@ def add_computing(command: argparse.ArgumentParser) -> None:
     """Add the options of batches, device, precision and plug-ins."""
     add = command.add_argument
     add("--batch-tokens", type=count, default=4096, metavar="N", help="tokens per batch (4096)")
-    add_device(command)
+    add_shared(command, "--device")
     what = "precision (fp32); int8: linear maps, on the CPU; except with fp32, a few translations depend on the batch"
     add("--precision", choices=("fp32", "bf16", "int8"), default="fp32", help=what)
-    add_plugins(command)
+    add_shared(command, "--plugins")
 
 
 def count(text: str) -> int:
@@ -184,7 +176,7 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling | None:
     settings = {name: vars(arguments)[name] for name in ("temperature", "top_k", "top_p", "seed")}
     settings = {name: value for name, value in settings.items() if value is not None}
     if settings and not arguments.sample:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in settings)
+        options = ", ".join(map(flag_of, settings))
         raise ConfigError(Problem("", f"{options}: no effect without --sample", help="add --sample"))
     try:
         return Sampling(**settings) if arguments.sample else None

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tfm_blocks.cli.options import count
+from tfm_blocks.cli.options import count, flag_of
 from tfm_blocks.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check_plan_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigError if an option of --plan is used without it."""
     used = [name for name in DEFAULTS if vars(arguments)[name] is not None]
     if used and not arguments.plan:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in used)
+        options = ", ".join(map(flag_of, used))
         raise ConfigError(Problem("", f"{options}: no effect without --plan", help="add --plan"))
 
 

@@ -1,31 +1,34 @@
-"""Commands on run folders: attention, average and runs."""
+"""Commands on run folders: attention, average, runs, compare and report."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
+
+if TYPE_CHECKING:
+    from tfm_blocks.report.comparison import Comparison
+    from tfm_blocks.report.table import Table
 
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
     what = "draw the attention of every layer and head, for at most 64 tokens on each side"
-    command = options.add_command(commands, "attention", _attention, "draw the attention of a model", what)
-    options.add_run(command)
-    options.add_checkpoint(command)
+    shared = ["folder", "--checkpoint"]
+    command = options.add_command(commands, "attention", _attention, "draw the attention of a model", what, shared)
     what = "text to translate, one for each source"
     command.add_argument("sentence", type=options.text, metavar="SENTENCE", nargs="+", help=what)
-    options.add_file(command, "out.html or out.png", required=True)
+    command.add_argument("-o", **options.OUTPUT, required=True, help="out.html or out.png")
     what = "translation to use instead of the model's"
     command.add_argument("--target", type=options.text, metavar="TEXT", help=what)
-    options.add_device(command)
-    options.add_plugins(command)
+    options.add_shared(command, "--device", "--plugins")
     what = "average a run's last weights, into a folder next to it"
-    command = options.add_command(commands, "average", _average, "average a run's last weights", what)
-    options.add_run(command)
+    command = options.add_command(commands, "average", _average, "average a run's last weights", what, ["folder"])
     what = "number of validations to average (5)"
     command.add_argument("--last", type=options.count, default=5, metavar="K", help=what)
     what = "list the runs of a folder, newest first"
@@ -35,10 +38,69 @@ def add_commands(commands: options.Commands) -> None:
     what = "folder of the runs (runs)"
     command.add_argument("--in", type=Path, default=Path("runs"), dest="root", metavar="FOLDER", help=what)
     command.add_argument("--state", metavar="STATE", help="only runs in this state, such as done or failed")
-    options.add_json(command)
+    options.add_shared(command, "--json")
     what = "delete these runs, or sweeps with all their runs, permanently; needs --yes"
     command.add_argument("--delete", nargs="+", type=Path, metavar="RUNS", help=what)
     command.add_argument("--yes", action="store_true", help="confirm --delete")
+    _add_comparisons(commands)
+
+
+def _add_comparisons(commands: options.Commands) -> None:
+    what = "show how runs differ, what they scored, and which differences are significant"
+    command = options.add_command(commands, "compare", _compare, "compare runs", what)
+    _add_runs(command)
+    shapes = command.add_mutually_exclusive_group()
+    for shape in ("csv", "markdown", "latex", "json"):
+        shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
+    what = "write figures for a paper into this folder, as PDF and SVG"
+    command.add_argument("--figures", type=Path, metavar="FOLDER", help=what)
+    only = command.add_mutually_exclusive_group()
+    only.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
+    what = "fit a scaling law to runs of several sizes, and print what each model needs of the compute of the baseline"
+    only.add_argument("--scaling", action="store_true", help=what)
+    what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
+    command = options.add_command(commands, "report", _report, "write a page about runs", what)
+    _add_runs(command)
+    command.add_argument("-o", **options.OUTPUT, required=True, help="report.html")
+    what = "sentence whose attention is shown (default: a line of the test set)"
+    command.add_argument("--sentence", type=options.text, metavar="TEXT", help=what)
+
+
+def _add_runs(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
+    what = "a run; the tests compare with its model, over all its seeds"
+    command.add_argument("--baseline", metavar="RUN", help=what)
+    what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training)"
+    command.add_argument("--scores", metavar="NAME", help=what)
+    what = "score of the matrix of models and tasks, such as exact or accuracy@64 (default: scaled accuracy, or BLEU)"
+    command.add_argument("--metric", metavar="SCORE", help=what)
+    what = "leave out the runs whose seeds chose the learning rate of their model"
+    command.add_argument("--held-out-seeds", action="store_true", help=what)
+    options.add_shared(command, "--plugins")
+
+
+def _attention(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.attention import check_path, save_attention
+    from tfm_blocks.translation.sentence_attention import attention_of
+
+    check_path(arguments.path)
+    translator = options.translator_of(arguments)
+    translator.expect_sources()
+    if len(arguments.sentence) != len(translator.sources):
+        rule = f"has {len(arguments.sentence)} texts, but the model reads {', '.join(translator.sources)}"
+        raise ConfigError(Problem("SENTENCE", rule, help="put each text in quotes"))
+    attention = attention_of(translator, arguments.sentence, arguments.target)
+    translator.warn_of_unknown()
+    for warning in save_attention(attention, arguments.path):
+        print(printable(f"warning: {warning}"), file=sys.stderr)
+    print(printable(f"{attention.target}\n{arguments.path}"))
+
+
+def _average(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.screen import print_line
+    from tfm_blocks.runs.checkpoints import average
+
+    print_line(f"folder: {average(arguments.folder, arguments.last)}")
 
 
 def _runs(arguments: argparse.Namespace) -> None:
@@ -73,25 +135,89 @@ def _delete(arguments: argparse.Namespace) -> None:
         delete_run(folder)
 
 
-def _attention(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.attention import check_path, save_attention
-    from tfm_blocks.translation.sentence_attention import attention_of
+def _compare(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report import comparison_tables as output
+    from tfm_blocks.report.matrix import matrix_table
 
-    check_path(arguments.path)
-    translator = options.translator_of(arguments)
-    translator.expect_sources()
-    if len(arguments.sentence) != len(translator.sources):
-        rule = f"has {len(arguments.sentence)} texts, but the model reads {', '.join(translator.sources)}"
-        raise ConfigError(Problem("SENTENCE", rule, help="put each text in quotes"))
-    attention = attention_of(translator, arguments.sentence, arguments.target)
-    translator.warn_of_unknown()
-    for warning in save_attention(attention, arguments.path):
-        print(printable(f"warning: {warning}"), file=sys.stderr)
-    print(printable(f"{attention.target}\n{arguments.path}"))
+    comparison = _comparison(arguments)
+    if arguments.scaling:
+        for path in _compare_scaling(arguments, comparison):
+            print(printable(str(path)), file=sys.stderr)
+        return
+    matrix = comparison.matrix if arguments.matrix else None
+    if arguments.matrix and matrix is None:
+        rule = "needs runs of several models on several tasks, with scores"
+        help = "tfm train -m experiment=probe/lite mixer=attention,lstm data=parity,mqar trains such runs"
+        raise ConfigError(Problem("--matrix", rule, help=help))
+    if arguments.csv:
+        output.print_matrix_csv(matrix) if matrix else output.print_csv(comparison)
+    elif arguments.json:
+        output.print_matrix_json(matrix, comparison.notes) if matrix else output.print_comparison_json(comparison)
+    else:
+        tables = [matrix_table(matrix)] if matrix else output.tables_of(comparison)
+        _show_tables(arguments, tables, comparison.notes)
+    if arguments.figures:
+        from tfm_blocks.report.drawing import save_figures
+
+        for path in save_figures(comparison, arguments.figures):
+            print(printable(str(path)), file=sys.stderr)
 
 
-def _average(arguments: argparse.Namespace) -> None:
+def _show_tables(arguments: argparse.Namespace, tables: Sequence[Table], notes: Sequence[str]) -> None:
+    from tfm_blocks.report import comparison_tables as output
+
+    show = output.print_markdown if arguments.markdown else output.show_tables
+    show = output.print_latex if arguments.latex else show
+    show(tables, notes)
+
+
+def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> Iterable[Path]:
+    from importlib.util import find_spec
+
+    if find_spec("scipy") is None:
+        help = "pip install -c constraints.txt 'tfm-blocks[scaling]'"
+        raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
+    from tfm_blocks.report import scaling
+    from tfm_blocks.report.screen import print_json
+    from tfm_blocks.report.table import csv_text
+
+    ladder = scaling.read_ladder(comparison, arguments.plugins)
+    if arguments.json:
+        print_json(scaling.scaling_record(ladder))
+    elif arguments.csv:
+        print(csv_text(scaling.rungs_table(ladder)), end="")
+    else:
+        tables = [scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        _show_tables(arguments, tables, [*comparison.notes, *ladder.notes])
+    if not arguments.figures:
+        return ()
+    from tfm_blocks.report.drawing import drawing_style, save_drawings
+
+    with drawing_style():
+        return save_drawings([("scaling", scaling.draw_scaling(ladder))], arguments.figures)
+
+
+def _comparison(arguments: argparse.Namespace) -> Comparison:
+    from tfm_blocks.report.comparison import compare_runs
+
+    shape = vars(arguments)
+    scaling, tested = shape.get("scaling", False), not (shape.get("scaling") or shape.get("matrix"))
+    given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
+    options = {"held_out_seeds": arguments.held_out_seeds, "several_lengths": scaling, "tested": tested}
+    return compare_runs(*given, **options)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.page import render_report
     from tfm_blocks.report.screen import print_line
-    from tfm_blocks.runs.checkpoints import average
+    from tfm_blocks.runs.files import write_bytes
 
-    print_line(f"folder: {average(arguments.folder, arguments.last)}")
+    path: Path = arguments.path
+    options.expect_html(path, "report.html")
+    comparison = _comparison(arguments)
+    title = ", ".join(str(folder) for folder in arguments.folders)
+    text = render_report(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
+    data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character
+    write_bytes(path, data)
+    count = len(comparison.runs)
+    print_line(f"{path}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")

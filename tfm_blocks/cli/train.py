@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.cli.exit_status import close_output, print_errors, run_command
+from tfm_blocks.cli import close_output, print_errors, run_command
 from tfm_blocks.errors import file_error
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _run_training(action: Callable[[], int]) -> int:
 
 def _train_job(path: Path) -> int:
     """Train a job of a sweep, whose checked config the sweep wrote to `path`."""
-    from tfm_blocks.compose.job_config import read_job
+    from tfm_blocks.compose.run import read_job
     from tfm_blocks.launch.check import check_job
 
     composed, typed = read_job(path)

@@ -35,10 +35,8 @@ def add_commands(commands: options.Commands) -> None:
 
 def _add_fill(commands: options.Commands) -> None:
     what = "replace each <mask> in the lines of stdin by the most probable token"
-    command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what)
+    command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what, ["folder", "--checkpoint"])
     command.set_defaults(data=True)
-    options.add_run(command)
-    options.add_checkpoint(command)
     what = "print a JSON object for each line, with the K most probable tokens of each <mask>"
     command.add_argument("--top", type=options.count, metavar="K", help=what)
     what = "fill the masks of a line in N steps, the most probable tokens first (1: each on its own)"
@@ -57,9 +55,9 @@ def _add_encoding(commands: options.Commands) -> None:
     embed.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all vectors as FILE.npy instead")
     for one in (command, embed):
         one.set_defaults(data=True)
-        options.add_run(one)
+        options.add_shared(one, "folder")
         one.add_argument("text", nargs="?", type=Path, metavar="FILE", help="lines of text (stdin)")
-        options.add_checkpoint(one)
+        options.add_shared(one, "--checkpoint")
         one.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
         options.add_computing(one)
 
@@ -135,10 +133,8 @@ def _fill(arguments: argparse.Namespace) -> None:
 def _add(
     commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, about: str
 ) -> argparse.ArgumentParser:
-    command = options.add_command(commands, name, run, help, about)
+    command = options.add_command(commands, name, run, help, about, ["folder", "--checkpoint"])
     command.set_defaults(prefix=None, data=True)
-    options.add_run(command)
-    options.add_checkpoint(command)
     options.add_search(command)
     options.add_generation(command)
     return command
@@ -185,10 +181,9 @@ def _expect_streams(command: str) -> None:
 
 
 def _add_serve(commands: options.Commands) -> None:
-    what = "serve a run over HTTP: POST /translate, POST /generate, GET /health, GET /metrics"
-    command = options.add_command(commands, "serve", _serve, "serve a run over HTTP", what)
-    options.add_run(command)
-    options.add_checkpoint(command)
+    what = "serve a run over HTTP: POST /translate, /generate, /classify, /embed and /fill, GET /health and /metrics"
+    shared = ["folder", "--checkpoint"]
+    command = options.add_command(commands, "serve", _serve, "serve a run over HTTP", what, shared)
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all addresses (%(default)s)")
     add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: a free one (%(default)s)")
@@ -208,20 +203,25 @@ def _add_serve(commands: options.Commands) -> None:
 
 def _serve(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.process_settings import keep_freed_memory
+    from tfm_blocks.translation.classify import load_any
+    from tfm_blocks.translation.encoder import Encoder
 
     try:
         from tfm_blocks.serving.batcher import Batcher, Metrics
+        from tfm_blocks.serving.readers import TextReader
         from tfm_blocks.serving.server import listen, run_server, within_file_limit
     except ModuleNotFoundError as error:
         help = "pip install -c constraints.txt -e '.[serve]'"
         raise ConfigError(Problem("tfm serve", f"needs {error.name}, which is not installed", help=help)) from None
 
     keep_freed_memory()
-    translator = options.translator_of(arguments)
+    loading = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
+    loaded = load_any(arguments.folder, **loading)
+    model = TextReader(loaded) if isinstance(loaded, Encoder) else loaded
     if not 0 <= arguments.wait <= 1000:
         raise ConfigError(Problem("--wait", f"must be from 0 to 1000, but is {arguments.wait:g}", help="--wait 5"))
     named = {name: vars(arguments)[f"max_{name}"] for name in ("requests", "bytes", "texts", "tokens", "beam")}
     limits = Limits(**named, wait=arguments.wait / 1000, batch_tokens=arguments.batch_tokens)
-    precision, limits = options.precision_of(arguments, translator.network), within_file_limit(limits)
+    precision, limits = options.precision_of(arguments, model.network), within_file_limit(limits)
     with listen(arguments.host, arguments.port) as server_socket:  # raises before the batcher has started its thread
-        run_server(Batcher(translator, limits, Metrics(), lambda: precision), server_socket)
+        run_server(Batcher(model, limits, Metrics(), lambda: precision), server_socket)

@@ -1,59 +1,223 @@
-"""The command `tfm view`."""
+"""Commands that draw, write and compare models: figure, diff, eject and view."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
-from tfm_blocks.cli.diff import split_models
-from tfm_blocks.cli.models import read_model_or_run
-from tfm_blocks.errors import ConfigError, Problem, printable, shown
+from tfm_blocks.cli.models import add_lengths, add_model, read_model_or_run, requested_lengths
+from tfm_blocks.errors import ConfigError, Problem, RunError, print_warnings, printable, shown
+from tfm_blocks.figures.drawing import THEMES, Fold
 
 if TYPE_CHECKING:
+    from tfm_blocks.language.spec import Spec
+    from tfm_blocks.registry.blocks import Registry
     from tfm_blocks.report.model_page import ViewedModel
+
+LARGE = 1.5  # scale of a figure of one node or layer
+INITIAL_SEED = 1
 
 
 def add_commands(commands: options.Commands) -> None:
-    """Add the parser of `tfm view`."""
+    """Add the parsers of these commands."""
+    what = "draw a model or a run like figure 1 of Attention Is All You Need"
+    command = add_model(commands, "figure", _figure, what, "MODEL|RUN")
+    add = command.add_argument
+    add("-o", **options.OUTPUT, required=True, help="write the figure to this file: .svg, .pdf, .png or .tex (TikZ)")
+    what = "draw every layer (none), identical layers once (layers), or each stack as one box (stacks)"
+    add("--fold", choices=get_args(Fold), default="layers", help=what)
+    add("--of", default="", metavar="ADDRESS", help="draw only this node, layer or stack, such as encoder.0, enlarged")
+    add("--theme", choices=list(THEMES), default="paper", help="colours (paper)")
+    add("--shapes", action="store_true", help="write shapes on the arrows, such as B S 512")
+    what = "write parameters and multiply-adds into the boxes, for one sentence of 32 tokens per input"
+    add("--cost", action="store_true", help=what)
+    what = "show how two models differ, what that costs, and which weights of the first load into the second"
+    command = options.add_command(commands, "diff", _diff, "show how two models differ", what)
+    what = "two models or run folders, each followed by its overrides: base heads=8 base heads=4"
+    command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
+    what = "draw both models with their changes marked: .svg, .pdf, .png or .tex"
+    command.add_argument("-o", **options.OUTPUT, help=what)
+    options.add_shared(command, *options.MODEL_OPTIONS)
+    add_lengths(command)
+    options.add_shared(command, "--json")
+    what = "write a model as one PyTorch file that imports torch and nothing else"
+    command = add_model(commands, "eject", _eject, what, "MODEL|RUN")
+    command.add_argument("-o", **options.OUTPUT, required=True, help="write the model to this Python file")
+    what = "also write the weights for torch.load: those of the run, or initial ones"
+    command.add_argument("--weights", type=Path, metavar="FILE", help=what)
     what = "write one self-contained page about a model, or about two models and their difference"
     command = options.add_command(commands, "view", _view, "write a page about a model", what)
     what = "one or two models or run folders, each followed by its overrides"
     command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
     output = command.add_mutually_exclusive_group(required=True)
-    output.add_argument("-o", type=Path, dest="path", metavar="FILE", help="write the page to this file, page.html")
+    output.add_argument("-o", **options.OUTPUT, help="write the page to this file, page.html")
     what = "serve the page on 127.0.0.1, and reload it when a model file changes"
     output.add_argument("--watch", action="store_true", help=what)
     command.add_argument("--port", type=int, default=0, metavar="N", help="port of --watch (0: a free one)")
-    options.add_model_options(command)
+    options.add_shared(command, *options.MODEL_OPTIONS)
+
+
+def _figure(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.figures.draw import Content
+    from tfm_blocks.figures.figure import Style, expect_format, picture_of, write_figure
+
+    expect_format(arguments.path)
+    spec, registry = _spec(arguments)
+    costs: dict[str, tuple[int, int]] = {}
+    if arguments.cost:
+        from tfm_blocks.language.sources import Sources
+        from tfm_blocks.report.show import measure
+
+        rows = measure(spec, Sources(), {}).rows
+        costs = {row.node.address: (row.parameters, row.multiply_adds) for row in rows}
+    content = Content(arguments.fold, arguments.of, arguments.shapes, costs)
+    title = printable(" ".join([arguments.model, *arguments.overrides]))
+    style = Style(THEMES[arguments.theme], title, LARGE if arguments.of else 1.0)
+    write_figure(arguments.path, picture_of(spec, registry, content), style)
+
+
+def _spec(arguments: argparse.Namespace) -> tuple[Spec, Registry]:
+    """Return the model, checked without torch if it has shipped blocks, no adapters and no requested cost."""
+    from tfm_blocks.language.check import check
+    from tfm_blocks.registry.declarations import read_declarations
+
+    declared, folder = read_declarations(), Path(arguments.model)
+    if not arguments.cost and not arguments.plugins:
+        try:
+            if folder.is_dir() and not arguments.overrides:
+                from tfm_blocks.runs.records import read_saved_model
+
+                spec = check(read_saved_model(folder).model, declared)
+            else:
+                from tfm_blocks.compose.model import compose_model
+
+                composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)
+                spec = check(composed.model, declared, composed.sources)
+            if not spec.mapping.get("adapt"):  # which maps have adapters is known from the modules
+                print_warnings(spec.warnings)
+                return spec, declared
+        except ConfigError:  # blocks of an installed plug-in, or an error: the full check knows both better
+            pass
+    from tfm_blocks.registry.blocks import REGISTRY
+
+    spec, *_ = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    return spec, REGISTRY
+
+
+def _diff(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report import model_difference as report
+    from tfm_blocks.report.screen import print_json
+
+    models = split_models(arguments.words, (2,))
+    (a, *_), (b, *_) = (read_model_or_run(name, overrides, arguments) for name, overrides in models)
+    first, second = (" ".join([name, *overrides]) for name, overrides in models)
+    difference = report.compare_models((first, second), a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
+    if arguments.path:
+        from tfm_blocks.figures.figure import Style, write_figure
+
+        first, second = printable(first), printable(second)
+        picture = report.difference_picture(a, b, replace(difference, names=(first, second)))
+        write_figure(arguments.path, picture, Style(title=f"{first} → {second}"))
+    if arguments.json:
+        print_json(report.model_difference_record(difference))
+    else:
+        report.show_model_difference(difference, a, b)
+
+
+def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[str, list[str]]]:
+    """Return each model with the overrides after it. Raises ConfigError unless the number of models is in `counts`."""
+    from tfm_blocks.compose.command_line import keep_last
+
+    models: list[tuple[str, list[str]]] = []
+    for word in words:
+        if "=" in word and models and not word.startswith("model=") and not Path(word).exists():
+            models[-1][1].append(word)
+        else:
+            models.append((word.removeprefix("model="), []))
+    models = [(model, keep_last(overrides)) for model, overrides in models]
+    if len(models) not in counts:
+        rule = f"needs {' or '.join(map(str, counts))} models, but has {len(models)}: {shown(' '.join(words))}"
+        help = "write each model with its overrides after it, such as base heads=8 base heads=4"
+        raise ConfigError(Problem("command line", rule, help=help))
+    return models
+
+
+def _eject(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.exchange.eject.file import eject
+    from tfm_blocks.network.adapters import without_adapters
+    from tfm_blocks.runs.files import written_beside
+
+    if arguments.weights and arguments.weights.resolve() == arguments.path.resolve():
+        rule = f"must differ from the file of -o, but both are {arguments.path}"
+        raise ConfigError(Problem("--weights", rule, help="--weights model.pt"))
+    spec, sources, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    if spec.adapted and not Path(arguments.model).is_dir():
+        rule = "a file of torch alone has no adapters, and this model has no trained ones to merge"
+        raise ConfigError(Problem("model.adapt", rule, help="leave model.adapt out, or eject a trained run"))
+    spec = without_adapters(spec)
+    title = printable(" ".join([Path(arguments.model).name, *arguments.overrides]))
+    text = eject(spec, sources, title)
+    with written_beside(arguments.path) as part:
+        part.write_text(text, "utf-8")
+        parameters = _write_weights(arguments, spec) if arguments.weights else 0
+    print(printable(f"{arguments.path}: {len(text.splitlines())} lines"))
+    if arguments.weights:
+        print(printable(f"{arguments.weights}: {parameters:,} parameters"))
+
+
+def _write_weights(arguments: argparse.Namespace, spec: Spec) -> int:
+    """Write the state dict of the run, or of the model's initial values, and return the number of parameters.
+
+    An old model file is removed before the weights appear, so that no kill leaves it with the new weights. Raises
+    RunError.
+    """
+    import torch
+
+    from tfm_blocks.network.build import build_network
+    from tfm_blocks.runs.files import written_beside
+    from tfm_blocks.runs.model import read_network
+
+    run = Path(arguments.model)
+    network = read_network(run, arguments.plugins) if run.is_dir() else build_network(spec, seed=INITIAL_SEED)
+    with written_beside(arguments.weights) as part:
+        try:
+            torch.save(network.state_dict(), part)
+        except RuntimeError as error:  # torch's writer does not raise OSError
+            rule = f"cannot be written: {str(error).rpartition('strerror: ')[2].splitlines()[0]}"
+            help = "choose a file in an existing folder, on a disk with enough space"
+            raise RunError(Problem(str(arguments.weights), rule, help=help)) from None
+        if arguments.path.is_file():
+            arguments.path.resolve().unlink()
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def _view(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.model_page import render_view
+    from tfm_blocks.report.model_page import ViewedModel, render_view
     from tfm_blocks.runs.files import write_bytes
 
     words = split_models(arguments.words, (1, 2))
+
+    def read() -> list[ViewedModel]:
+        return [
+            ViewedModel(printable(" ".join([name, *overrides])), *read_model_or_run(name, overrides, arguments))
+            for name, overrides in words
+        ]
+
     if arguments.watch:
         from tfm_blocks.cli.view_server import serve
 
-        serve(lambda: _viewed(words, arguments), arguments.port)
+        serve(read, arguments.port)
         return
     path: Path = arguments.path
     options.expect_html(path, "page.html")
-    text = render_view(_viewed(words, arguments)).encode("utf-8", "replace")
+    text = render_view(read()).encode("utf-8", "replace")
     try:
         write_bytes(path, text)
     except OSError as error:
         rule = f"cannot be written: {error.strerror}"
         raise ConfigError(Problem(str(path), rule, help="choose a file in a folder that you can write")) from None
     print(f"{shown(str(path))[1:-1]}: {len(text) / 1e3:.0f} kB")
-
-
-def _viewed(words: list[tuple[str, list[str]]], arguments: argparse.Namespace) -> list[ViewedModel]:
-    from tfm_blocks.report.model_page import ViewedModel
-
-    return [
-        ViewedModel(printable(" ".join([name, *overrides])), *read_model_or_run(name, overrides, arguments))
-        for name, overrides in words
-    ]

@@ -13,7 +13,7 @@ from hydra import main
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from tfm_blocks.compose.composition import add_plus, compose_config, read_files_once
+from tfm_blocks.compose.composition import Composer, add_plus, read_files_once
 from tfm_blocks.compose.folders import (
     CONF,
     GLOBAL_GROUPS,
@@ -28,6 +28,7 @@ from tfm_blocks.compose.folders import (
 from tfm_blocks.compose.overrides import (
     first_of_sweep,
     list_choices,
+    override_key,
     parse_overrides,
     refuse_sweeps,
     written,
@@ -85,11 +86,6 @@ class Request:
         return folder + [text for text in self.texts if override_key(text).startswith(("hydra.", "hydra/"))]
 
 
-def override_key(text: str) -> str:
-    """Return the key or the group of an override."""
-    return text.partition("=")[0].lstrip("+~")
-
-
 def keep_last(arguments: Sequence[str]) -> list[str]:
     """Return the arguments without overrides that a later one of the same key replaces; each is named on stderr."""
     (_, texts), last, kept = _split(arguments), dict[str, str](), list[str]()
@@ -138,16 +134,16 @@ def parse_request(arguments: Sequence[str]) -> Request:
     models = _models(chosen, folders)
     knobs = {model: {key for file in model_chain(model, folders) for key in file.value} for model in models}
     if overrides and not PRINTING.union({"--multirun"}).isdisjoint(flags):
-        choices = {group: names[0] for group, names in chosen.items()}
+        composer, first = Composer(request.config_dir), {group: names[0] for group, names in chosen.items()}
         values = {
-            override.key_or_group: add_plus(first_of_sweep(override))
+            override.key_or_group: first_of_sweep(override)
             for override in overrides
-            if override.key_or_group not in choices
+            if override.key_or_group not in first
         }
         for model in models:
             others = set[str]().union(*knobs.values()) - knobs[model]  # a job runs without knobs of other models
-            groups = [f"{group}={choice}" for group, choice in (choices | {"model": model}).items()]
-            compose_config([*groups, *(text for key, text in values.items() if key not in others)], request.config_dir)
+            groups = [f"{group}={choice}" for group, choice in (first | {"model": model}).items()]
+            composer.compose([*groups, *(text for key, text in values.items() if key not in others)])
     return request
 
 
@@ -193,23 +189,9 @@ def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
     With `cooldown=`, the keys of its schedule can be set.
     """
     request = arguments if isinstance(arguments, Request) else parse_request(arguments)
-    values = [override for override in request.overrides if sets_value(override.input_line or "", request.folders)]
-    options = [add_plus(override.input_line or "") for override in request.overrides if override not in values]
-    if {override.key_or_group for override in request.overrides} & {"cooldown", "schedule"} == {"cooldown"}:
-        options.append("schedule=wsd")
-    config = compose_config(options, request.config_dir, hydra=True, values=values)
-    config.hydra.overrides.task = [
-        text for text in request.texts if not override_key(text).startswith(("hydra.", "hydra/"))
-    ]
-    return config
-
-
-def sets_value(text: str, folders: list[Path]) -> bool:
-    """Return True if Hydra sets the override in the composed config, and False if it affects the composition."""
-    key, equals, _ = text.removeprefix("++").partition("=")
-    if not equals or key.startswith(("+", "~", "hydra")) or "@" in key:
-        return False
-    return not (any((folder / key).is_dir() for folder in folders) and list_options(key, folders))
+    texts = [override.input_line or "" for override in request.overrides]
+    branches = {"cooldown", "schedule"} & set(map(override_key, texts)) == {"cooldown"}
+    return Composer(request.config_dir).compose(texts, *["schedule=wsd"] * branches)
 
 
 def print_hydras(request: Request) -> None:
@@ -238,7 +220,10 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
         if not names:
             rule = f"no option matches {written(override)}"
             raise ConfigError(Problem(group, rule, help=suggest("", known)))
-        singles = [name for choice in names for name in _options_of(group, choice, override)]
+        if group not in SEVERAL and any(choice.startswith("[") for choice in names):
+            rule = f"takes a single option: {written(override)}"
+            raise ConfigError(Problem(group, rule, help=f"write {group}=NAME, or {group}=a,b with -m to try each"))
+        singles = [name for choice in names for name in split_choice(choice)]
         for name in singles:
             if name == "null" and group not in GLOBAL_GROUPS:
                 help = suggest("", known)
@@ -255,14 +240,6 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
                 (read_experiment if group in GLOBAL_GROUPS else read_yaml)(known[name])
                 group_files(group, name, folders)
     return {group: names for group, names in chosen.items() if names}
-
-
-def _options_of(group: str, choice: str, override: Override) -> list[str]:
-    """Return the options of a choice; only the groups in SEVERAL may have several. Raises ConfigError."""
-    if choice.startswith("[") and group not in SEVERAL:
-        rule = f"takes a single option: {written(override)}"
-        raise ConfigError(Problem(group, rule, help=f"write {group}=NAME, or {group}=a,b with -m to try each"))
-    return split_choice(choice)
 
 
 def _models(chosen: Mapping[str, Sequence[str]], folders: list[Path]) -> Sequence[str]:

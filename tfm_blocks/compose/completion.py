@@ -39,8 +39,8 @@ def complete_override(prefix: str, overrides: Sequence[str], config_dir: Path | 
     return [f"{name}={done}{option}" for option in known if option.startswith(value.removeprefix(done))]
 
 
-def complete_model(prefix: str, config_dir: Path | None) -> list[str]:
-    return [name for name in list_options("model", config_folders(config_dir)) if name.startswith(prefix)]
+def list_models(config_dir: Path | None) -> list[str]:
+    return list(list_options("model", config_folders(config_dir)))
 
 
 def _keys(prefix: str, overrides: Sequence[str], folders: list[Path]) -> list[str]:

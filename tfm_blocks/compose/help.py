@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
-from tfm_blocks.compose.composition import add_plus, compose_config
+from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.folders import (
     CONF,
     chosen_files,
@@ -60,10 +60,9 @@ def help_text(request: Request, program: str) -> str:
     """
     folders = request.folders
     first = [
-        add_plus(first_of_sweep(override, list(list_options(override.key_or_group, folders))))
-        for override in request.overrides
+        first_of_sweep(override, list(list_options(override.key_or_group, folders))) for override in request.overrides
     ]
-    config = compose_config(first, request.config_dir, hydra=True)
+    config = Composer(request.config_dir).compose(first)
     known = {name: sorted(list_options(name, folders)) for name in list_groups(folders)}
     groups = [f"  {name}: {', '.join(choices)}" for name, choices in known.items() if choices]
     comments = _comments(config.hydra.runtime.choices, folders)

@@ -10,9 +10,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.command_line import compose_arguments, override_key
+from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.folders import config_folders, model_chain, root_keys
-from tfm_blocks.compose.overrides import error_reason, parse_overrides, refuse_sweeps, written
+from tfm_blocks.compose.overrides import error_reason, override_key, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.compose.run import compose_run
 from tfm_blocks.errors import ConfigError, Problem, suggest

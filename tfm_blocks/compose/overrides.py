@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString, RangeSweep, Sweep
@@ -61,14 +62,25 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     return list(overrides.values())
 
 
+def override_key(text: str) -> str:
+    """Return the key or the group of an override."""
+    return text.partition("=")[0].lstrip("+~")
+
+
 def written(override: Override) -> str:
     """Return the text of an override for messages."""
     return cut(override.input_line or "")
 
 
+@lru_cache(maxsize=4096)
+def parse_override(text: str) -> Override:
+    """Parse one override, once. Raises HydraException, ValueError and RecursionError."""
+    return OverridesParser.create().parse_override(text)
+
+
 def _parse(text: str) -> Override | None:
     try:
-        return OverridesParser.create().parse_override(text)
+        return parse_override(text)
     except (HydraException, ValueError, RecursionError):  # ValueError: an integer with too many digits
         return None
 

@@ -62,26 +62,20 @@ class Composed:
 
 
 def chain_sources(chain: Sequence[YamlFile], overrides: Iterable[str]) -> Sources:
-    """Return the source locations of a model's chain, and the overrides."""
-    sources = Sources(overrides=overrides_by_path(overrides))
+    """Return the source locations of a model's chain, and the overrides by each path that they set.
+
+    That is the path of the key, and the paths inside of a mapping such as `model.args={heads: 8}`.
+    """
+    sources = Sources()
+    for text in (text.removeprefix("++") for text in overrides):
+        key, _, value = text.partition("=")
+        sources.overrides[path := tuple(key.lstrip("+~").split("."))] = text
+        if value.lstrip().startswith("{"):
+            (override,) = parse_overrides([text])
+            sources.overrides |= dict.fromkeys(_inner_paths(override.value(), path), text)
     for file in chain:
         sources.add_file(file, chosen=file is chain[-1])
     return sources
-
-
-def overrides_by_path(overrides: Iterable[str]) -> dict[tuple[str, ...], str]:
-    """Return the overrides by each path that they set, without the `++` of `Request.texts`."""
-    return {path: text.removeprefix("++") for text in overrides for path in _paths(text)}
-
-
-def _paths(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield the path of an override's key, and the paths inside of a mapping such as `model.args={heads: 8}`."""
-    key, _, value = text.partition("=")
-    path = tuple(key.lstrip("+~").split("."))
-    yield path
-    if value.lstrip().startswith("{"):
-        (override,) = parse_overrides([text])
-        yield from _inner_paths(override.value(), path)
 
 
 def _inner_paths(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +15,16 @@ import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.command_line import compose_arguments, override_key
+from tfm_blocks.compose.command_line import compose_arguments
+from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
-from tfm_blocks.compose.overrides import error_reason
-from tfm_blocks.compose.resolve import Composed, chain_sources, overrides_by_path, resolve
-from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
+from tfm_blocks.compose.overrides import error_reason, override_key
+from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
+from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown, suggest
 from tfm_blocks.language.files import SAFE_LOADER, YamlFile, read_yaml_file
 from tfm_blocks.language.sources import Sources
 
+FORMAT = 1  # of the file of a job
 LONGEST_NAME = 100
 OF_AN_EXPERIMENT = {"optimizer", "schedule", "objective"}  # groups whose options have different settings
 LABEL_SMOOTHING = 0.1  # of objective=next_token, except for language modelling, whose loss is a result
@@ -54,6 +57,7 @@ COOLDOWN_KEYS = (
     "schedule.floor",
     *(key for key in RESUMABLE_KEYS if key != "trainer.steps"),
 )
+_RESOLVER = re.compile(r"\$\{[^}]*:")
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
@@ -71,71 +75,47 @@ def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[
     return config, [*options, *task_overrides(config)]
 
 
-@dataclass(frozen=True)
-class ConfigFiles:
-    """The files of a config: the chain of its model, the source location of each key, and the valid root keys.
-
-    `choices` maps each group to the selected option.
-    """
-
-    choices: Mapping[str, str]
-    chain: tuple[YamlFile, ...]
-    sources: Sources
-    root_keys: frozenset[str]
-
-
-def read_files(config: DictConfig) -> ConfigFiles:
-    """Read the files that `config` was composed from. Raises ConfigError."""
-    runtime = config.hydra.runtime
+def compose_run(config: DictConfig) -> Composed:
+    """Return the config of a run with the source location of each value; `config` is changed. Raises ConfigError."""
+    runtime, overrides = config.hydra.runtime, task_overrides(config)
     choices = {str(group): str(choice) for group, choice in runtime.choices.items() if choice}
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
-    chain = model_chain(choices["model"], folders)
-    sources = chain_sources(chain, [])
+    chain = tuple(model_chain(choices["model"], folders))
+    sources = chain_sources(chain, [text for text in overrides if text.partition("=")[0] not in choices])
     for path, group in chosen_files(choices, folders):
         sources.add_file(read_yaml_file(path), (group,) if group else (), chosen=not group)
     known = (root_keys() | {"model"} | {key for file in chain for key in file.value}) - {"defaults", "hydra"}
-    return ConfigFiles(choices, tuple(chain), sources, frozenset(known))
-
-
-def compose_run(config: DictConfig, files: ConfigFiles | None = None) -> Composed:
-    """Return the config of a run with the source location of each value. Raises ConfigError.
-
-    `files` are the files of the config if they were read before.
-    """
-    files = files or read_files(config)
-    overrides, choices = task_overrides(config), files.choices
-    values = [text for text in overrides if text.partition("=")[0] not in choices]
-    sources = replace(files.sources, overrides=overrides_by_path(values))
-    known = files.root_keys  # experiments and `+key=…` can set others
+    # experiments and `+key=…` can set others
     if unknown := sorted(str(key) for key in config if key not in known and key != "hydra"):
         raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
     typed = {text.partition("=")[0] for text in overrides} & OF_AN_EXPERIMENT
-    config = _without_stale_settings(_without_sweep(config, overrides, sources), sources, sorted(typed))
+    _remove_sweep(config, overrides, sources)
+    _remove_stale_settings(config, sources, sorted(typed))
     if read_value(config, "label_smoothing") is None:
         is_smoothed = read_value(config, "data.kind") != "lm" and read_value(config, "objective.name") == "next_token"
         config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
     groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
-    composed = replace(resolve(config, sources, files.chain), choices=groups)
-    composed.mapping["name"] = _name(composed, choices, overrides)
+    composed = replace(resolve(config, sources, chain), choices=groups)
+    name = composed.mapping["name"]
+    composed.mapping["name"] = run_name(choices, overrides) if name is None else expect_name("name", name, sources)
     return composed
 
 
-def _without_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> DictConfig:
+def _remove_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> None:
     """Remove the settings of Hydra and of the sweep, which do not affect a run, except for the name of the sweep."""
     keys = (key for key in map(override_key, overrides) if key.split(".")[0] in OF_A_SWEEP)
     if refused := [key for key in keys if key != "sweep.name"]:
         rule = "configures a sweep, but this is a single run"
         raise ConfigError([Problem(key, rule, help="add -m, or leave it out") for key in refused])
-    config, name = config.copy(), read_value(config, "sweep.name")
+    name = read_value(config, "sweep.name")
     with open_dict(config):
         for key in (*OF_A_SWEEP, "hydra"):
             del config[key]
         if name is not None:
             config["sweep_name"] = expect_name("sweep.name", name, sources)
-    return config
 
 
-def _without_stale_settings(config: DictConfig, sources: Sources, replaced: Iterable[str]) -> DictConfig:
+def _remove_stale_settings(config: DictConfig, sources: Sources, replaced: Iterable[str]) -> None:
     """Remove settings that belong to a choice which a later file or the command line replaced.
 
     These are the settings of an experiment for another option than those of the groups `replaced`, and those of
@@ -148,11 +128,9 @@ def _without_stale_settings(config: DictConfig, sources: Sources, replaced: Iter
     if isinstance(others, DictConfig) and last is not None and not kept:
         ranks = {key: sources.rank((*name[:2], key)) for key in map(str, others) if key not in ("rate", "weight_decay")}
         stale += [(*name[:2], key) for key, rank in ranks.items() if rank is not None and rank < last]
-    config = config.copy() if stale else config
     with open_dict(config):
         for path in stale:
             del OmegaConf.select(config, ".".join(path[:-1]))[path[-1]]
-    return config
 
 
 def _settings_of_others(config: DictConfig, sources: Sources, group: str) -> Iterator[tuple[str, ...]]:
@@ -255,11 +233,6 @@ def task_overrides(config: DictConfig) -> list[str]:
     return [str(text).removeprefix("++") for text in cast(list[str], typed)]
 
 
-def _name(composed: Composed, choices: Mapping[str, str], overrides: Sequence[str]) -> str:
-    name = composed.mapping["name"]
-    return run_name(choices, overrides) if name is None else expect_name("name", name, composed.sources)
-
-
 def expect_name(key: str, name: object, sources: Sources) -> str:
     """Return the name of a folder as text. Raises ConfigError if it is invalid."""
     if not _NAME.fullmatch(str(name)):
@@ -278,7 +251,63 @@ def run_name(choices: Mapping[str, str], overrides: Sequence[str]) -> str:
             parts.append(value)
         elif key not in ("name", "sweep.name", *leading) and "/" not in value:  # a path does not describe the run
             parts.append(key.lstrip("+~").rpartition(".")[2] + value)
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", "-".join(parts))
-    if len(name) <= LONGEST_NAME:
+    return shorten_name(re.sub(r"[^A-Za-z0-9_.-]+", "_", "-".join(parts)), LONGEST_NAME)
+
+
+def shorten_name(name: str, longest: int) -> str:
+    """Return the name, or its beginning and a hash if it has more than `longest` characters."""
+    if len(name) <= longest:
         return name
-    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[: longest - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def compose_job(overrides: Sequence[str], composer: Composer | Path | None = None) -> Composed:
+    """Compose the config of a job of a sweep with a composer, or with that of a config folder. Raises ConfigError."""
+    return compose_run((composer if isinstance(composer, Composer) else Composer(composer)).compose(overrides))
+
+
+def job_record(composed: Composed, changes: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    """Return the content of a job file as plain data.
+
+    Args:
+        composed: The checked config.
+        changes: Root keys that the sweep sets, such as `name`.
+        command: The command line that trains the same run without the sweep.
+    """
+    raw, sources = cast(dict[str, Any], OmegaConf.to_container(composed.raw, resolve=False)), composed.sources
+    return {
+        "format": FORMAT,
+        "command": list(command),
+        "choices": dict(composed.choices),
+        "config": {**_without_resolvers(raw, composed.mapping), **changes},
+        "sources": {
+            "written": [[path, asdict(place), sources.values[path]] for path, place in sources.written.items()],
+            "overrides": list(sources.overrides.items()),
+            "chosen": sorted(sources.chosen),
+            "files": list(sources.files),
+        },
+    }
+
+
+def read_job(path: Path) -> tuple[Composed, list[str]]:
+    """Read the config of a job and its command line from the file written by the sweep."""
+    record = json.loads(path.read_text("utf-8"))
+    stored = record["sources"]
+    written = {tuple(key): Place(**place) for key, place, _ in stored["written"]}
+    values = {tuple(key): text for key, _, text in stored["written"]}
+    overrides = {tuple(key): text for key, text in stored["overrides"]}
+    files = {name: YamlFile(name, "") for name in stored["files"]}
+    sources = Sources(written, values, overrides, set(stored["chosen"]), files)
+    composed = resolve(OmegaConf.create(record["config"]), sources, ())
+    return replace(composed, choices=record["choices"]), record["command"]
+
+
+def _without_resolvers(raw: Any, resolved: Any) -> Any:
+    """Replace `${resolver:…}` by its value. `${key}` stays, since the size of the vocabulary is not known yet."""
+    if isinstance(raw, dict):
+        return {
+            key: _without_resolvers(value, resolved[key]) if key in resolved else value for key, value in raw.items()
+        }
+    if isinstance(raw, list):
+        return [_without_resolvers(*pair) for pair in zip(raw, resolved, strict=True)]
+    return resolved if isinstance(raw, str) and _RESOLVER.search(raw) else raw

@@ -11,17 +11,21 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from tfm_blocks.compose.command_line import Request, override_key, sets_value
-from tfm_blocks.compose.composition import add_plus, compose_config
+from tfm_blocks.compose.command_line import Request
+from tfm_blocks.compose.composition import Composer, sets_value
 from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
-from tfm_blocks.compose.overrides import first_of_sweep, list_texts, parse_overrides, refuse_sweeps, written
+from tfm_blocks.compose.overrides import (
+    first_of_sweep,
+    list_texts,
+    override_key,
+    parse_overrides,
+    refuse_sweeps,
+    written,
+)
 from tfm_blocks.compose.run import expect_name, read_value
 from tfm_blocks.errors import ConfigError, Problem, cut
 from tfm_blocks.language.sources import Sources
 
-SWEEP = "sweep"
-LAUNCHER = "launcher"
-MATCH = "match"
 # keys that do not change which jobs a sweep has
 ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
 OF_ONE_RUN = {
@@ -55,14 +59,8 @@ class Interval:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-@dataclass(frozen=True)
-class Together:
-    """Keys whose values move together: each row has an override of every key."""
-
-    rows: tuple[tuple[str, ...], ...]
-
-
 OpenKey = Choices | Interval
+Together = tuple[tuple[str, ...], ...]  # rows with an override of each key whose values move together
 Part = OpenKey | Together
 
 
@@ -72,7 +70,7 @@ class SweepRequest:
 
     `parts` are the overrides of the jobs, in the order of the command line. `settings`, `launcher` and `match` are the
     keys `sweep`, `launcher` and `match` of the config. `texts` are the overrides as typed, without those that only
-    control how, where and how long the sweep runs.
+    control how, where and how long the sweep runs. `composer` composes the jobs.
     """
 
     parts: tuple[OpenKey, ...]
@@ -80,7 +78,7 @@ class SweepRequest:
     launcher: Mapping[str, Any]
     match: Mapping[str, Any]
     texts: tuple[str, ...]
-    config_dir: Path | None
+    composer: Composer
 
     @property
     def swept(self) -> list[str]:
@@ -101,16 +99,18 @@ def read_sweep(request: Request) -> SweepRequest:
     options = {item.key_or_group: list(list_options(item.key_or_group, folders)) for item in overrides}
     known = root_keys() | {key for key in options if options[key] or "." in key}  # without knobs of single models
     first = [first_of_sweep(item, options[item.key_or_group]) for item in overrides if item.key_or_group in known]
-    config = compose_config([add_plus(text) for text in first], request.config_dir)
-    settings, launcher, match = (read_value(config, key) for key in (SWEEP, LAUNCHER, MATCH))
+    composer = Composer(request.config_dir)
+    config = composer.compose(first)
+    settings, launcher, match = (read_value(config, key) for key in ("sweep", "launcher", "match"))
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
     parts = tuple(_part(item, folders) for item in overrides if item not in of_sweep)
-    kept = (
-        item for item in overrides if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != LAUNCHER
+    texts = tuple(
+        item.input_line or ""
+        for item in overrides
+        if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != "launcher"
     )
-    texts = tuple(item.input_line or "" for item in kept)
-    return SweepRequest(parts, settings, launcher, match, texts, request.config_dir)
+    return SweepRequest(parts, settings, launcher, match, texts, composer)
 
 
 def _part(override: Override, folders: list[Path]) -> OpenKey:
@@ -132,50 +132,45 @@ def join_parts(parts: Sequence[OpenKey], groups: Sequence[Sequence[str]]) -> lis
     by_key = {part.key: part for part in parts}
     joined: dict[str, Together] = {}
     for group in groups:
-        together = _together(group, by_key)
+        texts = []
+        for key in group:
+            part = by_key.get(key)
+            if not isinstance(part, Choices) or len(part.texts) < 2:
+                rule = f"names {key}, which has no list of values on the command line"
+                raise ConfigError(Problem("sweep.together", rule, help=f"write {key}=a,b, or leave {key} out"))
+            texts.append(part.texts)
+        if len(set(map(len, texts))) > 1:
+            counts = ", ".join(f"{key} has {len(values)}" for key, values in zip(group, texts, strict=True))
+            rule = f"keys that move together need equally many values, but {counts}"
+            raise ConfigError(Problem("sweep.together", rule, help="give each of them one value for each job"))
         if again := [key for key in group if key in joined]:
             rule = f"names {again[0]} twice, but a key has one list of values"
             raise ConfigError(Problem("sweep.together", rule, help="write each key once"))
-        joined |= dict.fromkeys(group, together)
+        joined |= dict.fromkeys(group, tuple(zip(*texts, strict=True)))
     return list(dict.fromkeys(joined.get(key, part) for key, part in by_key.items()))
 
 
-def _together(keys: Sequence[str], by_key: Mapping[str, OpenKey]) -> Together:
-    texts = []
-    for key in keys:
-        part = by_key.get(key)
-        if not isinstance(part, Choices) or len(part.texts) < 2:
-            rule = f"names {key}, which has no list of values on the command line"
-            raise ConfigError(Problem("sweep.together", rule, help=f"write {key}=a,b, or leave {key} out"))
-        texts.append(part.texts)
-    if len(set(map(len, texts))) > 1:
-        counts = ", ".join(f"{key} has {len(values)}" for key, values in zip(keys, texts, strict=True))
-        rule = f"keys that move together need equally many values, but {counts}"
-        raise ConfigError(Problem("sweep.together", rule, help="give each of them one value for each job"))
-    return Together(tuple(zip(*texts, strict=True)))
-
-
 def _rows(part: Part) -> Sequence[tuple[str, ...]]:
-    if isinstance(part, Together):
-        return part.rows
+    """Return the overrides of each value. Raises ConfigError for an interval, and for a value that is listed twice.
+
+    A folder that is listed by two paths is listed twice: both jobs would be the same run.
+    """
+    if isinstance(part, tuple):
+        return part
     if isinstance(part, Choices):
-        _expect_distinct(part)
+        values = [text.partition("=")[2] for text in part.texts]
+        paths = any("/" in value for value in values)
+        first: dict[str, str] = {}
+        for value in values:
+            other = first.get(key := os.path.realpath(value) if paths else value)
+            if other is not None:
+                rule = f"lists one value twice: {cut(other)} and {cut(value)}"
+                raise ConfigError(Problem(part.key, rule, help="write each value once"))
+            first[key] = value
         return [(text,) for text in part.texts]
     rule = f"is an interval from {part.low:g} to {part.high:g}, which a grid cannot enumerate"
     help = f"write {part.key}=a,b,c or range(…), or sample it with sweep=random or sweep=optuna"
     raise ConfigError(Problem(part.key, rule, help=help))
-
-
-def _expect_distinct(part: Choices) -> None:
-    """Raise ConfigError if a value is listed twice, or a folder by two paths: both jobs would be the same run."""
-    values = [text.partition("=")[2] for text in part.texts]
-    paths = any("/" in value for value in values)
-    first: dict[str, int] = {}
-    for index, value in enumerate(values):
-        other = first.setdefault(os.path.realpath(value) if paths else value, index)
-        if other != index:
-            rule = f"lists one value twice: {cut(values[other])} and {cut(value)}"
-            raise ConfigError(Problem(part.key, rule, help="write each value once"))
 
 
 def choose_first_values(parts: Sequence[OpenKey]) -> list[str]:
@@ -191,18 +186,17 @@ def vary_one_key(parts: Sequence[OpenKey]) -> list[list[str]]:
     return [first, *([*first[:index], text, *first[index + 1 :]] for index, text in changed)]
 
 
-def sample_space(parts: Sequence[Part], config_dir: Path | None) -> list[list[str]]:
+def sample_space(parts: Sequence[Part], folders: list[Path]) -> list[list[str]]:
     """Return jobs of a search with each option of a group once, each with two values of each other key.
 
     Values that move together count as options.
     """
-    folders = config_folders(config_dir)
     rows = [
         _rows(part) if not isinstance(part, Interval) else [(f"{part.key}={end}",) for end in (part.low, part.high)]
         for part in parts
     ]
     selects = [
-        isinstance(part, Together) or not sets_value(values[0][0], folders)
+        isinstance(part, tuple) or not sets_value(values[0][0], folders)
         for part, values in zip(parts, rows, strict=True)
     ]
     jobs = [[values[0] for values in rows]]

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,20 @@ class YamlFile:
     root: yaml.Node | None = None
     value: Any = None
     parents: tuple[str, ...] = ()
+
+    @cached_property
+    def entries(self) -> list[tuple[tuple[str, ...], Place, str]]:
+        """Return the path and the location of each key, and its value if that is a scalar, as written."""
+        return list(self._walk(self.root, (), self.text.splitlines()))
+
+    def _walk(
+        self, node: yaml.Node | None, around: tuple[str, ...], lines: list[str]
+    ) -> Iterator[tuple[tuple[str, ...], Place, str]]:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            path, mark = (*around, str(key.value)), key.start_mark
+            place = Place(self.shown, mark.line + 1, mark.column + 1, lines[mark.line].strip())
+            yield path, place, value.value if isinstance(value, yaml.ScalarNode) else ""
+            yield from self._walk(value, path, lines)
 
 
 _read: dict[tuple[Path, str, bool], tuple[tuple[int, ...], YamlFile]] = {}  # files as they were when they were read

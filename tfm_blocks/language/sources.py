@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-
-import yaml
 
 from tfm_blocks.errors import Place, Problem
 from tfm_blocks.language.files import YamlFile
@@ -34,19 +32,10 @@ class Sources:
     def add_file(self, file: YamlFile, prefix: Path = (), *, chosen: bool = False) -> None:
         """Record every key of a YAML file, below `prefix`; the last file with a key wins."""
         self.files[file.shown] = file
-        if isinstance(file.root, yaml.MappingNode):
-            self._walk(file.root, prefix, file.shown, file.text.splitlines())
+        for path, place, value in file.entries:
+            self.written[(*prefix, *path)], self.values[(*prefix, *path)] = place, value
         if chosen:
             self.chosen.add(file.shown)
-
-    def _walk(self, node: yaml.MappingNode, path: Path, file: str, lines: Sequence[str]) -> None:
-        for key, value in node.value:
-            key_path = (*path, str(key.value))
-            mark = key.start_mark
-            self.written[key_path] = Place(file, mark.line + 1, mark.column + 1, lines[mark.line].strip())
-            self.values[key_path] = value.value if isinstance(value, yaml.ScalarNode) else ""
-            if isinstance(value, yaml.MappingNode):
-                self._walk(value, key_path, file, lines)
 
     def by_file(self) -> list[Sources]:
         """Return the locations that each file sets, whether or not a later file sets them too."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -30,13 +30,11 @@ from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
+from tfm_blocks.runs.checkpoints import Checkpoint
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.groups import assign, expect_optimizers
 from tfm_blocks.training.optimizer_settings import names_used
 from tfm_blocks.training.settings import DeviceSettings, RunSettings, read_run
-
-if TYPE_CHECKING:
-    from tfm_blocks.launch.cooldown import BranchPoint
 
 LENGTH_SETTINGS = {"lm": "data.context", "probe": "data.test_lengths"}
 
@@ -99,8 +97,10 @@ def check_run(composed: Composed) -> CheckedRun:
     return _with_plugins_tested(_expect_size_of_tokenizer(_check(composed, _check_devices, check_model)))
 
 
-def check_request(config: Any) -> tuple[CheckedRun, SavedRun | BranchPoint | None]:
-    """Check the run that a composed command line requests, and return it with the run that it resumes or branches off.
+def check_request(config: Any) -> tuple[CheckedRun, SavedRun | tuple[SavedRun, Checkpoint] | None]:
+    """Check the run that a composed command line requests, and return it with the run that it resumes.
+
+    A branch comes with its parent and the checkpoint of the parent at which it begins.
 
     Raises ConfigError with all problems and their places, and RunError if the folder to resume is damaged.
     """
@@ -152,8 +152,11 @@ def _check(
     composed: Composed, check_devices: Callable[[Mapping[str, Any]], object], make_spec: Callable[..., Spec]
 ) -> CheckedRun:
     failures = _problems(lambda: load_listed(composed.mapping["plugins"]))  # a task of data can be in a plug-in
-    composed, settings, specs = _with_alphabet(composed), list[RunSettings](), list[Spec]()
-    config = composed.mapping
+    data, config = read_data(composed.mapping["data"]), composed.mapping
+    if isinstance(data, ProbeSettings) and config.get("vocab") not in (None, data.vocab):
+        composed = composed.with_vocab(data.vocab)  # which a run needs no text to know
+        composed = replace(composed, mapping=composed.mapping | {"name": config["name"]})
+    settings, specs, config = list[RunSettings](), list[Spec](), composed.mapping
     with with_locations(composed):
         problems = _problems(lambda: settings.append(read_run(config)))
         problems += _problems(lambda: check_devices(config))
@@ -213,15 +216,6 @@ def with_vocab_of_data(composed: Composed, *, learn: bool = True) -> Composed:
         return composed
     with with_locations(composed):
         return composed.with_vocab(vocabulary_size(data, vocab, objective.special))
-
-
-def _with_alphabet(composed: Composed) -> Composed:
-    """Return the config with the vocabulary of its probe task, which a run needs no text to know."""
-    data, config = read_data(composed.mapping["data"]), composed.mapping
-    if not isinstance(data, ProbeSettings) or config.get("vocab") in (None, data.vocab):
-        return composed
-    known = composed.with_vocab(data.vocab)
-    return replace(known, mapping=known.mapping | {"name": config["name"]})
 
 
 def _problems(check: Callable[[], object]) -> list[Problem]:

@@ -7,49 +7,38 @@ equals the run that had this schedule from its first step.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import yaml
-
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import COOLDOWN_KEYS, compose_resumed, expect_name, read_value, task_overrides
 from tfm_blocks.data.prepare import prepare, with_saved_tokenizer
-from tfm_blocks.distributed.consistency import fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RuleError, RunError
 from tfm_blocks.exchange.folder import inherit_record
 from tfm_blocks.launch.check import CheckedRun, check_resumed_run, load_listed
 from tfm_blocks.launch.finalize import expect_kept_weights
-from tfm_blocks.launch.run_spec import expect_same_text, read_saved_run
-from tfm_blocks.network.build import network_without_values
+from tfm_blocks.launch.run_spec import expect_same_text, read_saved_run, write_config
 from tfm_blocks.runs.checkpoints import Checkpoint, copy_checkpoint, damage_of, list_checkpoints
-from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, TOKENIZER, claim_folder
 from tfm_blocks.runs.records import Status
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.non_finite import SKIPPED
 from tfm_blocks.training.schedules import PeakSettings, steps_of_branch
 from tfm_blocks.training.settings import read_run
 
 
-@dataclass(frozen=True)
-class BranchPoint:
-    """The run off which a new run branches, and the checkpoint from which it continues."""
+def check_cooldown(config: Any, folder: Path, step: int) -> tuple[CheckedRun, tuple[SavedRun, Checkpoint]]:
+    """Return the checked run that branches off `folder` after `step`, with its parent and the checkpoint there.
 
-    parent: SavedRun
-    checkpoint: Checkpoint
-
-
-def check_cooldown(config: Any, folder: Path, step: int) -> tuple[CheckedRun, BranchPoint]:
-    """Return the checked run that branches off `folder` after `step`. Raises ConfigError and RunError."""
+    Raises ConfigError and RunError.
+    """
     load_listed(read_value(config, "plugins"))
     parent = read_saved_run(folder)
     checkpoint = _find_checkpoint(parent, step)
     composed = _compose(config, parent, step)
-    return check_resumed_run(composed), BranchPoint(parent, checkpoint)
+    return check_resumed_run(composed), (parent, checkpoint)
 
 
 def _find_checkpoint(parent: SavedRun, step: int) -> Checkpoint:
@@ -107,14 +96,11 @@ def _expect_stable(parent: SavedRun, step: int) -> PeakSettings:
     return schedule
 
 
-def open_branch(branch: BranchPoint, run: CheckedRun, root: Path, launch: str) -> SavedRun:
+def open_branch(parent: SavedRun, checkpoint: Checkpoint, run: CheckedRun, root: Path, launch: str) -> SavedRun:
     """Create the folder of a branch below `root`, which can be resumed. Raises RunError if the text changed."""
-    parent, checkpoint, config = branch.parent, branch.checkpoint, dict(run.composed.mapping)
-    settings = run.settings
+    settings, config = run.settings, dict(run.composed.mapping)
     prepared = prepare(with_saved_tokenizer(settings.data, parent.folder), parent.start.vocab, tell=lambda text: None)
-    spec = network_without_values(run.spec).spec
-    planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
-    expect_same_text(parent, fingerprint(settings.seed, prepared, planned_corpus))
+    expect_same_text(parent, prepared, run.spec, settings)
     expect_kept_weights(settings.trainer, parent.folder / CHECKPOINTS / checkpoint.file)
     folder = claim_folder(root, config["name"])
     copy_checkpoint(parent.folder / CHECKPOINTS, folder / CHECKPOINTS, checkpoint)
@@ -122,7 +108,7 @@ def open_branch(branch: BranchPoint, run: CheckedRun, root: Path, launch: str) -
         if (parent.folder / name).is_file():
             shutil.copyfile(parent.folder / name, folder / name)
     inherit_record(parent.folder, folder)
-    write_bytes(folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode("utf-8"))
+    write_config(folder, config)
     start = replace(
         parent.start,
         wandb_id=uuid4().hex[:8],

@@ -1,25 +1,38 @@
-"""Collect the facts of a run that its config lacks: size, code version, command and hardware."""
+"""Record a run: the facts that its config lacks, such as its size and hardware, and its loggers.
+
+When a run resumes, its loggers get all rows up to the checkpoint again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
+import signal
 import subprocess
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tfm_blocks.compose.run import RESUMABLE_KEYS
+from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.devices import CPU, choose_device, device_name
 from tfm_blocks.distributed.cluster import RankInfo
+from tfm_blocks.distributed.signals import StoppedError
+from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.metric_schema import columns
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
-from tfm_blocks.runs.records import RunFile
+from tfm_blocks.runs.folder import METRICS, step_of
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.saved_run import NO_EXPERIMENT
+from tfm_blocks.tracking.lightning_loggers import CsvLogger, FaultTolerantLogger, LightningLogger, in_a_line
+from tfm_blocks.tracking.loggers import LOGGERS, LoggedRun
+from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.groups import assign, group_rows
 from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.version import __version__
@@ -29,7 +42,7 @@ LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "token
 
 def record_facts(job: RunSpec, settings: RunSettings, network: Network, rank_info: RankInfo) -> dict[str, Any]:
     """Write the facts of this start of the run to run.json, and return them for the loggers."""
-    start = RunFile.read(job.folder)
+    start = job.start
     commands, kind = start.commands or ("",), choose_device(settings.trainer.accelerator)
     versions = {"tfm-blocks": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
@@ -53,7 +66,7 @@ def record_facts(job: RunSpec, settings: RunSettings, network: Network, rank_inf
             "nodes": rank_info.nodes,
             "cores": available_cores(),
         },
-        "precision": job.precision,
+        "precision": asdict(job.precision),
         "versions": versions,
     }
     start.with_facts(facts).write(job.folder)
@@ -93,3 +106,72 @@ def git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+@contextmanager
+def open_loggers(
+    job: RunSpec, settings: RunSettings, prepared: Prepared, facts: Mapping[str, Any], losses: Sequence[str]
+) -> Iterator[list[LightningLogger]]:
+    """Yield the logger of metrics.csv, with a column for each of `losses`, and the loggers that the settings name.
+
+    On exit, each logger is closed with the status of the run. Raises ConfigError if a logger cannot be opened. Later
+    failures end the run only if metrics.csv cannot be written.
+    """
+    path = job.folder / METRICS
+    last = step_of(job.checkpoint) if job.checkpoint else 0
+    rows = [row for row in read_rows(path) if row["step"] <= last]
+    groups = dict.fromkeys([*prepared.val.groups, *prepared.last_scored[1].groups])
+    loggers: list[LightningLogger] = []
+    end = 0, ""
+    try:
+        for logger in _configured(job, settings, facts):
+            loggers.append(logger)
+            for row in rows:
+                logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
+        kinds = {"answered": settings.data.kind == "probe", "labelled": settings.objective.name == "label"}
+        yield [CsvLogger(path, columns(losses, list(groups), **kinds)), *loggers]
+    except BaseException as error:
+        end = _end(error)
+        raise
+    finally:
+        for logger in loggers:
+            logger.close(*end)
+
+
+def _end(error: BaseException) -> tuple[int, str]:
+    """Return the exit status and a short reason."""
+    if isinstance(error, StoppedError):
+        return 128 + error.number if error.again else PreemptedError.exit_status, reason_of(error)
+    return error.exit_status if isinstance(error, TfmError) else 1, reason_of(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the error in one line: the name of a signal, the rule of a TfmError, or the type and last line."""
+    if isinstance(error, StoppedError):
+        return signal.Signals(error.number).name
+    if isinstance(error, TfmError):
+        return error.problems[0].rule
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+def _configured(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[LightningLogger]:
+    run = LoggedRun(job.folder, logged_config(job.config, str(facts["model"])), facts, job.start.wandb_id)
+    for name, kind in reversed(LOGGERS.items()):  # W&B first, since its page shows why another logger failed
+        logger_settings = getattr(settings.logger, name)
+        if not (logger_settings and kind.open):
+            continue
+        try:
+            logger = FaultTolerantLogger(kind.open(logger_settings, run))
+        except Exception as error:
+            help = "fix this, or choose other loggers: logger=csv writes metrics.csv only, also when a run resumes"
+            raise ConfigError(Problem(f"logger.{name}", f"cannot be opened: {in_a_line(error)}", help=help)) from None
+        yield logger
+
+
+def logged_config(config: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return the config for loggers, with the model under `graph` and its name under `model`.
+
+    A sweep sets the name of the model by the key `model`, so the logged key has the same value.
+    """
+    return {"graph" if key == "model" else key: value for key, value in config.items()} | {"model": model}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from tfm_blocks.data.objectives import read_objective
 from tfm_blocks.errors import Problem, RunError, printable
-from tfm_blocks.language.spec import TARGET, Spec
+from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
@@ -48,18 +47,19 @@ def expect_kept_weights(settings: TrainerSettings, checkpoint: Path) -> None:
 
 
 def finish(
-    job: RunSpec,
-    module: TrainingModule,
-    weights: Mapping[str, Tensor],
-    loggers: list[LightningLogger],
-    stopped: str = "",
+    job: RunSpec, module: TrainingModule, weights: Mapping[str, Tensor], loggers: list[LightningLogger], stopped: str
 ) -> None:
     """Write the results of the run, and status.json last. Print the summary.
 
     `stopped` is the reason why a callback ended the run before its last step.
     """
     split, corpus = module.prepared.last_scored
-    translations = _corpus_scores(module, corpus.text[TARGET])
+    translations: Sequence[Score] = ()
+    if module.scorer.outputs and module.settings.data.kind not in ("probe", "labels"):
+        scorers = metrics(module.settings.trainer.bleu, tokenised=False)
+        translations = score(module.scorer.outputs, corpus.text[TARGET], scorers)
+    network = network_without_values(module.network.spec)
+    lengths = axis_lengths(network, {})
     exact = {group: f"{split}/exact_match/{group}" for group in corpus.groups}
     status = Status(
         "done",
@@ -71,7 +71,9 @@ def finish(
         exact_match_by_group={group: module.latest[name] for group, name in exact.items() if name in module.latest},
         translation=tuple(translations),
         test_set=ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))),
-        **_size(module.network.spec),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        multiply_adds=sum(multiply_adds(network, lengths).values()),  # of a row, as in `tfm show`
+        lengths=lengths,
         **summarise(read_rows(job.folder / METRICS)),
     )
     write_weights(job.folder, weights)
@@ -83,24 +85,6 @@ def finish(
         logger.log_weights(job.folder)
     for line in _summary(job, status):
         print(printable(line))
-
-
-def _corpus_scores(module: TrainingModule, references: Sequence[str]) -> Sequence[Score]:
-    """Return sacreBLEU's scores of the translations; empty for answers to a probe task."""
-    if not module.scorer.outputs or module.settings.data.kind in ("probe", "labels"):
-        return ()
-    return score(module.scorer.outputs, references, metrics(module.settings.trainer.bleu, tokenised=False))
-
-
-def _size(spec: Spec) -> dict[str, Any]:
-    """Return the parameters, and the multiply-adds of a row with the returned sequence lengths, as in `tfm show`."""
-    network = network_without_values(spec)
-    lengths = axis_lengths(network, {})
-    return {
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "multiply_adds": sum(multiply_adds(network, lengths).values()),
-        "lengths": lengths,
-    }
 
 
 def _summary(job: RunSpec, status: Status) -> Iterator[str]:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-import yaml
 from lightning.pytorch import Callback
 
 from tfm_blocks.data.layout import SOURCE
@@ -32,25 +31,26 @@ from tfm_blocks.launch.check import (
     warn_about_warmup,
     with_locations,
 )
-from tfm_blocks.launch.cooldown import BranchPoint, open_branch
+from tfm_blocks.launch.cooldown import open_branch
+from tfm_blocks.launch.facts import reason_of
 from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.init_from import expect_base, expect_source
-from tfm_blocks.launch.loggers import reason_of
-from tfm_blocks.launch.precision import choose_precision
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.run_spec import (
+    Precision,
     RunSpec,
+    choose_precision,
     expect_resumable,
     expect_same_text,
     expect_untrained,
     find_restarted_run,
     is_prolonged,
     recorded_precision,
+    write_config,
 )
 from tfm_blocks.network.build import count_parameters, network_without_values
-from tfm_blocks.runs.checkpoints import NEVER, newest_intact, restore_weights
-from tfm_blocks.runs.files import write_bytes
-from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, TOKENIZER, claim_folder, step_of
+from tfm_blocks.runs.checkpoints import NEVER, Checkpoint, newest_intact, restore_weights
+from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, TOKENIZER, claim_folder
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.runs.records import Base, RunFile, Status
@@ -65,7 +65,7 @@ TYPED = ("python", "train.py")
 
 def train_or_resume(
     run: CheckedRun,
-    saved: SavedRun | BranchPoint | None,
+    saved: SavedRun | tuple[SavedRun, Checkpoint] | None,
     typed: Sequence[str] = TYPED,
     callbacks: Sequence[Callback] = (),
 ) -> Path:
@@ -82,7 +82,7 @@ def train(
     typed: Sequence[str] = TYPED,
     until: int | None = None,
     callbacks: Sequence[Callback] = (),
-    branch: BranchPoint | None = None,
+    branch: tuple[SavedRun, Checkpoint] | None = None,
 ) -> Path:
     """Train a new run in a new folder below `root`, and return the folder.
 
@@ -97,7 +97,7 @@ def train(
     def find() -> Json:
         saved = find_restarted_run(root, name, rendezvous.rank_info, command)
         if branch and not saved:
-            saved = open_branch(branch, run, root, rendezvous.rank_info.launch)
+            saved = open_branch(*branch, run, root, rendezvous.rank_info.launch)
         if not saved:
             return None
         return [str(saved.folder), saved.start.to_json(), saved.config, saved.state, saved.reason]
@@ -162,19 +162,16 @@ def _begin(
     check_lengths(network, prepared, run)
 
     def claim() -> RunSpec:
-        folder = claim_folder(root, config["name"])
-        fields = config, folder, mapping["vocab"], resume_command(typed, folder, settings), _wandb_id()
-        count = count_parameters(requested.spec)
-        return RunSpec(*fields, until=until, asked_parameters=count, precision=_precision_fact(settings.trainer))
+        folder, text = claim_folder(root, config["name"]), fingerprint(settings.seed, prepared, planned_corpus)
+        origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices), text
+        start = RunFile(mapping["vocab"], _wandb_id(), *origin, match=mapping.get("match", {}))
+        fields = config, folder, start, resume_command(typed, folder, settings), _precision(settings.trainer)
+        return RunSpec(*fields, until=until, asked_parameters=count_parameters(requested.spec))
 
     job = _decide(rendezvous, claim)
     with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
         if rank_info.rank == 0:
-            text = fingerprint(settings.seed, prepared, planned_corpus)
-            origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices)
-            match = mapping.get("match", {})
-            record = RunFile(job.asked_vocab, job.wandb_id, *origin, text, match=match)
-            start_folder(job, prepared, record, base, plugins_of_model(run))
+            start_folder(job, prepared, base, plugins_of_model(run))
         _train(rendezvous, job, run, prepared, callbacks)
     return job.folder
 
@@ -188,37 +185,38 @@ def _resume(
     callbacks: Sequence[Callback],
 ) -> Path:
     """Resume a run from its newest intact checkpoint."""
-    settings, folder, start = run.settings, saved.folder, saved.start
+    folder = saved.folder
     with _lock(rendezvous, folder):
         with with_locations(run.composed):
-            prepared = rendezvous.prepare(with_saved_tokenizer(settings.data, folder), start.vocab)
-
-        def build_spec() -> RunSpec:
-            newest = newest_intact(folder / CHECKPOINTS)
-            step = newest.step if newest else 0
-            path = folder / CHECKPOINTS / newest.file if newest else None
-            expect_resumable(saved, settings, step)
-            if path:
-                expect_kept_weights(settings.trainer, path)
-            else:
-                expect_untrained(saved)
-            count = start.facts.get("parameters_asked")
-            fields = start.vocab, resume_command(typed, folder, settings), start.wandb_id, path, until
-            spec = network_without_values(run.spec).spec
-            planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
-            expect_same_text(saved, fingerprint(settings.seed, prepared, planned_corpus))
-            print(printable(f"resume: {folder} after {step} steps"))
-            prolonged = is_prolonged(saved, settings, step)
-            precision = recorded_precision(saved) or _precision_fact(settings.trainer)
-            last = count if isinstance(count, int) else None, prolonged, precision
-            return RunSpec(run.composed.mapping, folder, *fields, *last)
-
-        job = _decide(rendezvous, build_spec)
+            prepared = rendezvous.prepare(with_saved_tokenizer(run.settings.data, folder), saved.start.vocab)
+        job = _decide(rendezvous, lambda: _spec_of_resume(run, saved, prepared, typed, until))
         with _record_end(rendezvous, job):
             if rendezvous.rank_info.rank == 0:
-                _update_folder(job, saved, typed)
+                _update_folder(job)
             _train(rendezvous, job, run, prepared, callbacks)
     return folder
+
+
+def _spec_of_resume(
+    run: CheckedRun, saved: SavedRun, prepared: Prepared, typed: Sequence[str], until: int | None
+) -> RunSpec:
+    """Return the spec of a resume from the newest intact checkpoint. Raises ConfigError or RunError if it cannot."""
+    settings, folder, start = run.settings, saved.folder, saved.start
+    newest = newest_intact(folder / CHECKPOINTS)
+    step, path = (newest.step, folder / CHECKPOINTS / newest.file) if newest else (0, None)
+    expect_resumable(saved, settings, step)
+    if path:
+        expect_kept_weights(settings.trainer, path)
+    else:
+        expect_untrained(saved)
+    expect_same_text(saved, prepared, run.spec, settings)
+    print(printable(f"resume: {folder} after {step} steps"))
+    prolonged, count = is_prolonged(saved, settings, step), start.facts.get("parameters_asked")
+    restart = step if prolonged and path else start.prolonged
+    start = replace(start, commands=(*start.commands, shlex.join(typed)), prolonged=restart)
+    precision = recorded_precision(saved) or _precision(settings.trainer)
+    fields = run.composed.mapping, folder, start, resume_command(typed, folder, settings), precision
+    return RunSpec(*fields, path, until, count if isinstance(count, int) else None, prolonged)
 
 
 def _decide(rendezvous: Rendezvous, make: Callable[[], RunSpec]) -> RunSpec:
@@ -241,8 +239,8 @@ def _train(
     rendezvous.leave()
 
 
-def _precision_fact(trainer: TrainerSettings) -> dict[str, str]:
-    return choose_precision(trainer.precision, choose_device(trainer.accelerator)).fact
+def _precision(trainer: TrainerSettings) -> Precision:
+    return choose_precision(trainer.precision, choose_device(trainer.accelerator))
 
 
 def _wandb_id() -> str:
@@ -301,31 +299,23 @@ def _write_end(job: RunSpec, error: BaseException) -> None:
         print(printable(f"resume: {job.command}"), file=sys.stderr)
 
 
-def start_folder(job: RunSpec, prepared: Prepared, start: RunFile, base: Base, plugins: Sequence[str]) -> None:
+def start_folder(job: RunSpec, prepared: Prepared, base: Base, plugins: Sequence[str]) -> None:
     """Write the files of a run folder that are known before the first step. The model needs `plugins`."""
-    write_config(job)
+    write_config(job.folder, job.config)
     columns = (TARGET,) if prepared.train.positional else prepared.train.columns
     if isinstance(read_objective(job.config.get("objective")), NoisyPairSettings):
         columns = (SOURCE, TARGET)
     write_model(job.folder, job.config["model"], plugins, columns, base)
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
-    start.write(job.folder)
+    job.start.write(job.folder)
     Status("running", resume=job.command).write(job.folder)
 
 
-def write_config(job: RunSpec) -> None:
-    """Replace config.yaml atomically."""
-    text = yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True)
-    write_bytes(job.folder / CONFIG, text.encode("utf-8"))
-
-
-def _update_folder(job: RunSpec, saved: SavedRun, typed: Sequence[str]) -> None:
+def _update_folder(job: RunSpec) -> None:
     """Update the folder of a resumed run. If it restarts from step 0, delete its logs and weights."""
-    write_config(job)
-    prolonged = step_of(job.checkpoint) if job.prolonged and job.checkpoint else saved.start.prolonged
-    commands = (*saved.start.commands, shlex.join(typed))
-    replace(saved.start, commands=commands, prolonged=prolonged).write(job.folder)
+    write_config(job.folder, job.config)
+    job.start.write(job.folder)
     if job.checkpoint is None:
         for log in (METRICS, SKIPPED):
             (job.folder / log).unlink(missing_ok=True)

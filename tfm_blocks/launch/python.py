@@ -42,8 +42,9 @@ def restore_caller() -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.callback(return_freed_memory)
-        levels = {name: logging.getLogger(name).level for name in LOGGERS}
-        stack.callback(_restore_environment, dict(os.environ), levels)
+        stack.callback(_restore_environment, dict(os.environ))
+        for name in LOGGERS:
+            stack.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(fork_generators(torch.device(choose_device(AUTO))))
         stack.enter_context(fork_server_restored())
@@ -51,20 +52,10 @@ def restore_caller() -> Iterator[None]:
         yield
 
 
-def _restore_environment(environment: Mapping[str, str], levels: Mapping[str, int]) -> None:
+def _restore_environment(environment: Mapping[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
-
-@contextmanager
-def prepare_spawn() -> Iterator[None]:
-    """Set the library defaults of new processes, and keep them from importing the caller's script."""
-    set_library_defaults()
-    with main_hidden():
-        yield
 
 
 PROGRAM = ("tfm", "train")  # what resumes the run from a shell
@@ -103,8 +94,12 @@ def train(
     Raises what `tfm_blocks.launch.job.train` raises. A signal that ends the run at once reaches the caller's handler.
     """
     _expect_callbacks(callbacks)
-    if model and Path(model).suffix in (".yaml", ".yml"):
-        model, config_dir = _in_folder(Path(model), config_dir)
+    if model and (path := Path(model)).suffix in (".yaml", ".yml"):
+        folder = path.parent.parent
+        if path.parent.name != "model" or config_dir not in (None, folder):
+            rule = f"a model file must be at {config_dir or 'FOLDER'}/model/{path.name}, but is {path}"
+            raise ConfigError(Problem("model", rule, help="move it there, or build it alone with tfm.build"))
+        model, config_dir = path.stem, folder
     try:
         with restore_caller():
             return Run(_train([f"model={model}"] * bool(model) + [*overrides], callbacks, config_dir))
@@ -114,22 +109,14 @@ def train(
     raise RunError(Problem("", f"the run was stopped by {signal.Signals(number).name} before the end of a step"))
 
 
-def _in_folder(path: Path, config_dir: Path | None) -> tuple[str, Path]:
-    """Return the name of a model file and the config folder around it. Raises ConfigError."""
-    folder = path.parent.parent
-    if path.parent.name != "model" or config_dir not in (None, folder):
-        rule = f"a model file must be at {config_dir or 'FOLDER'}/model/{path.name}, but is {path}"
-        raise ConfigError(Problem("model", rule, help="move it there, or build it alone with tfm.build"))
-    return path.stem, folder
-
-
 def _train(overrides: Sequence[str], callbacks: Callbacks, config_dir: Path | None) -> Path:
     config, arguments = compose_request(overrides, config_dir)
     run, saved = check_request(config)
     several = run.settings.trainer.devices > 1
     if several:
         _expect_picklable(callbacks)
-    with prepare_spawn() if several else nullcontext():
+        set_library_defaults()  # of the new processes, which do not import the caller's script
+    with main_hidden() if several else nullcontext():
         return train_or_resume(run, saved, [*PROGRAM, *arguments], callbacks)
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,11 @@ from tfm_blocks.errors import printable
 from tfm_blocks.exchange.folder import inherit_record
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.launch.facts import record_facts
+from tfm_blocks.launch.facts import open_loggers, record_facts
 from tfm_blocks.launch.finalize import final_weights, finish
 from tfm_blocks.launch.init_from import load_matching_weights
-from tfm_blocks.launch.loggers import open_loggers
-from tfm_blocks.launch.precision import Precision
 from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed_memory
-from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.launch.run_spec import Precision, RunSpec
 from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
@@ -48,7 +46,7 @@ from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import read_base
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
-from tfm_blocks.training.callbacks import BestWeights, LogAttention, MovingAverage, ShowProgress
+from tfm_blocks.training.callbacks import BestWeights, LogAttention, LogConfusion, MovingAverage, ShowProgress
 from tfm_blocks.training.checkpoints import CheckpointFiles, Checkpoints, PreemptedError, preempted
 from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.data_module import RunData
@@ -59,7 +57,7 @@ from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.memory_check import MemoryCheck, copies_of
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.non_finite import SKIPPED, NonFiniteSteps
-from tfm_blocks.training.settings import CallbackSettings, RunSettings, TrainerSettings, read_run
+from tfm_blocks.training.settings import RunSettings, TrainerSettings, read_run
 
 LIGHTNING = ("lightning", "lightning.fabric", "lightning.pytorch")  # its loggers
 
@@ -91,20 +89,13 @@ def _strategy(settings: TrainerSettings, world: int, device: torch.device) -> St
     return FSDP2Strategy(world) if settings.strategy == "fsdp2" else TorchDDPStrategy(broadcast_buffers=False)
 
 
-def quiet_lightning() -> None:
-    """Silence Lightning's advice about workers, devices and loggers, which this package chooses."""
-    for name in LIGHTNING:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning.*")
-
-
 def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ()) -> None:
     """Entry point of a spawned rank; loads the data that the parent cached, and prints nothing twice."""
     try:
         load_plugins(job.config["plugins"], warn=lambda text: None)  # the parent printed the warnings
         settings = read_run(job.config)
         data = with_saved_tokenizer(settings.data, job.folder)
-        prepared = prepare(data, job.asked_vocab, tell=lambda text: None)
+        prepared = prepare(data, job.start.vocab, tell=lambda text: None)
         spec = read_model(job.config["model"], Sources())
         train_rank(torchrun_rank_info(os.environ, "local"), job, settings, spec, prepared, callbacks)
     except StoppedError as error:
@@ -144,12 +135,22 @@ class _Rank:
         data = _data(ranks, planned_corpus, prepared, settings)  # its fork server starts during the memory check
         self.heartbeat.doing("checking the memory")
         self.report(build_memory_check(self.info, module, planned_corpus, precision).run(settings.seed))
-        stop, logs = _stop_signal(self.job, module), (folder / METRICS, skipped)
+        until, logs = self.job.until, (folder / METRICS, skipped)
+
+        def stop() -> int:
+            """Return the pending stop signal, or 0. Reaching `until` counts as SIGTERM."""
+            return pending_signal() or (signal.SIGTERM if until is not None and module.global_step >= until else 0)
+
         checkpoints = Checkpoints(folder / CHECKPOINTS, logs, settings.trainer, stop, self.job.command, self.job.until)
         same_run = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus))
         early = StoppedEarly(callbacks, prolonged=self.job.prolonged)
         trainer = self.build_trainer(precision, loggers, [checkpoints, same_run, early, *callbacks])
-        _fit(trainer, module, data, checkpoints, self.job)
+        with freeze_loaded_objects():
+            with defer_signals():
+                trainer.fit(module, datamodule=data, ckpt_path=self.job.checkpoint, weights_only=True)
+            every, step = settings.trainer.validate_every, trainer.global_step
+            if checkpoints.validation_interrupted or (step % every and module.validated != step):
+                trainer.validate(module, datamodule=data, verbose=False)
         trainer.strategy.barrier()  # so that all ranks see the files of rank 0
         fill_shares(self.network, final_weights(settings.trainer, folder / CHECKPOINTS, trainer.global_step))
         trainer.test(module, datamodule=data, verbose=False)
@@ -168,7 +169,7 @@ class _Rank:
         if self.info.local_rank == 0:
             backend = f"{torch.distributed.get_default_backend_for_device(device)} on " if self.info.world > 1 else ""
             print(f"cluster: {self.info}, {backend}{device}")
-        precision = Precision(**self.job.precision)
+        precision = self.job.precision
         parameters = list(self.network.parameters())
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         total = sum(parameter.numel() for parameter in parameters)
@@ -182,17 +183,12 @@ class _Rank:
             self.report(load_matching_weights(self.network, self.prepared.tokenizer, Path(settings.init_from)))
             if self.leads:
                 inherit_record(Path(settings.init_from), self.job.folder)
-        self.report_groups()
+        rows = group_rows(assign(settings.optimizer, list_weights(self.network)))
+        for row in rows if len({row["group"] for row in rows}) > 1 else ():
+            self.report(describe_group(row))
         self.report(precision)
         self.report(f"folder: {self.job.folder}")
         return precision
-
-    def report_groups(self) -> None:
-        """Print the optimizer of each group of weights, if there is more than one."""
-        rows = group_rows(assign(self.settings.optimizer, list_weights(self.network)))
-        if len({row["group"] for row in rows}) > 1:
-            for row in rows:
-                self.report(describe_group(row))
 
     def build_trainer(self, precision: Precision, loggers: list[LightningLogger], callbacks: list[Callback]) -> Trainer:
         """Return Lightning's Trainer with all callbacks of the run."""
@@ -212,7 +208,7 @@ class _Rank:
             callbacks=[
                 RestoreSignalHandlers(),
                 *callbacks,
-                *([LogAttention(image_loggers)] if image_loggers else []),
+                *([LogAttention(image_loggers), LogConfusion(image_loggers)] if image_loggers else []),
                 BestWeights(self.job.folder / CHECKPOINTS, settings.keep_last, settings.average),
                 WholeWhileScored(),
                 *([ShowProgress(Console(), self.heartbeat)] if self.leads else []),
@@ -244,7 +240,9 @@ def train_rank(
 
     `callbacks` come from a caller in Python.
     """
-    quiet_lightning()
+    for name in LIGHTNING:  # silence advice about workers, devices and loggers, which this package chooses
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")
     keep_freed_memory()
     with (
         hold(job.folder / CHECKPOINTS, wait=True) if rank_info.rank == 0 else nullcontext(),
@@ -252,7 +250,8 @@ def train_rank(
     ):
         network = build_network(spec, seed=settings.seed)
         rank = _Rank(rank_info, job, settings, prepared, network, heartbeat)
-        callbacks = [*_configured(settings.callbacks), *callbacks]
+        if (early := settings.callbacks.early_stopping).patience:
+            callbacks = [EarlyStopping(early.monitor, early.patience, early.min_delta), *callbacks]
         if not rank.leads:
             rank.fit_and_test([], callbacks)
             return
@@ -262,30 +261,6 @@ def train_rank(
         with open_loggers(job, settings, prepared, facts, losses) as loggers:
             rank.fit_and_test(loggers, callbacks)
             heartbeat.doing("closing the loggers")
-
-
-def _fit(trainer: Trainer, module: TrainingModule, data: RunData, checkpoints: Checkpoints, job: RunSpec) -> None:
-    """Train, and validate the last step unless training did."""
-    with freeze_loaded_objects():
-        with defer_signals():
-            trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
-        every, step = module.settings.trainer.validate_every, trainer.global_step
-        if checkpoints.validation_interrupted or (step % every and module.validated != step):
-            trainer.validate(module, datamodule=data, verbose=False)
-
-
-def _configured(settings: CallbackSettings) -> list[Callback]:
-    """Return the callbacks that the config enables."""
-    stop = settings.early_stopping
-    return [EarlyStopping(stop.monitor, stop.patience, stop.min_delta)] if stop.patience else []
-
-
-def _stop_signal(job: RunSpec, module: TrainingModule) -> Callable[[], int]:
-    """Return a function for the pending stop signal, or 0. Reaching `until` counts as SIGTERM."""
-    until = job.until
-    if until is None:
-        return pending_signal
-    return lambda: pending_signal() or (signal.SIGTERM if module.global_step >= until else 0)
 
 
 def build_memory_check(

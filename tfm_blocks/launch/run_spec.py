@@ -1,59 +1,107 @@
-"""The plain data from which each rank of a run starts, and the saved run from which a resume makes it."""
+"""The plain data from which each rank of a run starts, its precision, and the saved run of a resume."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
+import yaml
 
 from tfm_blocks.compose.run import missing_plugins
+from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.devices import CPU, device_name, has_fast_bf16
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.distributed.consistency import Fingerprint
+from tfm_blocks.distributed.consistency import fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
-from tfm_blocks.launch.precision import PRECISIONS
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.build import network_without_values
 from tfm_blocks.registry.plugins import is_loaded
-from tfm_blocks.runs.files import JsonFile, damaged
+from tfm_blocks.runs.files import JsonFile, damaged, write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, RUN, WEIGHTS, expect_folder, expect_utf8
 from tfm_blocks.runs.metrics import read_metric_names, read_rows
 from tfm_blocks.runs.records import RunFile, SavedModel, Status
 from tfm_blocks.runs.saved_run import SavedRun
+from tfm_blocks.training.data import plan_corpus
 from tfm_blocks.training.schedules import PeakSettings
 from tfm_blocks.training.settings import RunSettings, read_run
 
 CONFIG_KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict, "data": dict, "trainer": dict}
+
+PRECISIONS = ("fp32", "bf16")
+AMD = "AuthenticAMD"  # vendor_id of /proc/cpuinfo
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`name` is `bf16` (autocast with float32 weights) or `fp32`; `reason` says why it was chosen."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"precision: {self.name} ({self.reason})"
 
 
 @dataclass(frozen=True)
 class RunSpec(JsonFile):
     """A run whose folder exists, as plain data that can be sent to any process.
 
-    `checkpoint` is the file to resume from, or None. `command` resumes the run after a stop. After `until` steps the
-    run stops as after a signal. `asked_vocab` and `asked_parameters` are the requested size of the vocabulary, and the
-    parameters with it; `asked_parameters` is None if they are unknown. A `prolonged` run trains on after
-    a checkpoint at which a callback stopped it. `precision` holds the fields of `Precision`, which rank 0 chose.
+    `start` is the content of run.json before the facts of this start. `command` resumes the run after a stop. Rank 0
+    chose the `precision`. `checkpoint` is the file to resume from, or None. After `until` steps the run stops as after
+    a signal. `asked_parameters` are the parameters with the requested vocabulary, or None if they are unknown. A
+    `prolonged` run trains on after a checkpoint at which a callback stopped it.
     """
 
     config: Mapping[str, Any]
     folder: Path
-    asked_vocab: int
+    start: RunFile
     command: str
-    wandb_id: str
+    precision: Precision
     checkpoint: Path | None = None
     until: int | None = None
     asked_parameters: int | None = None
     prolonged: bool = False
-    precision: Mapping[str, Any] = field(default_factory=dict)
 
 
-def recorded_precision(saved: SavedRun) -> dict[str, str]:
-    """Return the precision of the last start; empty if the run recorded none."""
+def choose_precision(requested: Literal["auto", "bf16", "fp32"], device: str) -> Precision:
+    """Return the requested precision, or for `auto` the faster one on a type of device by its capabilities.
+
+    docs/results.md has the measurements behind the rule for CPUs.
+    """
+    if requested != "auto":
+        return Precision(requested, f"trainer.precision={requested}")
+    if device != CPU:
+        return Precision("bf16" if has_fast_bf16(device) else "fp32", device_name(device))
+    return cpu_precision(torch.cpu.get_capabilities(), _cpu_vendor())
+
+
+def cpu_precision(capabilities: Mapping[str, object], vendor: str) -> Precision:
+    """Return bf16 on CPUs whose bf16 products were measured to be faster than those in float32."""
+    if capabilities.get("amx_bf16"):
+        return Precision("bf16", "this CPU has AMX")
+    if capabilities.get("avx512_bf16") and vendor == AMD:
+        return Precision("bf16", "this AMD CPU has AVX512-BF16")
+    return Precision("fp32", "this CPU has neither AMX nor AMD's AVX512-BF16")
+
+
+def _cpu_vendor() -> str:
+    """Return the vendor_id of /proc/cpuinfo; "" on other systems than Linux."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+def recorded_precision(saved: SavedRun) -> Precision | None:
+    """Return the precision of the last start; None if the run recorded none."""
     recorded = saved.start.newest_facts.get("precision")
     if not isinstance(recorded, dict) or recorded.get("name") not in PRECISIONS:
-        return {}
-    return {name: str(recorded.get(name)) for name in ("name", "reason")}
+        return None
+    return Precision(recorded["name"], str(recorded.get("reason")))
 
 
 def _stopped_early(saved: SavedRun) -> bool:
@@ -100,6 +148,12 @@ def expect_untrained(saved: SavedRun) -> None:
         rule = "has no checkpoint, but results of an earlier training, which a restart from step 0 would replace"
         help = f"restore {CHECKPOINTS}/, or start a new run with its weights: init_from={saved.folder}"
         raise RunError(Problem(str(saved.folder), rule, help=help))
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Replace config.yaml atomically."""
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    write_bytes(folder / CONFIG, text.encode("utf-8"))
 
 
 def read_saved_run(run: Path) -> SavedRun:
@@ -154,8 +208,10 @@ def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str)
     return None
 
 
-def expect_same_text(saved: SavedRun, current: Fingerprint) -> None:
+def expect_same_text(saved: SavedRun, prepared: Prepared, spec: Spec, settings: RunSettings) -> None:
     """Raise RunError if the vocabulary or the text changed since the run began."""
+    planned_corpus = plan_corpus(network_without_values(spec).spec, prepared, settings.data, settings.objective)
+    current = fingerprint(settings.seed, prepared, planned_corpus)
     for name, value in saved.start.text.items():
         if value != current.get(name):
             rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"

@@ -164,16 +164,19 @@ def show_scores(systems: Mapping[str, Sequence[Score]], lines: int, *, as_json: 
 
 def show_perplexity(perplexity: Perplexity, run: str, *, as_json: bool) -> None:
     """Print the perplexity of a text."""
+    pseudo = "pseudo-" if perplexity.pseudo else ""
     values = {
-        "perplexity per token": perplexity.per_token,
-        "perplexity per word": perplexity.per_word,
-        "bits per byte": perplexity.bits_per_byte,
+        f"{pseudo}perplexity per token": perplexity.per_token,
+        f"{pseudo}perplexity per word": perplexity.per_word,
     }
+    values |= {} if pseudo else {"bits per byte": perplexity.bits_per_byte}
     if as_json:
         sizes = {"tokens": perplexity.tokens, "words": perplexity.words, "bytes": perplexity.bytes}
-        print_json({"run": run, **{name.replace(" ", "_"): value for name, value in values.items()}, **sizes})
+        print_json(
+            {"run": run, **{name.replace(" ", "_").replace("-", "_"): value for name, value in values.items()}, **sizes}
+        )
         return
     for name, value in values.items():
         print(f"{name}: {value:.4f}")
     sizes_text = f"{perplexity.tokens:,} tokens, {perplexity.words:,} words, {perplexity.bytes:,} bytes"
-    print(f"{sizes_text}, ends of lines included")
+    print(f"{sizes_text}, ends of lines {'excluded' if pseudo else 'included'}")

@@ -19,6 +19,7 @@ from tfm_blocks.report.attention import pictures_of
 from tfm_blocks.report.charts import AXES, MOST_POINTS, forests_of, line_charts
 from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
+from tfm_blocks.report.confusion import confusions_of
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.drawing import chart_svg, legend_svg
 from tfm_blocks.report.matrix import Matrix, legend, matrix_table, verdict
@@ -136,6 +137,7 @@ def _samples(grid: ModelGrid, sentence: str | None, plugins: Sequence[str]) -> d
     ]
     return {
         "samples": samples,
+        "confusions": confusions_of([group for groups in drawn.values() for group in groups.values()]),
         "unsampled": " ".join(dict.fromkeys(filter(None, omitted))),
         "pictures": pictures_of(first, lines, sentence, plugins),
     }

@@ -15,6 +15,7 @@ from tfm_blocks.data.corpus import split_rows
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network, evaluating
+from tfm_blocks.translation.fill import Filler
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
@@ -26,13 +27,14 @@ class Perplexity:
     """The perplexity of a text, from `nll`, the sum of -log p over all tokens, eos of each document included, in nats.
 
     Words are separated by white space, and each end of a document counts as a word and a byte. Bytes are counted in the
-    UTF-8 text.
+    UTF-8 text. A `pseudo` perplexity leaves the ends out.
     """
 
     nll: float
     tokens: int
     words: int
     bytes: int
+    pseudo: bool = False
 
     @property
     def per_token(self) -> float:
@@ -80,6 +82,32 @@ def perplexity(translator: Translator, documents: Iterable[str], *, context: int
         nll = sum(_nll(network, batch) for batch in batches)
     words, bytes = (sum(map(len, parts)) + len(texts) for parts in (map(str.split, texts), map(str.encode, texts)))
     return Perplexity(float(nll), len(ids) - ids.count(BOS), words, bytes)
+
+
+@torch.inference_mode()
+def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, batch_tokens: int) -> Perplexity:
+    """Compute the pseudo-perplexity of documents: each token is predicted from all others (Salazar et al. 2020).
+
+    Special tokens are not predicted. Raises DataError for a text without words, or with a document that is too long.
+    """
+    texts = [text for text in documents if text.strip()]
+    if not texts:
+        raise DataError(Problem("--text", "has no words", help="name a file with text"))
+    network, special, nll, tokens = filler.network, filler.tokenizer.special_ids, 0.0, 0
+    with evaluating(network):
+        for ids in filler.encode(texts, name="--text"):
+            row_S = filler.padded([ids])[0]
+            places_N = torch.tensor([place for place, id in enumerate(ids) if id not in special], device=row_S.device)
+            tokens += len(places_N)
+            size = max(1, batch_tokens // len(ids))
+            for start in range(0, len(places_N), size):
+                part_N = places_N[start : start + size]
+                number_N = torch.arange(len(part_N), device=row_S.device)
+                masked_NS = row_S.repeat(len(part_N), 1).index_put((number_N, part_N), torch.tensor(filler.mask))
+                x_ND = network.trunk_with_losses({filler.input: masked_NS})[0][number_N, part_N]
+                nll += float(cross_entropy(network.head(x_ND).float(), row_S[part_N], reduction="sum"))
+    words, bytes = (sum(map(len, parts)) for parts in (map(str.split, texts), map(str.encode, texts)))
+    return Perplexity(nll, tokens, words, bytes, pseudo=True)
 
 
 def _nll(network: Network, labels_BT: Tensor) -> float:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tfm_blocks.network.packed import packed
 from tfm_blocks.serving import Limits
+from tfm_blocks.serving.readers import Reading, TextReader
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Task
 from tfm_blocks.translation.translator import BLANK, Translation, Translator
@@ -21,8 +23,8 @@ from tfm_blocks.translation.translator import BLANK, Translation, Translator
 SLICE = 0.25  # seconds after which a batch pauses for shorter requests
 SHORT = 8  # a request is shorter if its cost is at most this part of the cost of another request
 
-Outputs = list[list[Translation]]
-"""The outputs of each text, best first; a text has none if its logits are not finite."""
+Outputs = list[list[Any]]
+"""The translations of each text, best first, or the result of reading it; none if its logits are not finite."""
 
 Progress = Callable[[Sequence[int]], None]
 
@@ -53,18 +55,18 @@ class Job:
     that is not empty.
     """
 
-    def __init__(self, tasks: Sequence[Task], texts: int, search: Search) -> None:
+    def __init__(self, tasks: Sequence[Task], texts: int, search: Search | Reading) -> None:
         self.tasks, self.search = tasks, search
         self.progress: Progress = lambda ids: None
         self.warning = ""
         self.outputs: Future[Outputs] = Future()
         self.tokens = sum(task.tokens for task in tasks) * search.beam
         self.cost = sum(len(task.before) + task.tokens + search.most(task.tokens) for task in tasks) * search.beam
-        self._outputs = [[BLANK] for _ in range(texts)]
+        self._outputs: Outputs = [[BLANK] for _ in range(texts)]
         self._missing = {task.place for task in tasks}
         self._finish()
 
-    def deliver(self, place: int, nbest: list[Translation]) -> None:
+    def deliver(self, place: int, nbest: list[Any]) -> None:
         """Set the outputs of the text at index `place`."""
         self._outputs[place] = nbest
         self._missing.discard(place)
@@ -91,7 +93,7 @@ class Batcher:
 
     def __init__(
         self,
-        translator: Translator,
+        translator: Translator | TextReader,
         limits: Limits,
         metrics: Metrics,
         precision: Callable[[], AbstractContextManager[object]],
@@ -185,7 +187,8 @@ class Batcher:
 
         self.metrics.batch_texts.observe(len(tasks))
         search, batch_tokens = jobs[0].search, self.limits.batch_tokens
-        for task, nbest in self.translator.run(numbered, search, batch_tokens=batch_tokens, watch=watch):
+        run: Callable[..., Iterator[tuple[Task, list[Any]]]] = self.translator.run
+        for task, nbest in run(numbered, search, batch_tokens=batch_tokens, watch=watch):
             job, place = owners[task.place]
             job.deliver(place, nbest)
-            self.metrics.tokens.inc(len(nbest[0].ids) if nbest else 0)
+            self.metrics.tokens.inc(len(nbest[0].ids) if nbest and isinstance(nbest[0], Translation) else 0)

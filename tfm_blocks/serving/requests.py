@@ -15,9 +15,11 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from tfm_blocks.data.tokenizer import unknown_warning
-from tfm_blocks.errors import DataError, Problem, TfmError, printable
+from tfm_blocks.errors import DataError, Problem, RunError, TfmError, printable
 from tfm_blocks.serving import CLIENT_CLOSED, Limits
 from tfm_blocks.serving.batcher import Batcher, Job, Metrics, Outputs, Progress
+from tfm_blocks.serving.readers import Reading, TextReader
+from tfm_blocks.translation.encoder import Encoder, Pooling
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 from tfm_blocks.translation.stream import fitting, fitting_prompts
@@ -58,6 +60,10 @@ class SearchBody(BaseModel):
         fields = {name: getattr(self, name) for name in SearchBody.model_fields if name != "sampling"}
         return Search(**fields, max_tokens=max_tokens, sampling=sampling)
 
+    def job(self, translator: Translator, limits: Limits) -> Job:
+        """Return the job of this request. Raises DataError above a limit, and ValueError or TypeError otherwise."""
+        raise NotImplementedError
+
 
 class TranslateBody(SearchBody):
     """Texts to translate; if the model has several sources, each item is a list or a mapping of texts."""
@@ -67,7 +73,6 @@ class TranslateBody(SearchBody):
     max_tokens: Count | None = None
 
     def job(self, translator: Translator, limits: Limits) -> Job:
-        """Return the job of this request. Raises DataError above a limit, and ValueError or TypeError otherwise."""
         expect_at_most("number of texts", len(self.texts), limits.texts)
         expect_at_most("max_tokens", self.max_tokens or 1, limits.tokens)
         translator.expect_sources()
@@ -86,7 +91,6 @@ class GenerateBody(SearchBody):
     stream: bool = False
 
     def job(self, translator: Translator, limits: Limits) -> Job:
-        """Return the job of this request. Raises DataError above a limit, and ValueError or TypeError otherwise."""
         expect_at_most("number of prompts", len(self.prompts), limits.texts)
         expect_at_most("tokens", self.tokens, limits.tokens)
         if self.stream and (len(self.prompts) > 1 or self.beam > 1):
@@ -97,6 +101,64 @@ class GenerateBody(SearchBody):
         return Job(translator.generation_tasks(prompts, search), len(prompts), search)
 
 
+class ReadBody(BaseModel):
+    """Texts that an encoder reads."""
+
+    model_config = STRICT
+    texts: Annotated[list[str], Field(min_length=1)]
+
+    def reading(self, limits: Limits) -> Reading:
+        """Return the work on each text. Raises DataError above a limit."""
+        raise NotImplementedError
+
+    def job(self, reader: TextReader, limits: Limits) -> Job:
+        """Return the job of this request. Raises DataError above a limit, and RunError for an unsuitable run."""
+        expect_at_most("number of texts", len(self.texts), limits.texts)
+        reading = self.reading(limits)
+        tasks = reader.tasks(plain_texts(self.texts, "texts"), reading.action)
+        for task in tasks:
+            expect_at_most(f"tokens of text {task.number}", task.tokens, limits.tokens)
+        return Job(tasks, len(tasks), reading)
+
+
+class ClassifyBody(ReadBody):
+    """Texts to label."""
+
+    def reading(self, limits: Limits) -> Reading:
+        return Reading("classify")
+
+
+class EmbedBody(ReadBody):
+    """Texts to embed as vectors."""
+
+    pooling: Pooling = "mean"
+
+    def reading(self, limits: Limits) -> Reading:
+        return Reading("embed", pooling=self.pooling)
+
+
+class FillBody(ReadBody):
+    """Texts with masks to fill; `top` tokens of each mask are returned."""
+
+    top: Count = 1
+    steps: Count = 1
+
+    def reading(self, limits: Limits) -> Reading:
+        expect_at_most("top", self.top, limits.beam)
+        expect_at_most("steps", self.steps, limits.tokens)
+        return Reading("fill", top=self.top, steps=self.steps)
+
+
+def job_of(body: SearchBody | ReadBody, model: Translator | TextReader, limits: Limits) -> Job:
+    """Return the job of a request. Raises RunError for an unsuitable model, and the errors of its body."""
+    if isinstance(body, ReadBody):
+        return body.job(model, limits) if isinstance(model, TextReader) else Encoder.refuse()
+    if isinstance(model, TextReader):
+        rule = "is an encoder, which writes no text"
+        raise RunError(Problem("model", rule, help="use /classify, /embed or /fill"))
+    return body.job(model, limits)
+
+
 def expect_at_most(name: str, value: int, limit: int) -> None:
     """Raise DataError if a value is above a limit of the server."""
     if value > limit:
@@ -104,13 +166,13 @@ def expect_at_most(name: str, value: int, limit: int) -> None:
         raise DataError(Problem(name, rule, help="lower it, or split the request"))
 
 
-def submit(body: TranslateBody | GenerateBody, batcher: Batcher, progress: Progress | None = None) -> Job:
+def submit(body: SearchBody | ReadBody, batcher: Batcher, progress: Progress | None = None) -> Job:
     """Submit the job of a request. Raises HTTPException with status 413, 422 or 429."""
     if batcher.unfinished() >= batcher.limits.requests:
         rule = f"{batcher.limits.requests} requests wait or run, the limit of this server"
         raise HTTPException(429, Problem("", rule, help="try again"))
     try:
-        job = body.job(batcher.translator, batcher.limits)
+        job = job_of(body, batcher.translator, batcher.limits)
     except TfmError as error:
         raise HTTPException(413 if isinstance(error, DataError) else 422, error.problems[0]) from None
     except (ValueError, TypeError) as error:
@@ -191,7 +253,12 @@ def outcome(job: Job) -> tuple[int, dict[str, Any]]:
     if not any(outputs):
         return 500, {"error": error_of(not_finite("sentence 1"))}
     body: dict[str, Any] = {
-        "outputs": [[{"text": output.text, "score": output.score} for output in nbest] for nbest in outputs]
+        "outputs": [
+            (nbest[0] if nbest else None)
+            if isinstance(job.search, Reading)
+            else [{"text": output.text, "score": output.score} for output in nbest]
+            for nbest in outputs
+        ]
     }
     if failed := [number for number, nbest in enumerate(outputs, 1) if not nbest]:
         body["errors"] = [error_of(not_finite(f"sentence {number}")) for number in failed]

@@ -30,7 +30,17 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.serving import BODY_SECONDS, CLIENT_CLOSED, FINISH_SECONDS, HEAD_SECONDS, SEND_SECONDS, Limits
 from tfm_blocks.serving.batcher import Batcher, Metrics
-from tfm_blocks.serving.requests import GenerateBody, TranslateBody, error_of, respond, stream_response, submit
+from tfm_blocks.serving.requests import (
+    ClassifyBody,
+    EmbedBody,
+    FillBody,
+    GenerateBody,
+    TranslateBody,
+    error_of,
+    respond,
+    stream_response,
+    submit,
+)
 from tfm_blocks.version import __version__
 
 LOCAL = ["127.0.0.1", "localhost", "[::1]"]
@@ -254,6 +264,18 @@ def _add_routes(app: FastAPI, batcher: Batcher) -> None:
     async def generate(body: GenerateBody, request: Request) -> Response:
         if body.stream:
             return stream_response(body, request, batcher)
+        return await respond(submit(body, batcher), request, batcher.metrics)
+
+    @app.post("/classify")
+    async def classify(body: ClassifyBody, request: Request) -> Response:
+        return await respond(submit(body, batcher), request, batcher.metrics)
+
+    @app.post("/embed")
+    async def embed(body: EmbedBody, request: Request) -> Response:
+        return await respond(submit(body, batcher), request, batcher.metrics)
+
+    @app.post("/fill")
+    async def fill(body: FillBody, request: Request) -> Response:
         return await respond(submit(body, batcher), request, batcher.metrics)
 
     @app.get("/health")

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfm_blocks.compose.command_line import override_key
-from tfm_blocks.compose.job import JobComposer
+from tfm_blocks.compose.composition import Composer
+from tfm_blocks.compose.overrides import override_key
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError, Problem, cut, printable
 from tfm_blocks.launch.check import CheckedModel, CheckedRun, with_vocab_of_data
 from tfm_blocks.network.build import count_parameters
@@ -20,37 +21,89 @@ from tfm_blocks.sweep.settings import MatchSettings
 from tfm_blocks.sweep.solve import BUDGETS, Solution, measure_cost, solve
 
 
-def check_jobs(
-    jobs: Sequence[Sequence[str]],
-    composer: JobComposer,
-    check: Callable[[Composed], CheckedModel],
-    matcher: Matcher | None = None,
-    used: Collection[str] = (),
-) -> list[SweepJob]:
-    """Match each job to its budget, compose and check it. A ConfigError becomes the problems of its job.
+@dataclass
+class JobChecker:
+    """Composes and checks jobs, after it solved the knobs of `budget` with the vocabulary of the job's data.
 
-    A job whose model does not use an override runs without it if its key is in `used`, the keys that another model
-    of the sweep uses.
+    Jobs with the same model and reference, such as seeds, are solved once. `used` are the keys that the model of any
+    job uses: a job whose model does not use such an override runs without it.
     """
-    checked_jobs = []
-    for overrides in jobs:
+
+    composer: Composer
+    check: Callable[[Composed], CheckedModel]
+    budget: MatchSettings | None = None
+    used: Collection[str] = ()
+    costs: dict[str, int] = field(default_factory=dict)
+    solutions: dict[tuple[str, int], Solution] = field(default_factory=dict)
+    vocabularies: dict[str, int] = field(default_factory=dict)
+
+    def check_job(self, overrides: Sequence[str]) -> SweepJob:
+        """Match the job to its budget, compose and check it. A ConfigError becomes the problems of the job."""
         job = SweepJob("", overrides)
-        checked_jobs.append(job)
         try:
-            ignored = [text for text in composer.unused(overrides) if override_key(text) in used] if used else []
+            unused = self.composer.unused(overrides) if self.used else []
+            ignored = [text for text in unused if override_key(text) in self.used]
             job.overrides = [text for text in overrides if text not in ignored]
-            if matcher:
-                job.overrides, job.match = matcher.match(job.overrides, ignored)
-            checked = check(composer.compose(job.overrides))
-            job.composed, sized = checked.composed, checked
+            job.overrides, job.match = self.match(job.overrides, ignored)
+            checked = self.check(compose_job(job.overrides, self.composer))
+            job.composed, spec = checked.composed, checked.spec
             if isinstance(checked, CheckedRun):
                 job.settings = checked.settings
-                sized = checked.with_vocab(job.match["vocab"]) if job.match else checked
-            job.parameters = count_parameters(sized.spec)
+                spec = checked.with_vocab(job.match["vocab"]).spec if job.match else spec
+            job.parameters = count_parameters(spec)
         except ConfigError as error:
             job.problems, first = error.problems, error.problems[0]
             job.state, job.reason = WRONG, f"{first.address}: {first.rule}"
-    return checked_jobs
+        return job
+
+    def match(self, overrides: Sequence[str], ignored: Sequence[str] = ()) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Return the overrides of a job with solved knobs, and the record for run.json.
+
+        The reference may use the `ignored` overrides, which the model of the job does not use. Raises ConfigError if no
+        values meet the budget.
+        """
+        if self.budget is None or not (like := self.budget.like):
+            return overrides, {}
+        job = self._compose(overrides)
+        kept = [text for text in (*ignored, *overrides) if override_key(text) not in like]
+        changes = [f"{key}={value}" for key, value in like.items()]
+        unused = self.composer.unused([*kept, *changes])
+        reference = self._compose([*(text for text in kept if text not in unused), *changes])
+        solution = self._solve(job, reference, self.budget)
+        values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
+        record = {
+            "like": dict(like),
+            "budget": self.budget.budget,
+            "values": dict(solution.values),
+            "requested": solution.requested,
+            "reached": solution.reached,
+            "vocab": job.mapping.get("vocab"),
+        }
+        return [*(text for text in overrides if override_key(text) not in values), *values.values()], record
+
+    def _compose(self, overrides: Sequence[str]) -> Composed:
+        composed = compose_job(overrides, self.composer)
+        load_plugins(composed.mapping["plugins"])
+        key = json.dumps([composed.mapping["data"], composed.mapping.get("vocab")])
+        if key in self.vocabularies:
+            return composed.with_vocab(self.vocabularies[key])
+        composed = with_vocab_of_data(composed)
+        if type(size := composed.mapping.get("vocab")) is int:
+            self.vocabularies[key] = size
+        return composed
+
+    def _solve(self, job: Composed, reference: Composed, match: MatchSettings) -> Solution:
+        budget = BUDGETS[match.budget]
+        key = json.dumps(reference.model)
+        if key not in self.costs:
+            self.costs[key] = measure_cost(reference, budget)
+        requested = self.costs[key]
+        if job.model == reference.model:
+            return Solution({}, requested, requested)
+        problem = json.dumps(job.model), requested
+        if problem not in self.solutions:
+            self.solutions[problem] = solve(job, match.by, budget, requested, match.within or budget.within)
+        return self.solutions[problem]
 
 
 def refuse_wrong(jobs: Sequence[SweepJob]) -> None:
@@ -65,7 +118,7 @@ def refuse_wrong(jobs: Sequence[SweepJob]) -> None:
     raise ConfigError([Problem("sweep", rule, help=leave_out), *dict.fromkeys(job.problems[0] for job in wrong)])
 
 
-def find_used(jobs: Sequence[Sequence[str]], composer: JobComposer) -> set[str]:
+def find_used(jobs: Sequence[Sequence[str]], composer: Composer) -> set[str]:
     """Return the keys that the model of any job uses, and print each override that only some of the models use.
 
     The other models run without it. Raises ConfigError if jobs would be equal without their unused overrides.
@@ -90,68 +143,3 @@ def find_used(jobs: Sequence[Sequence[str]], composer: JobComposer) -> set[str]:
     for text, names in models.items():
         print(printable(f"{text}: not used by {', '.join(names)}, whose jobs run without it"))
     return used
-
-
-@dataclass
-class Matcher:
-    """Solves the knobs `match.by` of jobs, with the vocabulary that the data of each job has.
-
-    Jobs with the same model and reference, such as seeds, are solved once.
-    """
-
-    settings: MatchSettings
-    composer: JobComposer
-    costs: dict[str, int] = field(default_factory=dict)
-    solutions: dict[tuple[str, int], Solution] = field(default_factory=dict)
-    vocabularies: dict[str, int] = field(default_factory=dict)
-
-    def match(self, overrides: Sequence[str], ignored: Sequence[str] = ()) -> tuple[Sequence[str], Mapping[str, Any]]:
-        """Return the overrides of a job with solved knobs, and the record for run.json.
-
-        The reference may use the `ignored` overrides, which the model of the job does not use. Raises ConfigError if no
-        values meet the budget.
-        """
-        like = self.settings.like
-        if not like:
-            return overrides, {}
-        job = self._compose(overrides)
-        kept = [text for text in (*ignored, *overrides) if override_key(text) not in like]
-        changes = [f"{key}={value}" for key, value in like.items()]
-        unused = self.composer.unused([*kept, *changes])
-        reference = self._compose([*(text for text in kept if text not in unused), *changes])
-        solution = self._solve(job, reference)
-        values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
-        record = {
-            "like": dict(like),
-            "budget": self.settings.budget,
-            "values": dict(solution.values),
-            "requested": solution.requested,
-            "reached": solution.reached,
-            "vocab": job.mapping.get("vocab"),
-        }
-        return [*(text for text in overrides if override_key(text) not in values), *values.values()], record
-
-    def _compose(self, overrides: Sequence[str]) -> Composed:
-        composed = self.composer.compose(overrides)
-        load_plugins(composed.mapping["plugins"])
-        key = json.dumps([composed.mapping["data"], composed.mapping.get("vocab")])
-        if key in self.vocabularies:
-            return composed.with_vocab(self.vocabularies[key])
-        composed = with_vocab_of_data(composed)
-        if type(size := composed.mapping.get("vocab")) is int:
-            self.vocabularies[key] = size
-        return composed
-
-    def _solve(self, job: Composed, reference: Composed) -> Solution:
-        budget = BUDGETS[self.settings.budget]
-        key = json.dumps(reference.model)
-        if key not in self.costs:
-            self.costs[key] = measure_cost(reference, budget)
-        requested = self.costs[key]
-        if job.model == reference.model:
-            return Solution({}, requested, requested)
-        problem = json.dumps(job.model), requested
-        if problem not in self.solutions:
-            within = self.settings.within or budget.within
-            self.solutions[problem] = solve(job, self.settings.by, budget, requested, within)
-        return self.solutions[problem]

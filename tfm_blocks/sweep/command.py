@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tfm_blocks.compose.command_line import Request, parse_request
-from tfm_blocks.compose.job import JobComposer, compose_job
+from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_job, shorten_name
 from tfm_blocks.compose.sweep import (
     SweepRequest,
     choose_first_values,
@@ -23,14 +25,14 @@ from tfm_blocks.compose.sweep import (
 )
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.launch.check import CheckedModel, CheckedRun
+from tfm_blocks.launch.check import CheckedModel
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import show_tables, tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.folder import numbered_names
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.records import WAITING
-from tfm_blocks.sweep.checks import Matcher, check_jobs, find_used, refuse_wrong
+from tfm_blocks.sweep.checks import JobChecker, find_used, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
 from tfm_blocks.sweep.job import DONE, SweepJob
@@ -39,7 +41,6 @@ from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_sett
 from tfm_blocks.sweep.sources import JobSource, TunedGrid, draw_jobs, expect_tunable, fixed_keys
 from tfm_blocks.sweep.view import show_end
 
-Check = Callable[[Composed], CheckedRun]
 ROOT = Path("runs")
 PREEMPTED = 75
 LONGEST_NAME = 80  # characters; leaves room for .log and a number
@@ -55,14 +56,14 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
     plan = read_sweep(request)
     chosen = read_launcher(plan.launcher)
     settings = read_sweep_settings(plan.settings, on_cluster=chosen.on_cluster)
-    jobs, used = _jobs(plan, settings, chosen.check)
+    jobs, checker = _check(plan, settings, chosen.check)
     command = shlex.join([*program, *request.arguments])
     launcher = chosen.open(settings.parallel, settings.timeout)
     name = settings.name or sweep_name(plan.swept)
     configs = [job.config for job in jobs if settings.method != "optuna"]  # a search is known by its overrides alone
     folder = claim_sweep(ROOT, name, plan.texts, command, [*program, *request.job_options], configs)
     with launcher, hold(folder.path):
-        source = _source(folder, jobs, plan, settings, chosen.check, used)
+        source = _source(folder, jobs, plan, settings, checker)
         folder.expect_unchanged(source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         before = sum(job.state != WAITING for job in source.jobs)
@@ -76,15 +77,15 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
 def check_sweep(arguments: Sequence[str], check: Callable[[Composed], CheckedModel]) -> None:
     """Print all jobs of the sweep that `tfm train` would run. Raises ConfigError if `check` refuses any of them."""
     request = read_sweep(parse_request(arguments))
-    _jobs(request, read_sweep_settings(request.settings), check)
+    _check(request, read_sweep_settings(request.settings), check)
 
 
-def _jobs(
+def _check(
     request: SweepRequest, settings: SweepSettings, check: Callable[[Composed], CheckedModel]
-) -> tuple[list[SweepJob], set[str]]:
+) -> tuple[list[SweepJob], JobChecker]:
     """Print and return all jobs; for a search by optuna, one job with the first value of each key.
 
-    Also returns the keys that the model of any job uses. Raises ConfigError if any of them cannot start.
+    Raises ConfigError if any of them cannot start.
     """
     parts = join_parts(request.parts, settings.together)
     if settings.method == "random":
@@ -97,31 +98,24 @@ def _jobs(
         if settings.tune:
             expect_tunable(settings.tune, request.swept)
         overrides = combinations(parts)
-    composer = JobComposer(request.config_dir)
-    used = find_used(overrides if settings.method == "grid" else sample_space(parts, request.config_dir), composer)
-    jobs = check_jobs(overrides, composer, check, Matcher(read_match(request.match), composer), used)
+    composer = request.composer
+    used = find_used(overrides if settings.method == "grid" else sample_space(parts, composer.folders), composer)
+    checker = JobChecker(composer, check, read_match(request.match), used)
+    jobs = [checker.check_job(job) for job in overrides]
     show_jobs([(job.overrides, job.parameters, job.problems) for job in jobs])
     refuse_wrong(jobs)
     for job, name in zip(jobs, job_names(request.swept, [job.overrides for job in jobs]), strict=True):
         job.name = name
-    return jobs, used
+    return jobs, checker
 
 
 def _source(
-    folder: SweepFolder,
-    jobs: list[SweepJob],
-    request: SweepRequest,
-    settings: SweepSettings,
-    check: Check,
-    used: Collection[str],
+    folder: SweepFolder, jobs: list[SweepJob], request: SweepRequest, settings: SweepSettings, checker: JobChecker
 ) -> JobSource:
     if settings.method == "optuna":
         from tfm_blocks.sweep.search import Study
 
-        def trial(number: int, texts: Sequence[str]) -> SweepJob:
-            return _trial(number, texts, request, jobs[0], check, used)
-
-        return Study(folder, request.parts, settings, trial)
+        return Study(folder, request.parts, settings, partial(make_trial, request.swept, jobs[0], checker))
     folder.adopt_names(jobs)
     for job in jobs:
         if folder.state_before(job) == "done":
@@ -131,27 +125,21 @@ def _source(
     return JobSource(jobs)
 
 
-def _trial(
-    number: int,
-    overrides: Sequence[str],
-    request: SweepRequest,
-    sample: SweepJob,
-    check: Check,
-    used: Collection[str],
+def make_trial(
+    swept: Sequence[str], sample: SweepJob, checker: JobChecker, number: int, overrides: Sequence[str]
 ) -> SweepJob:
     """Return the job of a trial. A job that cannot start takes the config of `sample`.
 
     Raises ConfigError if files of conf/ changed the config of the sample since the search started.
     """
-    now = SweepJob("", sample.overrides, compose_job(sample.overrides, request.config_dir), sample.settings)
-    if now.config != sample.config:
+    composer = Composer(checker.composer.config_dir)
+    if replace(sample, composed=compose_job(sample.overrides, composer)).config != sample.config:
         rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
         raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
-    composer = JobComposer(request.config_dir)
-    (job,) = check_jobs([overrides], composer, check, Matcher(read_match(request.match), composer), used)
+    job = replace(checker, composer=composer).check_job(overrides)
     if job.problems:
         job.overrides, job.composed, job.settings = overrides, sample.composed, sample.settings
-    job.name = f"{number:03}_{job_names(request.swept, [overrides])[0]}"
+    job.name = f"{number:03}_{job_names(swept, [overrides])[0]}"
     return job
 
 
@@ -180,10 +168,7 @@ def _short_keys(keys: Sequence[str]) -> list[str]:
 
 
 def _short_name(name: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.replace("+", "")).strip("_.-")
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return shorten_name(re.sub(r"[^A-Za-z0-9_.-]+", "_", name.replace("+", "")).strip("_.-"), LONGEST_NAME)
 
 
 def _print_results(sweep: Sweep, command: str, number: int) -> int:

@@ -21,7 +21,6 @@ from tfm_blocks.sweep.job import (
     STOPPED,
     TIMED_OUT,
     WORTH_A_RETRY,
-    Attempt,
     SweepJob,
     result_of,
     status_time,
@@ -54,7 +53,7 @@ class Sweep:
         self.folder, self.source, self.settings = folder, source, settings
         self.launcher, self.command = launcher, command
         self.adoptable: dict[str, Worker] = launcher.find(folder.path)
-        self.running: list[Attempt] = []
+        self.running: list[SweepJob] = []
         self.postponed: list[SweepJob] = []  # jobs that wait for another process or for a retry
         self.last_read = 0.0  # when the metrics of the running jobs were last read
         self.full_until = 0.0  # no job is submitted before this time
@@ -85,14 +84,14 @@ class Sweep:
             self.last_read = time.monotonic()
         for job in [job for job in self.source.waiting if job.name in self.adoptable]:  # also beyond sweep.parallel
             self.source.waiting.remove(job)
-            self._add(Attempt(job, self.adoptable.pop(job.name)))
+            self._add(job, self.adoptable.pop(job.name))
             self._write()
         while number and self.adoptable:  # workers of jobs that are not part of this command
             self.adoptable.popitem()[1].stop()
-        for attempt in list(self.running):
+        for job in list(self.running):
             if number:
-                attempt.request_stop(STOPPED, f"by {signal.Signals(number).name}")
-            self._poll_attempt(attempt, is_read=is_read)
+                job.request_stop(STOPPED, f"by {signal.Signals(number).name}")
+            self._poll_job(job, is_read=is_read)
         while (
             not number
             and len(self.running) < self.settings.parallel
@@ -103,27 +102,27 @@ class Sweep:
             self._write()
         return bool(self.running) or (bool(self.postponed) and not number)
 
-    def _poll_attempt(self, attempt: Attempt, *, is_read: bool) -> None:
+    def _poll_job(self, job: SweepJob, *, is_read: bool) -> None:
         """Poll a job; with `is_read`, also read its metrics and prune it if other jobs are better."""
-        job, worker, now = attempt.job, attempt.worker, time.monotonic()
-        self._mark_running(attempt)
-        if now > attempt.deadline:
-            attempt.request_stop(TIMED_OUT, f"after {self.settings.timeout:g} s")
-        if now > attempt.kill_at:
-            worker.kill()
-            attempt.kill_at = math.inf
-        result = worker.ended()
+        now = time.monotonic()
+        self._mark_running(job)
+        if now > job.deadline:
+            job.request_stop(TIMED_OUT, f"after {self.settings.timeout:g} s")
+        if now > job.kill_at:
+            job.worker.kill()
+            job.kill_at = math.inf
+        result = job.worker.ended()
         if isinstance(result, int):
             run = self.folder.run(job)
-            result = result_of(result, run, run.with_name(job.log), worker.begin, attempt.before)
+            result = result_of(result, run, run.with_name(job.log), job.worker.begin, job.before)
         if result is None:
             if is_read:
                 self.folder.read_progress(job)
                 if self.source.should_prune(job):
-                    attempt.request_stop(PRUNED, "others of this search were better by then")
+                    job.request_stop(PRUNED, "others of this search were better by then")
             return
-        self.running.remove(attempt)
-        state, reason = result if result[0] == DONE else attempt.stopped or result
+        self.running.remove(job)
+        state, reason = result if result[0] == DONE else job.stopped or result
         if state in WORTH_A_RETRY and len(job.failures) < self.settings.retries and not pending_signal():
             job.failures.append(f"{state}: {reason}")
             job.state, job.reason = WAITING, reason
@@ -177,7 +176,7 @@ class Sweep:
                 arguments = [f"resume={run}", *([f"plugins=[{','.join(plugins)}]"] if plugins else [])]
             log, command = run.with_name(job.log), [*self.command, *arguments]
             worker = self.launcher.start(job.name, command, log, job.settings.trainer)
-            self._add(Attempt(job, worker, before))
+            self._add(job, worker, before)
         except RefusedError as error:
             if self.running or pending_signal():
                 job.reason = str(error)
@@ -188,18 +187,18 @@ class Sweep:
         except RunError as error:  # its status.json was damaged during the sweep, whose other jobs continue
             self._end(job, ERROR, f"{error.problems[0].address}: {error.problems[0].rule}")
 
-    def _add(self, attempt: Attempt) -> None:
-        attempt.job.state, attempt.job.reason = WAITING, f"in {self.launcher.queue}"
-        self.running.append(attempt)
-        self._mark_running(attempt)
+    def _add(self, job: SweepJob, worker: Worker, before: int = 0) -> None:
+        job.worker, job.before, job.deadline, job.kill_at, job.stopped = worker, before, math.inf, math.inf, None
+        job.state, job.reason = WAITING, f"in {self.launcher.queue}"
+        self.running.append(job)
+        self._mark_running(job)
 
-    def _mark_running(self, attempt: Attempt) -> None:
+    def _mark_running(self, job: SweepJob) -> None:
         """Mark a job that has left the queue as running; its timeout counts from then on."""
-        job = attempt.job
-        if job.state == RUNNING or (place := attempt.worker.place()) is None:
+        if job.state == RUNNING or (place := job.worker.place()) is None:
             return
         if self.settings.timeout is not None:
-            attempt.deadline = time.monotonic() + self.settings.timeout
+            job.deadline = time.monotonic() + self.settings.timeout
         retry = [f"again after {failure}" for failure in job.failures[-1:]]
         job.state, job.reason = RUNNING, ", ".join([*retry, *([place] if place else [])])
         job.progress.first = None
@@ -212,11 +211,11 @@ class Sweep:
 
     def _kill(self) -> None:
         """Kill the jobs that still run, after a second signal or an exception."""
-        for attempt in self.running:
-            attempt.worker.kill()
-        for attempt in self.running:
-            attempt.worker.wait()
-            attempt.job.state, attempt.job.reason = STOPPED, "at once"
+        for job in self.running:
+            job.worker.kill()
+        for job in self.running:
+            job.worker.wait()
+            job.state, job.reason = STOPPED, "at once"
         self._write()
 
     def _write(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tfm_blocks.compose.job_config import job_record
+from tfm_blocks.compose.run import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.runs.files import flat_settings, write_json
 from tfm_blocks.runs.folder import METRICS, RUN, numbered_names
@@ -44,7 +44,10 @@ class SweepFolder:
 
     def write(self, jobs: Sequence[SweepJob]) -> None:
         """Write sweep.json atomically, with these jobs and the further jobs of earlier commands."""
-        entries = {**self.known, **{job.name: job.entry for job in jobs}}
+        entries = dict(self.known)
+        for job in jobs:
+            fields = job.log, job.config, job.state, job.reason
+            entries[job.name] = JobEntry(job.name, tuple(job.overrides), *fields)
         SweepFile(FORMAT, self.command, tuple(self.requested), tuple(entries.values())).write(self.path)
 
     def write_job(self, job: SweepJob) -> Path:
@@ -97,7 +100,10 @@ class SweepFolder:
     def expect_unchanged(self, jobs: Sequence[SweepJob]) -> None:
         """Raise ConfigError if the config of a job changed although its overrides are the same."""
         problems = []
-        for job in [job for job in jobs if job.config != self.known.get(job.name, job.entry).config]:
+        for job in jobs:
+            known = self.known.get(job.name)
+            if known is None or known.config == job.config:
+                continue
             before = SavedRun(self.run(job)).settings
             vocab = before.get("vocab")
             now = flat_settings(job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping)

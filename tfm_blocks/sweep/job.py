@@ -21,7 +21,7 @@ from tfm_blocks.errors import Problem
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED
 from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.runs.metrics import numbers_of
-from tfm_blocks.runs.records import WAITING, JobEntry, Status
+from tfm_blocks.runs.records import WAITING, Status
 from tfm_blocks.sweep.launcher import Result, Worker
 from tfm_blocks.training.settings import RunSettings
 
@@ -42,7 +42,7 @@ _MEMORY = re.compile(
 )
 _SIGNAL = re.compile(r"ended with (SIG[A-Z0-9]+)")
 UNHASHED_KEYS = ("name", "sweep_name", "resume", "cooldown")
-_UNCHECKED: Any = None  # until the check of a job, or after it if the job has problems
+_UNCHECKED: Any = None  # until the check or the start of a job
 
 
 @dataclass
@@ -105,11 +105,15 @@ class Progress:
 
 @dataclass(eq=False)
 class SweepJob:
-    """A job of a sweep. `name` is the name of its run folder, and `entry` its form in sweep.json.
+    """A job of a sweep, from its overrides to its result. `name` is the name of its run folder.
 
     The check sets `composed`, `settings`, `parameters` and `match`, the budget of `match.like` for run.json, or it sets
     `problems`. `parameters` counts the vocabulary of the solved budget. `state` is one of the constants of this module,
     which `reason` explains. `failures` are the reasons of retries. Since `held_since`, another process trains the job.
+
+    `worker` is its last start. `before` is the `status_time` before the start, or 0 if an earlier command started the
+    job. At `deadline` the job is stopped for exceeding its timeout; at `kill_at` it is killed. `stopped` is its result
+    if it was requested to stop.
     """
 
     name: str
@@ -124,6 +128,11 @@ class SweepJob:
     progress: Progress = field(default_factory=Progress)
     failures: list[str] = field(default_factory=list)
     held_since: float | None = None
+    worker: Worker = _UNCHECKED
+    before: int = 0
+    deadline: float = math.inf
+    kill_at: float = math.inf
+    stopped: Result | None = None
 
     @property
     def log(self) -> str:
@@ -138,25 +147,9 @@ class SweepJob:
         return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     @property
-    def entry(self) -> JobEntry:
-        """The entry of the job in sweep.json."""
-        return JobEntry(self.name, tuple(self.overrides), self.log, self.config, self.state, self.reason)
-
-
-@dataclass(eq=False)
-class Attempt:
-    """One start of a job.
-
-    `before` is the `status_time` before the start, or 0 if an earlier command started the job. At `deadline` the job is
-    stopped for exceeding its timeout; at `kill_at` it is killed. `stopped` is its result if it was requested to stop.
-    """
-
-    job: SweepJob
-    worker: Worker
-    before: int = 0
-    deadline: float = math.inf
-    kill_at: float = math.inf
-    stopped: Result | None = None
+    def seconds_left(self) -> float:
+        """The seconds until the last step; NaN before a pace is known."""
+        return self.progress.seconds_left(self.settings.trainer.steps) if self.state == RUNNING else math.nan
 
     def request_stop(self, state: str, reason: str) -> None:
         """Request that the job stops with a checkpoint; only the first request counts."""

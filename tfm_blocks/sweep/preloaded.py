@@ -21,7 +21,6 @@ from tfm_blocks.sweep.supervisor import SIGNALS, die_with_supervisor, record_sig
 # torch imports the last two for the first optimizer and for a model without values
 MODULES = [
     "tfm_blocks.launch.job",
-    "tfm_blocks.compose.job_config",
     "torch._dynamo",
     "torch.fx.experimental.symbolic_shapes",
 ]
@@ -43,7 +42,11 @@ def start_supervised(arguments: Sequence[str], log: Path, environment: Mapping[s
 
 def _supervise(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
     os.setsid()
-    _redirect(log)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (sys.stdout, sys.stderr):  # also of the processes that this one starts
+        os.dup2(file, stream.fileno())
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environment)
     record_signals(*SIGNALS)
@@ -53,15 +56,6 @@ def _supervise(arguments: list[str], log: Path, environment: dict[str, str]) -> 
     sweep = parent_process()
     assert sweep is not None and job.pid is not None
     sys.exit(supervise(job.pid, lambda: job.exitcode, sweep.sentinel))
-
-
-def _redirect(log: Path) -> None:
-    """Append the output of this process and of its children to `log`, line by line."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(file, stream.fileno())
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def _run_job(arguments: list[str]) -> None:

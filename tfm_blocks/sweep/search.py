@@ -6,7 +6,6 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.sweep import Choices, OpenKey
@@ -149,25 +148,16 @@ class Study(JobSource):
 
 
 def _open(folder: SweepFolder, settings: OptunaSettings) -> Any:
-    """Return the study of the folder. Raises RunError if its journal is damaged."""
+    """Return the study of the folder, after dropping an incomplete line of a killed process from its journal.
+
+    Raises RunError for a damaged journal, which stays as it is.
+    """
     pruner = (
         optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=settings.halving)
         if settings.halving
         else optuna.pruners.NopPruner()
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        storage = _storage(folder.path / JOURNAL)
-        return optuna.create_study(
-            study_name="sweep", storage=storage, direction=settings.direction, pruner=pruner, load_if_exists=True
-        )
-
-
-def _storage(path: Path) -> Any:
-    """Return the storage of the journal, after dropping an incomplete line of a killed process.
-
-    Raises RunError for a damaged journal, which stays as it is.
-    """
+    path = folder.path / JOURNAL
     text = read_bytes(path) if path.exists() else b""
     lines = text[: text.rfind(b"\n") + 1]
     for number, line in enumerate(lines.splitlines(), 1):
@@ -175,10 +165,14 @@ def _storage(path: Path) -> Any:
             json.loads(line)
         except (ValueError, RecursionError) as error:
             raise damaged(path, f"line {number} is not JSON: {error}") from None
-    try:
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
-    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise damaged(path, f"optuna cannot read it: {error!r}") from None
-    os.truncate(path, len(lines))
-    path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # this process has locked the folder
-    return storage
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise damaged(path, f"optuna cannot read it: {error!r}") from None
+        os.truncate(path, len(lines))
+        path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # this process has locked the folder
+        return optuna.create_study(
+            study_name="sweep", storage=storage, direction=settings.direction, pruner=pruner, load_if_exists=True
+        )

@@ -27,16 +27,17 @@ def seconds(value: object) -> float | None:
     return float(match[1]) * SECONDS[match[2]]
 
 
-def key_groups(value: object) -> object:
-    """Return the groups of [[a,b],[c,d]], or one group of [a,b]."""
-    return [value] if isinstance(value, list) and value and isinstance(value[0], str) else value
-
-
 Duration = Annotated[float | None, BeforeValidator(seconds, json_schema_input_type=str | None)]
 
 
 KeyGroup = Annotated[list[str], Field(min_length=2)]
-KeyGroups = Annotated[list[KeyGroup], BeforeValidator(key_groups, json_schema_input_type=list[str] | list[list[str]])]
+KeyGroups = Annotated[  # [[a,b],[c,d]], or [a,b] for one group
+    list[KeyGroup],
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, list) and value and isinstance(value[0], str) else value,
+        json_schema_input_type=list[str] | list[list[str]],
+    ),
+]
 
 
 class MethodSettings(Settings):

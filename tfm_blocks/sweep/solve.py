@@ -6,6 +6,7 @@ knob is adjusted separately, beginning with the knob whose steps are relatively 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -81,14 +82,25 @@ def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: i
     Raises ConfigError if there are none; the error lists the nearest values.
     """
     search = _Search(composed, budget, requested)
-    current = {knob: _current_value(composed, knob) for knob in knobs}
+    known = knobs_of(composed)
+    for knob in knobs:
+        if knob not in known:
+            value = f", but is {shown(composed.mapping[knob])}" if knob in composed.mapping else ""
+            rule = f"must be a knob of the model that is a whole number above 0{value}"
+            raise ConfigError(Problem(knob, rule, help=suggest(knob, known)))
+    current = {knob: int(composed.mapping[knob]) for knob in knobs}
     if search.cost(current) == requested:
         return Solution(current, requested, requested)
     grids = {knob: _grid(search, current, knob) for knob in knobs}
     candidates = search.bracket(*_line_of_all_knobs(current, grids)) if len(knobs) > 1 else []
-    start = min(candidates, key=search.distance, default=_on_grids(current, grids))
+    on_grids = {knob: grid[_nearest(grid, current[knob])] for knob, grid in grids.items()}
+    start = min(candidates, key=search.distance, default=on_grids)
     for knob in sorted(knobs, key=lambda knob: grids[knob].step / current[knob]):
-        candidates += search.bracket(*_line_of_one_knob(start, grids[knob], knob))
+
+        def line(index: int, knob: str = knob) -> Values:
+            return {**start, knob: grids[knob][index]}
+
+        candidates += search.bracket(line, _nearest(grids[knob], start[knob]))
         if candidates and min(map(search.distance, candidates)) <= CLOSE * within * requested:
             break
     candidates.sort(key=search.distance)
@@ -103,29 +115,6 @@ def knobs_of(composed: Composed) -> list[str]:
     """Return the knobs of the model that are whole numbers above 0."""
     keys = dict.fromkeys(key for file in composed.chain for key in file.value if key not in ("defaults", "model"))
     return [key for key in keys if type(value := composed.mapping.get(key)) is int and value > 0]
-
-
-def _current_value(composed: Composed, knob: str) -> int:
-    knobs = knobs_of(composed)
-    if knob not in knobs:
-        value = f", but is {shown(composed.mapping[knob])}" if knob in composed.mapping else ""
-        rule = f"must be a knob of the model that is a whole number above 0{value}"
-        raise ConfigError(Problem(knob, rule, help=suggest(knob, knobs)))
-    return int(composed.mapping[knob])
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """The values first, first + step, … of a knob, as far as the check accepts them."""
-
-    first: int
-    step: int
-
-    def value(self, index: int) -> int:
-        return self.first + index * self.step
-
-    def index(self, value: float) -> int:
-        return max(0, round((value - self.first) / self.step))
 
 
 SearchLine = Callable[[int], Values]  # maps 0, 1, … to values of the knobs with growing cost
@@ -209,8 +198,8 @@ def _outward(middle: int, low: int, high: int) -> Iterator[int]:
         yield from (index for index in dict.fromkeys((middle + distance, middle - distance)) if low <= index <= high)
 
 
-def _grid(search: _Search, current: Values, knob: str) -> _Grid:
-    """Return the grid through the first two values, from the current value up, that the check accepts."""
+def _grid(search: _Search, current: Values, knob: str) -> range:
+    """Return evenly spaced values through the first two, from the current value up, that the check accepts."""
     tried = range(current[knob], current[knob] + TRIES)
     accepted = (value for value in tried if search.cost({**current, knob: value}) is not None)
     two = list(islice(accepted, 2))
@@ -219,27 +208,23 @@ def _grid(search: _Search, current: Values, knob: str) -> _Grid:
         first = search.refusal[0]
         raise ConfigError(replace(first, address=knob, rule=f"{rule}: {first.address}: {first.rule}"))
     step = two[-1] - two[0] or 1
-    return _Grid((two[0] - 1) % step + 1, step)
+    return range((two[0] - 1) % step + 1, sys.maxsize, step)
 
 
-def _on_grids(current: Values, grids: Mapping[str, _Grid]) -> Values:
-    return {knob: grid.value(grid.index(current[knob])) for knob, grid in grids.items()}
+def _nearest(grid: range, value: float) -> int:
+    """Return the index of the value of the grid that is nearest."""
+    return max(0, round((value - grid.start) / grid.step))
 
 
-def _line_of_one_knob(start: Values, grid: _Grid, knob: str) -> tuple[SearchLine, int]:
-    """Return the line of one knob, with the others fixed, and its current index."""
-    return lambda index: {**start, knob: grid.value(index)}, grid.index(start[knob])
-
-
-def _line_of_all_knobs(current: Values, grids: Mapping[str, _Grid]) -> tuple[SearchLine, int]:
+def _line_of_all_knobs(current: Values, grids: Mapping[str, range]) -> tuple[SearchLine, int]:
     """Return the line of all knobs in their current ratio, and its current index. The finest knob sets the scale."""
     finest = max(grids, key=lambda knob: current[knob] / grids[knob].step)
 
     def scaled(index: int) -> Values:
-        scale = grids[finest].value(index) / current[finest]
-        return {knob: grid.value(grid.index(scale * current[knob])) for knob, grid in grids.items()}
+        scale = grids[finest][index] / current[finest]
+        return {knob: grid[_nearest(grid, scale * current[knob])] for knob, grid in grids.items()}
 
-    return scaled, grids[finest].index(current[finest])
+    return scaled, _nearest(grids[finest], current[finest])
 
 
 def _no_solution(search: _Search, knobs: Sequence[str], nearest: Sequence[Values], within: float) -> Problem:

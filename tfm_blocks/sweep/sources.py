@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from random import Random
 
-from tfm_blocks.compose.sweep import Choices, Interval, OpenKey, Part, Together, list_values
+from tfm_blocks.compose.sweep import Choices, Interval, OpenKey, Part, list_values
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.runs.records import WAITING
@@ -122,7 +122,7 @@ def draw_jobs(parts: Sequence[Part], trials: int, seed: int) -> list[list[str]]:
     for _ in range(DRAWS * trials):
         job = list[str]()
         for part in parts:
-            job += random.choice(part.rows) if isinstance(part, Together) else [_draw_value(part, random)]
+            job += random.choice(part) if isinstance(part, tuple) else [_draw_value(part, random)]
         jobs[tuple(job)] = job
         if len(jobs) == trials:
             break

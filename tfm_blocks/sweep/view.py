@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -83,17 +82,13 @@ def _table(jobs: Sequence[SweepJob], lines: int) -> Table:
     columns = [*texts("job", "state"), Column("step", COUNT), SPEEDS, BEST, Column("left", COUNT)]
     rows = list[Sequence[Value]]()
     for job in jobs[: max(lines, 1)]:
-        progress, left = job.progress, _seconds_left(job)
+        progress, left = job.progress, job.seconds_left
         waits = job.state == WAITING
         step = "" if waits else f"{progress.step:,}/{job.settings.trainer.steps:,}"
         state = f"{job.state}: {job.reason}" if waits and job.reason else job.state
         time_left = clock(left) if left == left else ""
         rows.append([job.name, state, Cell(step, progress.step), progress.pace, progress.best, Cell(time_left, left)])
     return Table(_counts(jobs, ""), columns, rows)
-
-
-def _seconds_left(job: SweepJob) -> float:
-    return job.progress.seconds_left(job.settings.trainer.steps) if job.state == RUNNING else math.nan
 
 
 def _counts(jobs: Sequence[SweepJob], noun: str) -> str:
@@ -106,7 +101,7 @@ def _counts(jobs: Sequence[SweepJob], noun: str) -> str:
 def _news(job: SweepJob) -> str:
     if job.state != RUNNING:
         return f"{job.name} {job.state}, {job.reason}"
-    progress, left = job.progress, _seconds_left(job)
+    progress, left = job.progress, job.seconds_left
     parts = [f"{job.name} step {progress.step:,}/{job.settings.trainer.steps:,}"]
     parts += [f"{SPEEDS.form.format(progress.pace)} tokens/s"] if progress.pace == progress.pace else []
     parts += [f"{BEST.heading} {BEST.form.format(progress.best)}"] if progress.best == progress.best else []

@@ -22,7 +22,7 @@ from tfm_blocks.compose.sweep import Interval, combinations, parse_parts, vary_o
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, suggest
 from tfm_blocks.language.files import display_path
-from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
+from tfm_blocks.metric_schema import FACTS, LABEL_MEDIA, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
 
 GROUP = "dashboard"
 STEP = "step"
@@ -71,7 +71,8 @@ class Panel(Settings):
     def _is_logged(cls, value: Any, info: ValidationInfo) -> Any:
         values = [*SINGLE, *(info.context or ())]
         known: dict[str | None, Iterable[str]] = {
-            "lines": METRICS, "over": [STEP, *SINGLE], "media": MEDIA, "scatter": values, "parallel": values,
+            "lines": METRICS, "over": [STEP, *SINGLE], "media": MEDIA | LABEL_MEDIA,
+            "scatter": values, "parallel": values,
         }  # fmt: skip
         return _known(value, known.get(info.field_name, SINGLE))
 

@@ -1,4 +1,4 @@
-"""Callbacks that average weights, save the best ones, log images of attention, and show progress."""
+"""Callbacks that average weights, save the best ones, log images, and show progress."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from tfm_blocks.metric_schema import METRIC_KEYS, OBJECTIVE, SKIPPED
 from tfm_blocks.network.attention_maps import attention_nodes
 from tfm_blocks.network.matching import fill, saved_weights
 from tfm_blocks.report.attention import png
+from tfm_blocks.report.confusion import confusion_png, count_confusions, has_confusion
 from tfm_blocks.runs.checkpoints import NEVER, delete_old_weights, replace_best, restore_weights
 from tfm_blocks.runs.folder import step_file
 from tfm_blocks.runs.model import write_tensors
 from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.fsdp2 import full_tensors
 from tfm_blocks.training.heartbeat import Heartbeat
+from tfm_blocks.training.labels import LabelScorer
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.translation.sentence_attention import attention_of
 
@@ -106,6 +108,31 @@ class LogAttention(Callback):
             pictures[f"attention/{number}"] = png(attention)
         for logger in self.loggers:
             logger.log_pictures(pictures, trainer.global_step)
+
+
+class LogConfusion(Callback):
+    """Log the confusion matrix of the validation and test labels as an image, if each label is one of a few classes."""
+
+    def __init__(self, loggers: Sequence[RunLogger]) -> None:
+        self.loggers = loggers
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        if not pl_module.abandoned:
+            self._log(pl_module, "val")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        if pl_module.prepared.last_scored[0] == "test":
+            self._log(pl_module, "test")
+
+    def _log(self, module: TrainingModule, split: str) -> None:
+        scorer = module.scorer
+        if not isinstance(scorer, LabelScorer) or not scorer.outputs or not has_confusion(scorer.coder):
+            return
+        counts_CC = count_confusions(scorer.coder, scorer.outputs, [label for _, _, label in scorer.samples])
+        for logger in self.loggers:
+            logger.log_pictures({f"confusion/{split}": confusion_png(scorer.coder, counts_CC)}, module.global_step)
 
 
 class ShowProgress(Callback):

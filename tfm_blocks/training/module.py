@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch, layout_of
-from tfm_blocks.data.objectives import LabelSettings, ObjectiveSettings
+from tfm_blocks.data.objectives import HidingSettings, LabelSettings, ObjectiveSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -39,7 +39,7 @@ from tfm_blocks.training.loss import Objective, Trunk, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.settings import RunSettings
-from tfm_blocks.training.split_scorer import SplitScorer
+from tfm_blocks.training.split_scorer import MaskedScorer, SplitScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -96,8 +96,11 @@ class TrainingModule(LightningModule):
             return LabelScorer(prepared, self.ranks)
         if isinstance(data, ProbeSettings):
             return AnswerScorer(self.translator, prepared, self.ranks, data.probe.chance)
+        rows = len(prepared.last_scored[1])
+        if isinstance(self.settings.objective, HidingSettings):
+            return MaskedScorer(self.ranks, rows, prepared.tokenizer, self.settings.trainer.samples)
         if self.translator is None:
-            return SplitScorer(self.ranks, len(prepared.last_scored[1]))
+            return SplitScorer(self.ranks, rows)
         return Scorer(self.translator, prepared, self.ranks, bleu=self.settings.trainer.bleu)
 
     @property

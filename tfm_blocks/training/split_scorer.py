@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.training.loss import Objective
 from tfm_blocks.training.metrics import RowLosses, TokenScores
 from tfm_blocks.translation.settings import Search
+
+SAMPLED = 40  # tokens of a row of a sample
 
 
 class Predictions(NamedTuple):
@@ -78,3 +81,63 @@ class SplitScorer(nn.Module):
         """
         scores: dict[str, float] = self.tokens.compute()
         return scores
+
+
+class MaskedScorer(SplitScorer):
+    """Also keep the first `most` rows as samples: their text with masks, with the predicted tokens, and as it is."""
+
+    def __init__(self, ranks: Ranks, rows: int, tokenizer: Tokenizer, most: int) -> None:
+        super().__init__(ranks, rows)
+        self.tokenizer, self.most = tokenizer, most
+        self.sample_of: dict[int, tuple[str, str, str]] = {}  # by row
+
+    def restart(self) -> None:
+        """Reset the metrics and samples before another split."""
+        super().restart()
+        self.samples, self.sample_of = [], {}
+
+    def count(self, objective: Objective, batch: Batch) -> None:
+        super().count(objective, batch)
+        if any(row < self.most for row in batch.rows):
+            self._keep(batch, objective.position_scores(batch)[2])
+
+    def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
+        predictions = super().count_rows(objective, batch)
+        self._keep(batch, predictions.best_N)
+        return predictions
+
+    def _keep(self, batch: Batch, best_N: Tensor) -> None:
+        """Keep the samples of a batch."""
+        (ids_BT,) = batch.inputs.values()
+        best_BT = ids_BT.flatten().index_copy(0, batch.kept_N, best_N.to(ids_BT.dtype)).view_as(ids_BT)
+        for place, row in enumerate(batch.rows):
+            if row < self.most and len(batch.kept_N):
+                ids, labels, best = (x_BT[place, :SAMPLED].tolist() for x_BT in (ids_BT, batch.labels_BT, best_BT))
+                whole = [label or id for id, label in zip(ids, labels, strict=True)]
+                hidden, shown = [label != 0 for label in labels], [False] * len(ids)
+                sides = ((whole, hidden), (best, shown), (whole, shown))
+                source, output, reference = (sample_text(self.tokenizer, *side) for side in sides)
+                self.sample_of[row] = source, output, reference
+
+    def score(
+        self,
+        corpus: Corpus,
+        sentences: int,
+        search: Search,
+        precision: AbstractContextManager[None],
+        stop: Callable[[], object] = lambda: False,
+    ) -> dict[str, float]:
+        """Return the scores of all hidden tokens; the other arguments have no effect."""
+        self.samples = [self.sample_of[row] for row in sorted(self.sample_of)]
+        return super().score(corpus, sentences, search, precision, stop)
+
+
+def sample_text(tokenizer: Tokenizer, ids: Sequence[int], hidden: Sequence[bool]) -> str:
+    """Return the text of ids, with MASK in place of each hidden one, and ⏎ for an end of text inside."""
+    text, start = "", 0
+    for place, (id, is_hidden) in enumerate(zip(ids, hidden, strict=True)):
+        if is_hidden or id in tokenizer.ends:
+            text = (text + tokenizer.decode(ids[start:place], ids[:start])).removesuffix(" ")
+            text += f" {MASK}" if is_hidden else " ⏎ "
+            start = place + 1
+    return (text + tokenizer.decode(ids[start:], ids[:start])).strip(" ⏎")

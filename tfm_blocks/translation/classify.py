@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import torch
 
 from tfm_blocks.data.labels import LabelCoder, encode_words
 from tfm_blocks.data.settings import LabelsSettings, read_data
+from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.devices import choose_device
-from tfm_blocks.errors import DataError, Place, Problem
 from tfm_blocks.language.spec import TARGET, names
-from tfm_blocks.network.graph import evaluating
+from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.encoder import Encoder, batch_bounds
@@ -45,47 +45,51 @@ class Classifier(Encoder):
     """Predicts the labels of texts. Raises RunError if the run was not trained to do so."""
 
     unfit = ("was not trained to predict labels", "name a run of objective=label")
-    coder: LabelCoder
 
-    def read_labels(self, run: Path) -> None:
+    def __init__(self, network: Network, tokenizer: Tokenizer, coder: LabelCoder) -> None:
+        super().__init__(network, tokenizer)
+        self.coder = coder
+
+    @classmethod
+    def load(
+        cls, run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
+    ) -> Self:
+        encoder = Encoder.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
         data = read_data(SavedRun(run).config.get("data"))
         if not isinstance(data, LabelsSettings):
-            self.refuse()
-        self.coder = data.coder
+            cls.refuse()
+        return cls(encoder.network, encoder.tokenizer, data.coder)
 
     def classify(self, texts: Sequence[str], *, batch_tokens: int = 4096, first: int = 1) -> list[Classified]:
         """Return the label of each text. Raises DataError for a text that is too long; lines count from `first`."""
-        rows, places = self._rows(texts, first)
+        rows, places = self.encode_labelled(texts, first=first)
         labels: list[Classified] = []
         with evaluating(self.network), torch.inference_mode():
             for start, end in batch_bounds(rows, batch_tokens):
-                labels += self._classify(rows[start:end], places[start:end])
+                labels += self.labels(rows[start:end], places[start:end])
         return labels
 
-    def _rows(self, texts: Sequence[str], first: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the ids of each text, and the positions that have a label."""
+    def encode_labelled(
+        self, texts: Sequence[str], *, first: int = 1, name: str = "stdin"
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the ids of each text, and the positions that have a label; arguments and errors as in `encode`."""
         if self.coder.predict != "words":
-            return self.encode(texts, first=first), [[0] for _ in texts]
-        longest = self.network.longest(self.input).tokens
-        rows, places = [], []
-        for number, text in enumerate(texts, first):
-            try:
-                ids, begins = encode_words(text, self.tokenizer)
-                ids = self.tokenizer.conventions.source(ids)
-                if len(ids) > longest:
-                    raise ValueError(f"has {len(ids)} tokens with eos, but the model has {longest:g} positions")
-            except ValueError as error:
-                rule = f"the line {error}"
-                raise DataError(Problem("stdin", rule, Place("stdin", number), help="split the line")) from None
-            rows.append(ids)
-            places.append(begins)
-        return rows, places
+            return self.encode(texts, first=first, name=name), [[0] for _ in texts]
+        places: list[list[int]] = []
 
-    def _classify(self, rows: Sequence[list[int]], places: Sequence[list[int]]) -> Iterator[Classified]:
+        def read(text: str) -> list[int]:
+            ids, begins = encode_words(text, self.tokenizer)
+            places.append(begins)
+            return ids
+
+        return self.encode(texts, first=first, name=name, read=read), places
+
+    def labels(self, rows: Sequence[list[int]], places: Sequence[Sequence[int]]) -> Iterator[Classified]:
+        """Yield the label of each row of a batch, at its `places`."""
         x_BSD = self.network.trunk_with_losses({self.input: self.padded(rows)})[0]
         logits_BSC = self.network.head(x_BSD)[:, :, self.network.first_predicted :].float()
         for logits_SC, positions in zip(logits_BSC, places, strict=True):
-            logits_NC = logits_SC[positions]
+            logits_NC = logits_SC[list(positions)]
             label = self.coder.text_of(logits_NC.tolist())
             if self.coder.predict == "number":
                 yield Classified(label, logits_NC.tolist())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, NoReturn, Self
 
@@ -34,9 +34,10 @@ class Encoder:
             self.refuse()
         self.input = self.inputs[0]
 
-    def refuse(self) -> NoReturn:
+    @classmethod
+    def refuse(cls) -> NoReturn:
         """Raise RunError for a run that is not made for this use."""
-        rule, help = self.unfit
+        rule, help = cls.unfit
         raise RunError(Problem("model", rule, help=help))
 
     @classmethod
@@ -45,25 +46,30 @@ class Encoder:
     ) -> Self:
         """Load the network and the tokenizer of a run folder. Raises RunError."""
         network = read_network(run, plugins, checkpoint)
-        encoder = cls(network.to(choose_device(device)), load_tokenizer(run / TOKENIZER))
-        encoder.read_labels(run)
-        return encoder
+        return cls(network.to(choose_device(device)), load_tokenizer(run / TOKENIZER))
 
-    def read_labels(self, run: Path) -> None:
-        """Read what else a use needs from a run. Raises RunError if the run lacks it."""
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        first: int = 1,
+        name: str = "stdin",
+        read: Callable[[str], list[int]] | None = None,
+    ) -> list[list[int]]:
+        """Return the ids that the network reads for each text; `read` returns them without eos.
 
-    def encode(self, texts: Sequence[str], *, first: int = 1, masked: bool = False) -> list[list[int]]:
-        """Return the ids that the network reads for each text; with `masked`, <mask> in a text is the mask token.
-
-        Lines count from `first`. Raises DataError for a text that is too long.
+        Lines count from `first`. Raises DataError with the place `name` for a text that is too long, or of which `read`
+        raises ValueError.
         """
         longest, rows = self.network.longest(self.input).tokens, []
         for number, text in enumerate(texts, first):
-            ids = self.tokenizer.encode_masked(text) if masked else self.tokenizer.encode(text)
-            ids = self.tokenizer.conventions.source(ids)
-            if len(ids) > longest:
-                rule = f"the line has {len(ids)} tokens with eos, but the model has {longest} positions"
-                raise DataError(Problem("stdin", rule, Place("stdin", number), help="split the line"))
+            try:
+                ids = self.tokenizer.conventions.source((read or self.tokenizer.encode)(text))
+                if len(ids) > longest:
+                    raise ValueError(f"has {len(ids)} tokens with eos, but the model has {longest} positions")
+            except ValueError as error:
+                rule = f"the line {error}"
+                raise DataError(Problem(name, rule, Place(name, number), help="split the line")) from None
             rows.append(ids)
         return rows
 
@@ -79,12 +85,16 @@ class Encoder:
         vectors = []
         with evaluating(self.network), torch.inference_mode():
             for start, end in batch_bounds(rows, batch_tokens):
-                ids_BS = self.padded(rows[start:end])
-                x_BSD = self.network.trunk_with_losses({self.input: ids_BS})[0].float()
-                keep_BS1 = (ids_BS != PAD)[:, :, None]
-                mean_BD = (x_BSD * keep_BS1).sum(1) / keep_BS1.sum(1)
-                vectors.append((mean_BD if pooling == "mean" else x_BSD[:, 0]).cpu())
+                vectors.append(self.vectors(rows[start:end], pooling))
         return torch.cat(vectors) if vectors else torch.zeros(0, 0)
+
+    def vectors(self, rows: Sequence[Sequence[int]], pooling: Pooling) -> Tensor:
+        """Return the vector of each row of a batch: x_BD on the CPU."""
+        ids_BS = self.padded(rows)
+        x_BSD = self.network.trunk_with_losses({self.input: ids_BS})[0].float()
+        keep_BS1 = (ids_BS != PAD)[:, :, None]
+        mean_BD = (x_BSD * keep_BS1).sum(1) / keep_BS1.sum(1)
+        return (mean_BD if pooling == "mean" else x_BSD[:, 0]).cpu()
 
     def padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return the rows as ids_BS on the device of the network."""

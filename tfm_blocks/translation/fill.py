@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TextIO
 import torch
 from torch import Tensor
 
-from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.translation.encoder import Encoder, batch_bounds
 
@@ -45,14 +45,15 @@ class Filler(Encoder):
         Each of `steps` predictions fills an equal number of masks of a text, the most probable tokens first, which the
         next predictions read (Nie et al. 2025, low-confidence remasking). Lines count from `first`.
         """
-        rows = self.encode(texts, first=first, masked=True)
+        rows = self.encode(texts, first=first, read=self.tokenizer.encode_masked)
         filled: list[Filled] = []
         with evaluating(self.network), torch.inference_mode():
             for start, end in batch_bounds(rows, batch_tokens):
-                filled += self._fill(rows[start:end], texts[start:end], top, steps)
+                filled += self.filled(rows[start:end], texts[start:end], top, steps)
         return filled
 
-    def _fill(self, rows: Sequence[list[int]], texts: Sequence[str], top: int, steps: int) -> Iterator[Filled]:
+    def filled(self, rows: Sequence[list[int]], texts: Sequence[str], top: int = 1, steps: int = 1) -> Iterator[Filled]:
+        """Yield the filled text of each row of a batch; arguments as in `fill`."""
         ids_BT, mask = self.padded(rows).cpu(), self.mask
         masks_B = (ids_BT == mask).sum(1)
         best: list[dict[int, list[tuple[str, float]]]] = [{} for _ in rows]  # by position
@@ -67,9 +68,21 @@ class Filler(Encoder):
                     tokens = zip(ids_NK[n].tolist(), p_NK[n].tolist(), strict=True)
                     best[row][int(position_N[n])] = [(self.tokenizer.piece(id), p) for id, p in tokens]
         for ids, whole_T, text, found in zip(rows, ids_BT, texts, best, strict=True):
-            whole = whole_T[: len(ids)].tolist()
             masks = [found[position] for position in sorted(found)]
-            yield Filled(self.tokenizer.decode(whole) if masks else text, masks)
+            yield Filled(self._written(text, whole_T[: len(ids)].tolist(), sorted(found)), masks)
+
+    def _written(self, text: str, ids: Sequence[int], places: Sequence[int]) -> str:
+        """Return a text with the ids at `places` in place of its masks."""
+        written, *parts = text.split(MASK)
+        run: list[int] = []  # the ids of masks without text between them, which can share a character
+        for number, part in enumerate(parts):
+            run.append(ids[places[number]])
+            part = part if number == len(parts) - 1 else part.removesuffix(" ")
+            if part or number == len(parts) - 1:
+                before = ids[: places[number] - len(run) + 1]
+                written = written.removesuffix(" ") + self.tokenizer.decode(run, before) + part
+                run = []
+        return written
 
     def _predict(self, ids_BT: Tensor, top: int) -> tuple[Tensor, Tensor]:
         """Return the most probable tokens at each mask, and their probabilities."""

@@ -133,7 +133,8 @@ class ScopeMethod:
         runs = self.context.runs(call.address, step=self.steps)
         path = parse(f"{self._path(call)}.block")
         if not written.name:
-            result = self.evaluator.call(Ref(call.block, path), list(known.values()), {})
+            unread = {key: None for key in call.mask_axes if key not in parameters}
+            result = self.evaluator.call(Ref(call.block, path), list(known.values()), unread)
             return result if isinstance(result, Code) and result.runs else Code(to_expr(result), runs)
         if stepping:
             known["state"] = code(f"state[{self.scope.relative(call.address)!r}]")

@@ -1,10 +1,12 @@
-"""`tfm coordinates`: the size of every node's output at several widths or depths, during a few training steps."""
+"""Commands on the sizes of models: coordinates and solve."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
@@ -13,14 +15,20 @@ from tfm_blocks.errors import ConfigError, Problem, print_warnings, printable, s
 
 if TYPE_CHECKING:
     from tfm_blocks.language.spec import Spec
+    from tfm_blocks.sweep.solve import Budget
 
 VOCAB = 256  # ids that the batch draws from, unless the command line sets vocab
 EXAMPLE = "write two or more, such as d_model=64,128,256"
 SEVERAL = re.compile(r"[^=]+=\d+(,\d+)+")
+BUDGET_OPTIONS = {
+    "parameters": "number of parameters",
+    "multiply_adds": "multiply-adds of a sentence of 32 tokens per input",
+    "decode_state": "floats that decoding keeps for a sentence of 32 tokens per input",
+}
 
 
 def add_commands(commands: options.Commands) -> None:
-    """Add the parser of this command."""
+    """Add the parsers of `tfm coordinates` and `tfm solve`."""
     what = "measure how the outputs of a model's nodes grow with its width: KNOB=SMALL,…,LARGE"
     command = add_model(commands, "coordinates", _coordinates, what, "MODEL")
     add = command.add_argument
@@ -31,8 +39,23 @@ def add_commands(commands: options.Commands) -> None:
     add("--rate", type=_rate, default=0.004, metavar="X", help="learning rate at the base (0.004)")
     what = "muon trains the matrices; AdamW the other weights (adamw)"
     add("--optimizer", choices=["adamw", "muon"], default="adamw", help=what)
-    options.add_file(command, "also draw a figure: .svg, .pdf or .png")
-    options.add_json(command)
+    add("-o", **options.OUTPUT, help="also draw a figure: .svg, .pdf or .png")
+    options.add_shared(command, "--json")
+    what = "find the values of knobs at which a model has the size or cost of another model"
+    command = options.add_command(commands, "solve", _solve, "match the size or cost of another model", what)
+    command.add_argument("model", metavar="MODEL", help="a name under conf/model/, or a path to a YAML file")
+    what = "knobs to solve for, such as d_ff; several are scaled together. KEY=VALUE sets another key, as in tfm show"
+    command.add_argument("overrides", nargs="+", metavar="KNOB|KEY=VALUE", help=what)
+    what = "reference model, and its overrides"
+    command.add_argument("--like", nargs="+", metavar=("MODEL", "KEY=VALUE"), help=what)
+    budgets = command.add_mutually_exclusive_group(required=True)
+    for name, what in BUDGET_OPTIONS.items():
+        help = f"match the {what}; a number such as 65M replaces --like"
+        budgets.add_argument(options.flag_of(name), nargs="?", const=0, type=_number, metavar="N", help=help)
+    what = "largest difference from the budget, in percent (0.5 for parameters, else 1)"
+    command.add_argument("--within", type=float, metavar="PERCENT", help=what)
+    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    options.add_shared(command, *options.MODEL_OPTIONS)
 
 
 def _coordinates(arguments: argparse.Namespace) -> int:
@@ -115,3 +138,65 @@ def _rate(text: str) -> float:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"must be a learning rate above 0 and below 1, but is {shown(text)}")
+
+
+def _number(text: str) -> int:
+    """Parse a number above 0 such as 65M or 65,000,000, as an argparse type. Raises ArgumentTypeError."""
+    from tfm_blocks.config.settings import read_amount
+
+    number = read_amount(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 such as 65M or 65000000, but is {shown(text)}")
+    return number
+
+
+def _solve(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.report.screen import print_json, print_line
+    from tfm_blocks.sweep.solve import BUDGETS, solve
+
+    name, number = next((name, vars(arguments)[name]) for name in BUDGET_OPTIONS if vars(arguments)[name] is not None)
+    budget = BUDGETS[name]
+    knobs = list(dict.fromkeys(word for word in arguments.overrides if "=" not in word))
+    overrides = [word for word in arguments.overrides if "=" in word]
+    if not knobs:
+        raise ConfigError(Problem("KNOB", "there is no knob to solve for", help="tfm solve MODEL d_ff --like base …"))
+    if number and arguments.like:
+        rule = f"cannot be combined with the number {number:,}"
+        raise ConfigError(Problem("--like", rule, help="leave one of them out"))
+    composed = compose_requested_model(arguments.model, overrides, arguments, learn=True)
+    requested = number or _cost_of_reference(arguments, overrides, budget)
+    within = budget.within if arguments.within is None else arguments.within / 100
+    solution = solve(composed, knobs, budget, requested, within)
+    values = [f"{knob}={value}" for knob, value in solution.values.items()]
+    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    words = ["show", *folder, arguments.model]  # a model file at a path cannot be trained
+    if not Path(arguments.model).suffix:
+        words = ["train", *folder, f"model={arguments.model}"]
+    command = shlex.join(["tfm", *words, *overrides, *values])
+    if arguments.json:
+        sizes = {"requested": solution.requested, "reached": solution.reached}
+        print_json({"values": dict(solution.values), "unit": budget.unit, **sizes, "command": command})
+        return
+    for line in values:
+        print_line(line)
+    print_line(
+        f"{solution.requested:,} {budget.unit} requested, {solution.reached:,} reached ({solution.difference:+.2%})"
+    )
+    print_line(command)
+
+
+def _cost_of_reference(arguments: argparse.Namespace, overrides: list[str], budget: Budget) -> int:
+    """Return the cost of the model of --like, which has the same data and experiment. Raises ConfigError."""
+    from tfm_blocks.compose.command_line import keep_last
+    from tfm_blocks.compose.model import sets_run
+    from tfm_blocks.sweep.solve import measure_cost
+
+    if not arguments.like:
+        rule = f"the budget needs a reference model or a number of {budget.unit}"
+        raise ConfigError(Problem("--like", rule, help="add --like base, or a number such as --parameters 65M"))
+    model, *changes = arguments.like
+    shared = [text for text in overrides if sets_run([text])]
+    replaced = {text.partition("=")[0] for text in changes}
+    kept = [text for text in shared if text.partition("=")[0] not in replaced]
+    reference = compose_requested_model(model, [*kept, *keep_last(changes)], arguments, learn=True)
+    return measure_cost(reference, budget)
