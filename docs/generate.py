@@ -2,10 +2,11 @@
 
 import argparse
 import ast
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from operator import or_
+from operator import itemgetter, or_
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ FOLDER = Path(__file__).parent / "reference"
 FIGURES = Path(__file__).parent / "figures"
 COOKBOOK = Path(__file__).parent / "cookbook"
 COMING_FROM = Path(__file__).parent / "coming-from.md"
+README = Path(__file__).parents[1] / "README.md"
+HOME = Path(__file__).parent / "index.md"
+BENCHMARKS_FILE = Path(__file__).parent / "benchmarks.json"
+BENCHMARKS_PAGE = BENCHMARKS_FILE.with_suffix(".md")
+BADGES = {"python": ("Python", "3.11 or newer"), "licence": ("licence", "Apache 2.0")}
 SITE = Path(__file__).parents[1] / "mkdocs.yml"
 LISTED = "  - Cookbook:\n"  # begins the sections of mkdocs.yml that list folders
 ALL_NAMES = "## All names\n"  # the section of coming-from.md that is made from FOREIGN_NAMES
@@ -55,6 +61,37 @@ The files are in `tests/oracles/`, with the small widths and windows of these te
 
 """
 SMALL = " d_model=16 d_ff=28 heads=4 layers=2 vocab=37"
+BENCHMARKS = """\
+# Benchmarks
+
+This page compares the speed and the values of tfm-blocks with other libraries. `python tests/benchmarks/peers.py`
+measured everything on {date}: {machine}, idle, no accelerator; torch {torch}, transformers {transformers}.
+
+![Bars: speed beside other libraries. Dots: agreement of logits with transformers](figures/benchmarks.svg)
+
+## Speed
+
+Each row runs both sides in turn and takes the medians. A ratio above 1 means that tfm-blocks is faster. A training step
+consists of forward pass, loss, backward pass and optimizer; searches and prompts count output tokens.
+
+{speeds}
+
+These commands measure each row alone:
+
+    {commands}
+
+In the first two rows, the other library is the faster one of `nn.Transformer` and MarianMT. [The notebook](results.md)
+has further sizes and machines, also those where tfm-blocks is slower: a single sentence with a small model is faster in
+CTranslate2, to which [models can be exported](exporting.md).
+
+## Agreement with other libraries
+
+{models} models have the same random weights in tfm-blocks and in transformers ([cookbook](cookbook/index.md)). The
+table lists the largest difference of their logits in float32, divided by the largest logit. The largest one is
+{largest}; the tests allow 1e-5, and greedy search must find the same tokens.
+
+{agreement}
+"""
 COMMANDS = """\
 # Commands
 
@@ -91,7 +128,52 @@ def pages() -> dict[Path, str]:
     names = COMING_FROM.read_text("utf-8").partition(ALL_NAMES)[0] + f"{ALL_NAMES}\n{_foreign_names()}\n"
     recipes = _cookbook()
     files = {**references, **figures, **recipes, COMING_FROM: names, SITE: _site(recipes)}
-    return {**files, DECLARATIONS: write_declarations(REGISTRY)}
+    badges = {FIGURES / f"{name}.svg": _badge(*words) for name, words in BADGES.items()}
+    texts = {HOME: _home(), BENCHMARKS_PAGE: _benchmarks()}
+    return {**files, **badges, **texts, DECLARATIONS: write_declarations(REGISTRY)}
+
+
+def _home() -> str:
+    """Return README.md as a page of the site: links begin in docs/, and files outside of it are named, not linked."""
+    text = README.read_text("utf-8").replace("](docs/", "](").replace('"docs/', '"')
+    return re.sub(r"\[[^]]+\]\(([A-Z][\w.]+)\)", r"`\1`", text)
+
+
+def _badge(label: str, value: str) -> str:
+    """Return a badge of two words as an SVG."""
+    left, right = (round(6.3 * len(word) + 12) for word in (label, value))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">'
+        f"<title>{label}: {value}</title>"
+        f'<rect width="{left + right}" height="20" rx="3" fill="#555"/>'
+        f'<path d="M{left} 0h{right - 3}a3 3 0 0 1 3 3v14a3 3 0 0 1 -3 3h-{right - 3}z" fill="#0b65c2"/>'
+        '<g fill="#fff" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11" text-anchor="middle">'
+        f'<text x="{left / 2}" y="14">{label}</text><text x="{left + right / 2}" y="14">{value}</text></g></svg>\n'
+    )
+
+
+def _benchmarks() -> str:
+    """Return the page of benchmarks from the measured figures."""
+    measured = json.loads(BENCHMARKS_FILE.read_text("utf-8"))
+    speeds = [
+        (
+            row["what"],
+            row["peer"],
+            *(f"{row[key]:,.0f} {row['unit']}" for key in ("ours", "theirs")),
+            f"{row['ratio']:.2f}",
+        )
+        for row in measured["speed"]
+    ]
+    worst = sorted(measured["agreement"].items(), key=itemgetter(1))
+    facts = {"date": measured["date"], "machine": measured["machine"], **measured["versions"]}
+    return BENCHMARKS.format(
+        **facts,
+        speeds=_table(["what", "beside", "tfm-blocks", "the other", "ratio"], speeds),
+        commands="\n    ".join(row["command"] for row in measured["speed"]),
+        agreement=_table(["model", "difference"], [(name, f"{value:.1e}") for name, value in worst]),
+        models=len(worst),
+        largest=f"{worst[-1][1]:.1e}",
+    )
 
 
 def _site(recipes: Iterable[Path]) -> str:

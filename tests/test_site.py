@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ import yaml
 import tfm_blocks
 
 ROOT = Path(__file__).parent.parent
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def build(root):
@@ -71,3 +73,29 @@ def test_the_generated_pages_are_current():
     pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
     stale = [page.name for page, text in pages.items() if page.read_text("utf-8") != text]
     assert not stale, "python docs/generate.py"
+
+
+def test_the_recording_shows_the_commands_of_the_front_page():
+    recorder = runpy.run_path(str(ROOT / "docs" / "record.py"))
+    rows = [element.text for element in ElementTree.parse(recorder["FILE"]).iter(f"{SVG}text")]
+    assert [row.removeprefix("$ ") for row in rows if row.startswith("$ ")] == list(recorder["COMMANDS"])
+    front = (ROOT / "README.md").read_text("utf-8")
+    assert all(command in front for command in recorder["COMMANDS"][1:])
+    assert rows[-1] == "1987-03-03"
+
+
+def test_the_recording_shows_each_line_at_its_time_and_scrolls_when_the_screen_is_full(tmp_path):
+    recorder = runpy.run_path(str(ROOT / "docs" / "record.py"))
+    pause, text = list(recorder["record"]("echo one; sleep 0.5; echo 'two < three'", tmp_path))[1]
+    assert text == "two < three"
+    assert 0.4 < pause < 20
+    lines = [recorder["Line"](float(second), f"line {second}", typed=False) for second in range(30)]
+    drawing = recorder["draw"](lines)
+    ElementTree.fromstring(drawing)
+    length = 29 + recorder["HELD"]
+    shown = dict(re.findall(r"@keyframes l(\d+) { 0% { opacity: 0; } ([\d.]+)%", drawing))
+    assert {int(line): float(part) for line, part in shown.items()} == pytest.approx(
+        {line: 100 * line / length for line in range(30)}, abs=1e-3
+    )
+    full = 30 - recorder["ROWS"]
+    assert re.findall(r"translateY\((-\d+)px\); }", drawing)[-1] == str(-recorder["HEIGHT"] * full)

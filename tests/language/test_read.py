@@ -113,7 +113,7 @@ def test_axes_that_are_no_axes_are_refused():
     assert "upper-case letters" in only(["model.inputs.src=b 7"]).rule
 
 
-MIXERS = ["attention", "retention", "gated_delta_rule", "lstm", "rnn", "convolution"]
+MIXERS = ["attention", "retention", "gated_delta_rule", "mamba2", "lstm", "rnn", "convolution"]
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

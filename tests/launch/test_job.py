@@ -337,7 +337,7 @@ def test_a_signal_ends_the_run_with_status_75_and_the_resume_command(
     environment = {**os.environ, "TFM_BLOCKS_CACHE": str(tmp_path / "cache")}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     checkpoint = tmp_path / "runs" / tmp_path.name / "checkpoints" / "latest.json"
-    for _ in range(3000):
+    for _ in range(3000):  # a busy machine starts slowly
         if checkpoint.exists() or process.poll() is not None:
             break
         time.sleep(0.1)

@@ -15,7 +15,7 @@ STEPS = [
 STEPS_OF_NODES = [{when: steps for when, steps in one.items() if when != "last"} for one in STEPS]
 NORMS = ["layernorm", "rmsnorm", {"block": "rmsnorm", "eps": 1e-4}]
 ATTENTION = ["attention", "restricted_attention"]
-MIXED = ["sum", "mean", "weighted_sum"]
+MIXED = ["sum", "mean", "product", "weighted_sum"]
 PLAIN = [
     {"block": "ffn"},
     {"block": "ffn", "d_ff": "2*d_model", "activation": "gelu"},
@@ -166,7 +166,7 @@ class Writer:
         return {"repeat": self.draw(st.integers(1, 2)), "layer": self.layer(decodes, memories, depth + 1)}
 
     def join(self):
-        return self.one(["sum", "mean", "gate", {"block": "gate"}])
+        return self.one(["sum", "mean", "product", "gate", {"block": "gate"}])
 
 
 @st.composite

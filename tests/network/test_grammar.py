@@ -217,12 +217,22 @@ def test_a_model_of_an_embedding_and_a_head_decodes():
 @torch.no_grad()
 def test_a_sum_of_one_tensor_at_the_end_is_that_tensor():
     """A port of several tensors gets a list, also in the head."""
-    for block in ("sum", "mean", "weighted_sum"):
+    for block in ("sum", "mean", "product", "weighted_sum"):
         net, src_BS = (
             network({"src": "B S"}, {"emb": {**EMBED, "in": "src"}, "out": {"block": block, "in": ["emb"]}}),
             ids(3, 5),
         )
         torch.testing.assert_close(net(src=src_BS), net["emb"].block(src_BS))
+
+
+@torch.no_grad()
+def test_branches_that_are_joined_by_a_product_gate_each_other():
+    branches = {name: {"block": "linear", "d_out": 6} for name in ("value", "gate", "third")}
+    graph = {"emb": {**EMBED, "in": "src"}, "gated": {"join": "product", "parallel": branches}}
+    net, src_BS = network({"src": "B S"}, graph), ids(3, 5)
+    x_BSD = net["emb"].block(src_BS)
+    value_BSD, gate_BSD, third_BSD = (net.get_submodule(f"gated.{name}").block(x_BSD) for name in branches)
+    torch.testing.assert_close(net(src=src_BS), value_BSD * gate_BSD * third_BSD)
 
 
 @torch.no_grad()

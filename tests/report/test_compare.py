@@ -300,6 +300,12 @@ def test_csv_has_a_row_for_each_run_unrounded(sweep):
     assert float(rows[0]["parameters"]) == 12345 and float(rows[0]["best val/loss"]) == 1.25
 
 
+def test_scores_that_no_run_has_have_no_column(sweep):
+    printed = said(sweep)
+    assert "perplexity" in printed
+    assert "f1" not in printed and "spearman" not in printed
+
+
 def test_the_tables_show_sizes_speed_time_and_the_best_validation(sweep):
     shown = said(sweep, "--baseline", "base-1")
     for text in ("12,345", "67,890", "1,040", "15.0 s", "1.25 @ 60", "against base, heads 2", "over seeds"):

@@ -58,6 +58,15 @@ def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *
     return torch.cat(outputs, 2), memory_BHKV
 
 
+def decayed_sum(
+    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, log_rate_BHC: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute one chunk of S_t = exp(log_rate_t) S_{t-1} + k_t^T v_t, y_t = q_t S_t: y and the last memory."""
+    fade = decay(log_rate_BHC)
+    y_BHCV = (q_BHCK @ k_BHCK.mT * fade.between) @ v_BHCV + (q_BHCK @ memory_BHKV) * fade.since_start
+    return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ v_BHCV
+
+
 @block(
     "retention",
     "x: B T D -> B T D",
@@ -105,9 +114,8 @@ class Retention(Recurrence):
     def _retain(self, memory_BHKK: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCK: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one chunk: the outputs from its positions and the memory, and the memory after them."""
         head_H = torch.arange(self.heads, dtype=q_BHCK.dtype, device=q_BHCK.device)
-        fade = decay(torch.log1p(-torch.exp2(-5 - head_H))[:, None].expand(-1, q_BHCK.shape[2]))
-        y_BHCK = (q_BHCK @ k_BHCK.mT * fade.between) @ v_BHCK + (q_BHCK @ memory_BHKK) * fade.since_start
-        return y_BHCK, memory_BHKK * fade.whole + (k_BHCK * fade.until_end).mT @ v_BHCK
+        log_rate_HC = torch.log1p(-torch.exp2(-5 - head_H))[:, None].expand(-1, q_BHCK.shape[2])
+        return decayed_sum(memory_BHKK, q_BHCK, k_BHCK, v_BHCK, log_rate_HC)
 
 
 def rotated(x_BHTK: Tensor, first: int) -> Tensor:
@@ -123,6 +131,17 @@ def rotated(x_BHTK: Tensor, first: int) -> Tensor:
 
 SLOWEST, FASTEST = 0.001, 0.1  # range of the initial step sizes
 STRONGEST = 16.0  # maximum of the initial rates, which multiply the step sizes
+
+
+def fill_log_rates(rate_H: Tensor, generator: Generator) -> None:
+    """Fill with logarithms of rates that are uniform between 1 and 16, as in Mamba-2."""
+    nn.init.uniform_(rate_H, 1.0, STRONGEST, generator=generator).log_()
+
+
+def fill_step_biases(bias_H: Tensor, generator: Generator) -> None:
+    """Fill with biases whose softplus is log-uniform between the smallest and the largest step size, as in Mamba."""
+    nn.init.uniform_(bias_H, math.log(SLOWEST), math.log(FASTEST), generator=generator)
+    bias_H.exp_().expm1_().log_()
 
 
 @block(
@@ -175,10 +194,9 @@ class GatedDeltaRule(Recurrence):
             case "near":
                 nn.init.uniform_(self.near, -(self.kernel_size**-0.5), self.kernel_size**-0.5, generator=generator)
             case "fade":
-                nn.init.uniform_(self.fade, 1.0, STRONGEST, generator=generator).log_()
-            case "fade_bias":  # so that its softplus is log-uniform between the step sizes
-                nn.init.uniform_(self.fade_bias, math.log(SLOWEST), math.log(FASTEST), generator=generator)
-                self.fade_bias.exp_().expm1_().log_()
+                fill_log_rates(self.fade, generator)
+            case "fade_bias":
+                fill_step_biases(self.fade_bias, generator)
             case _:
                 nn.init.ones_(self.gain)
 

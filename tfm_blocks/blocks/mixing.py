@@ -39,6 +39,21 @@ class Mean(Sum):
         return super().forward(xs) / len(xs)
 
 
+@block("product", "xs[]: B N D -> B N D", category="join", source="Dauphin et al. 2017, section 2, gated linear units")
+class Product(nn.Module):
+    """x1 · x2 · …, element by element: several x_BND -> x_BND.
+
+    Also known as: Hadamard product, multiplicative gate.
+    Use: a branch that gates another one, as in LFM2 and Griffin.
+    """
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        out_BND = xs[0]
+        for x_BND in xs[1:]:
+            out_BND = out_BND * x_BND
+        return out_BND
+
+
 @block("concat", "xs[]: B N D+ -> B N D+", category="join", source="Huang et al. 2017 (DenseNet), section 3")
 class Concat(nn.Module):
     """[x1; x2; …] along the width: several x_BND -> x_BND whose width is the sum of theirs.

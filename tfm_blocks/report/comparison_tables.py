@@ -90,18 +90,18 @@ def runs_table(comparison: Comparison) -> Table:
 
 def scores_table(comparison: Comparison) -> Table:
     """Return a row for each run whose final model was scored, with 95 % intervals."""
-    scores = _scores(comparison)
+    scores, values = _scores(comparison, WITH_INTERVAL), _scores(comparison, WITHOUT_INTERVAL)
     rows = [
         [
             run.name,
             run.scored_on,
             *(_score(run.scores.get(name)) for name in scores),
-            *(run.values.get(name) for name in WITHOUT_INTERVAL),
+            *(run.values.get(name) for name in values),
         ]
         for run in _runs(comparison)
         if run.scored_on
     ]
-    columns = [*texts("run", "scored on"), *numbers(SCORE, *scores), *numbers("{:.4g}", *WITHOUT_INTERVAL)]
+    columns = [*texts("run", "scored on"), *numbers(SCORE, *scores), *numbers("{:.4g}", *values)]
     return Table("scores and their 95 % intervals", columns, rows)
 
 
@@ -110,8 +110,9 @@ def _runs(comparison: Comparison) -> Iterator[SavedRun]:
     return (run for group in comparison.groups for run in group.runs)
 
 
-def _scores(comparison: Comparison) -> list[str]:
-    return [name for name in WITH_INTERVAL if any(name in run.scores for run in comparison.runs)]
+def _scores(comparison: Comparison, names: Sequence[str]) -> list[str]:
+    """Return those of the scores that a run has."""
+    return [name for name in names if any(name in {**run.scores, **run.values} for run in comparison.runs)]
 
 
 def rates_table(curves: Sequence[RateCurve]) -> Table:
@@ -136,7 +137,7 @@ def _mark(curve: RateCurve, rate: Rate) -> str:
 def seeds_table(comparison: Comparison) -> Table:
     """Return a row for each group: means and standard deviations over its counted runs. One task has a best model."""
     several_tasks = len(comparison.grid.tasks) > 1
-    scores = [SCORES[name] for name in (*_scores(comparison), *WITHOUT_INTERVAL) if SCORES[name].mean]
+    scores = [SCORES[name] for name in _scores(comparison, [*WITH_INTERVAL, *WITHOUT_INTERVAL]) if SCORES[name].mean]
     loss = find_key(OBJECTIVE).form
     columns = [
         *texts("model"),

@@ -49,6 +49,7 @@ COMPLEXITY = {
     "depthwise_conv": Complexity("n * kernel_size * d", "1", "n / kernel_size"),
     "retention": _LINEAR,
     "gated_delta_rule": _LINEAR,
+    "mamba2": Complexity(f"n * ({CHUNK} + d_state) * d_inner", f"n / {CHUNK}", f"n / {CHUNK}"),
 }
 
 
