@@ -45,6 +45,8 @@ OBJECTIVES = {  # overrides of runs with each objective besides next_token
     "span_corruption": ["objective=span_corruption", "objective.sentinels=10", "vocab=300"],
     "denoising": ["objective=denoising", "vocab=300"],
     "prefix_lm": ["objective=prefix_lm", "vocab=300"],
+    "ul2": ["objective=ul2", "objective.sentinels=10", "vocab=300"],
+    "distil": ["objective=distil", "objective.teacher=TEACHER", "objective.hidden={encoder.0.ffn: encoder.1.ffn}"],
     "label": ["model=classifier", "objective=label", "data=labels", *LABELLED, "vocab=300"],
 }
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
@@ -144,6 +146,18 @@ def save(translator, folder):
     write_model(folder, compose_model("tiny", [f"{name}={value}" for name, value in knobs.items()]).model, [])
     write_weights(folder, weights_of(translator.network))
     translator.tokenizer.save(folder / TOKENIZER)
+
+
+def taught(small: Callable[..., Composed], folder: Path, overrides: list[str]) -> list[str]:
+    """Return the overrides with a briefly trained run in place of TEACHER."""
+    if not any(text.endswith("TEACHER") for text in overrides):
+        return overrides
+    from tfm_blocks.launch.check import check_run
+    from tfm_blocks.launch.job import train
+
+    short = ["trainer.steps=2", "trainer.validate_every=2", "trainer.validate_sentences=0", "data.max_length=50"]
+    teacher = train(check_run(small(*short, "layers=2", "d_ff=32")), folder / "teacher")
+    return ["data.max_length=50", *(text.replace("TEACHER", str(teacher)) for text in overrides)]
 
 
 SMALL = [

@@ -124,7 +124,7 @@ def test_a_loss_in_chunks_on_the_device_is_that_of_the_cpu(chunk: int) -> None:
     found = []
     for to in (lambda tensor: tensor, pretend.there):
         head, x = to(weight.clone()).requires_grad_(), to(x_ND.clone()).requires_grad_()
-        loss, nll, correct, _ = smoothed_loss(
+        loss, nll, correct, *_ = smoothed_loss(
             lambda x, head=head: x @ head.mT, [head], x, to(labels_N), smoothing=0.1, chunk=chunk
         )
         loss.backward()

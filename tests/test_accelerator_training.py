@@ -164,7 +164,7 @@ def test_an_operation_that_the_device_lacks_is_an_error_with_its_node_before_ste
 ) -> None:
     monkeypatch.setattr(pretend, "LACKS", frozenset({"aten::relu"}))
     module, data = make(small())
-    check = MemoryCheck(module.network, feed_of(data), 0.1, Ranks(), here, nullcontext(), Copies(2))
+    check = MemoryCheck(module.network, feed_of(data), module.objective, Ranks(), here, nullcontext(), Copies(2))
     message = r"encoder\.0\.ffn: pretend lacks an operation of this node: The operator 'aten::relu' is not"
     with pytest.raises(RunError, match=message):
         check.run(1)

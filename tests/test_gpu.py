@@ -131,7 +131,7 @@ def test_a_step_between_two_rows_of_metrics_waits_for_nothing(small: Small) -> N
 def test_training_takes_no_more_memory_than_a_trial(small: Small) -> None:
     module, data = make(small(*HEAVY))
     peaks = []
-    trial = MemoryCheck(module.network, feed_of(data), 0.1, Ranks(), CUDA, nullcontext(), Copies(2))
+    trial = MemoryCheck(module.network, feed_of(data), module.objective, Ranks(), CUDA, nullcontext(), Copies(2))
     trial.run(1)  # the libraries allocate memory once
     for work in (lambda: trial.run(1), lambda: trainer(3).fit(module, datamodule=data)):
         torch.cuda.empty_cache()

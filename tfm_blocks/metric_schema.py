@@ -101,7 +101,8 @@ TRAIN_KEYS = (
     Key("train/waiting", "fraction of the time that ranks wait for batches, 0 to 1"),
     Key(SKIPPED, "steps of the run whose loss or gradient was not finite", progress="{:.0f} skipped"),
     Key(
-        "train/aux_loss/{node}", "auxiliary loss of the block, or `z_loss`, per target token; part of the minimised sum"
+        "train/aux_loss/{node}",
+        "auxiliary loss of the block, `z_loss`, `kl` or `hidden`, per target token; part of the minimised sum",
     ),
 )
 SPLIT_KEYS = (  # of val/ and test/

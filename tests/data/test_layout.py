@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from tfm_blocks.data.corpus import Corpus, write_corpus, write_examples, write_packed
-from tfm_blocks.data.layout import Appended, AtPositions, OneSequence, PlainText, Sides, layout_of
+from tfm_blocks.data.layout import Appended, AtPositions, OneSequence, PlainText, Sides
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.probes.task import Example
 

@@ -1,14 +1,17 @@
 """The objectives that make a source and a target of a row, and masked diffusion, against slow versions."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.data.test_objectives import WORDS, packed
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.data.corpus import Corpus, write_corpus
-from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.noise import (
+    CHOICE,
     COUNT,
     KEPT,
     KIND,
@@ -25,13 +28,17 @@ from tfm_blocks.data.noise import (
     TURN,
     uniforms,
 )
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import (
     DenoisingSettings,
     MaskedDiffusionSettings,
     PrefixLmSettings,
     SpanCorruptionSettings,
+    Ul2Settings,
 )
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
+from tfm_blocks.training.data import PlannedCorpus
+from tfm_blocks.training.memory_check import smallest_cap
 
 BOS, EOS = 1, 2
 DRAW = (3, 1)
@@ -40,6 +47,9 @@ DENOISING |= {"insert": 0.0, "whole_words": True}
 SPANS = SpanCorruptionSettings(name="span_corruption", density=0.15, span=3.0, sentinels=40)
 PREFIX = PrefixLmSettings(name="prefix_lm")
 DIFFUSION = MaskedDiffusionSettings(name="masked_diffusion", min_rate=0.001)
+
+
+UL2 = Ul2Settings(**yaml.safe_load((CONF / "objective" / "ul2.yaml").read_text()) | {"sentinels": 40})
 
 
 def denoising(**changes):
@@ -55,6 +65,7 @@ OBJECTIVES = {
     "all noise": denoising(mask=0.5, span=1.2, random=0.4, permute=0.6, rotate=0.5, insert=0.2),
     "tokens": denoising(whole_words=False, rotate=1.0, permute=0.0),
     "no masks": denoising(mask=0.0),
+    "ul2": UL2,
 }
 
 
@@ -128,6 +139,22 @@ def slow_prefix(objective, tokenizer, ids, u):
     return ids[:split], ids[split:]
 
 
+def slow_mixture(objective, tokenizer, ids, u):
+    denoisers = list(objective.denoisers.values())
+    place, rest = 0, u(CHOICE) * sum(one.weight for one in denoisers)
+    while rest >= denoisers[place].weight:
+        rest -= denoisers[place].weight
+        place += 1
+    one = denoisers[place]
+    if one.span is None:
+        split = max(1, len(ids) - max(1, round(one.density * len(ids))))
+        source, target = ids[:split], ids[split:]
+    else:
+        spans = SPANS.model_copy(update={"density": one.density, "span": one.span, "sentinels": objective.sentinels})
+        source, target = slow_spans(spans, tokenizer, ids, u)
+    return [*tokenizer.encode(one.mode), *source], target
+
+
 def slow_denoising(objective, tokenizer, ids, u):
     """Follow the denoising data set of fairseq: sentences, spans of words, inserted masks, rotation."""
     special = tokenizer.special_ids
@@ -189,7 +216,8 @@ def slow_denoising(objective, tokenizer, ids, u):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_each_row_becomes_what_a_slow_version_makes_of_it(corpus, tokenizer, name):
     objective = OBJECTIVES[name]
-    slow = {"span_corruption": slow_spans, "prefix_lm": slow_prefix, "denoising": slow_denoising}[objective.name]
+    slow = {"span_corruption": slow_spans, "prefix_lm": slow_prefix, "denoising": slow_denoising, "ul2": slow_mixture}
+    slow = slow[objective.name]
     for draw in (DRAW, (3, 2), (8, 0)):
         for row in range(len(corpus)):
             ids = corpus.ids("tgt", row).tolist() or [EOS]
@@ -260,6 +288,34 @@ def test_denoising_masks_the_fraction_of_the_words_in_spans_of_the_poisson_distr
     assert abs(none / spans - math.exp(-3.5)) < 5 * math.sqrt(math.exp(-3.5) / spans)
     assert abs(spans / len(corpus) - 1000 / 3.5) < 3
     assert 0.05 < masks / tokens < 0.12
+
+
+def test_the_least_micro_batch_of_packed_text_has_a_row_with_its_sentinels(tokenizer, tmp_path):
+    corpus = packed(tmp_path, tokenizer, 3000, context=64)
+    layout, settings = layout_of(corpus, ["src", "tgt"], SPANS), SimpleNamespace(kind="lm", context=64)
+    longest = max(layout.drawn(1, epoch).widths_NC(corpus).sum(1).max() for epoch in range(3))
+    assert smallest_cap(PlannedCorpus(corpus, layout, settings)) == longest == 64 + 2 * 3 + 2  # eos and bos
+
+
+@pytest.mark.parametrize("size", [40_000, pytest.param(1_000_000, marks=pytest.mark.grid)])
+def test_each_denoiser_of_a_mixture_is_drawn_equally_often_and_has_its_density(tokenizer, tmp_path, size):
+    corpus = packed(tmp_path, tokenizer, size, context=128)
+    weighted = UL2.denoisers | {"suffix": UL2.denoisers["suffix"].model_copy(update={"weight": 2.0})}
+    for denoisers, parts in ((UL2.denoisers, [1] * 7), (weighted, [1, 1, 2, 1, 1, 1, 1])):
+        objective = UL2.model_copy(update={"denoisers": denoisers})
+        layout = layout_of(corpus, ["src", "tgt"], objective).drawn(*DRAW)
+        noise, (flat, *_) = layout.pair_noise, layout.parts(corpus)
+        counts = np.bincount(noise.choices(flat), minlength=7)
+        expected_K = np.array(parts) * len(flat.rows_R) / sum(parts)
+        assert ((counts - expected_K) ** 2 / expected_K).sum() < 6 + 5 * math.sqrt(2 * 6)
+        source, target = noise.pairs(flat)
+        for number, one in enumerate(denoisers.values()):
+            rows_R = (noise.choices(flat) == number) & (flat.lengths_R == 128)
+            predicted = round(one.density * 128)
+            spans = max(1, round(predicted / one.span)) if one.span else 0
+            assert (target.lengths_R[rows_R] == predicted + spans).all()
+            mode = len(tokenizer.encode(one.mode))
+            assert (source.lengths_R[rows_R] == 128 - predicted + spans + mode).all()
 
 
 def test_the_split_of_a_prefix_is_uniform(corpus):

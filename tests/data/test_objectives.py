@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tfm_blocks.data.corpus import Corpus, write_corpus, write_packed
-from tfm_blocks.data.layout import layout_of
 from tfm_blocks.data.noise import uniforms
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import MaskedSettings
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.errors import ConfigError

@@ -18,7 +18,7 @@ from tests.exchange.published import FAMILIES, publish
 from tests.exchange.test_sentencepiece import learned
 from tests.oracles.references import ENCODERS
 from tfm_blocks.data.corpus import Corpus, write_corpus, write_packed
-from tfm_blocks.data.layout import layout_of
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.language.spec import names

@@ -231,6 +231,9 @@ WRONG_PAIRS = [
     (["model=encoder_only", "objective=prefix_lm"], "model.inputs", "predicts tgt from left to right, but the model reads src"),
     (["model=two_sources", "objective=prefix_lm"], "model.inputs", "makes one source of each row, but the model reads"),
     (["model=base", "data=parity", "objective=prefix_lm"], "objective", PROBE),
+    (["model=encoder_only", "objective=ul2"], "model.inputs", "predicts tgt from left to right, but the model reads src"),
+    (["model=base", "objective=ul2", "objective.denoisers.suffix.density=1"], "objective.denoisers.suffix.density", "must be below 1"),
+    (["model=base", "objective=ul2", "objective.denoisers.suffix.span=0.5"], "objective.denoisers.suffix.span", "must be at least 1"),
     (["model=base", *LABELS, "objective=denoising"], "objective", "data.kind=labels has labels, but objective=denoising reads"),
     (["model=encoder_only", *LABELS, "objective=masked"], "objective", "data.kind=labels has labels, but objective=masked reads"),
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.conftest import LEARNING, OBJECTIVES, SMALL
+from tests.conftest import LEARNING, OBJECTIVES, SMALL, taught
 from tests.preloaded import run_python
 from tests.training.test_module import feed_of, make
 from tfm_blocks.cli.train import _run_training
@@ -190,6 +190,7 @@ def test_two_processes_change_the_weights_with_each_optimizer_as_one_does(
 def test_devices_and_the_cap_do_not_change_the_weights_of_each_objective(
     small: Callable[..., Composed], tmp_path: Path, objective: list[str]
 ) -> None:
+    objective = taught(small, tmp_path, objective)
     for devices, cap in ((1, CAP), (1, CAP // 4), (2, CAP // 4)):
         caps = f"trainer.devices={devices}", f"data.batch_tokens={cap}"
         run(small("data.max_length=50", *STEADY, "trainer.precision=fp32", *objective, *caps), tmp_path)

@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.conftest import LEARNING, OBJECTIVES
+from tests.conftest import LEARNING, OBJECTIVES, taught
 from tests.preloaded import run_python
 from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
@@ -635,7 +635,8 @@ def test_a_damaged_file_is_refused_before_a_resume_changes_the_state(small: Smal
 
 @pytest.mark.grid
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-def test_a_stopped_run_of_each_objective_ends_bit_equal(small: Small, tmp_path: Path, objective: Sequence[str]) -> None:
+def test_a_stopped_run_of_each_objective_ends_bit_equal(small: Small, tmp_path: Path, objective: list[str]) -> None:
+    objective = taught(small, tmp_path, objective)
     begin(small(*objective, *stopping(1000)), tmp_path / "whole")
     with pytest.raises(PreemptedError):
         begin(small(*objective, *stopping(3)), tmp_path / "stopped")

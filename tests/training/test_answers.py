@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.data.layout import BOS, EOS, Layout, layout_of
+from tfm_blocks.data.layout import BOS, EOS, Layout
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.probe_settings import ProbeSettings

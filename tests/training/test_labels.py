@@ -15,7 +15,8 @@ import tfm_blocks as tfm
 from tests.oracles.references import READING, scatter
 from tfm_blocks.cli import main
 from tfm_blocks.data.labels import LabelCoder
-from tfm_blocks.data.layout import Batch, batch_of, layout_of
+from tfm_blocks.data.layout import Batch, batch_of
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import LabelSettings
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import read_data

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tfm_blocks.training.loss import position_losses, smoothed_loss
+from tfm_blocks.training.loss import LossWeights, position_losses, smoothed_loss
 
 N, D, V = 23, 7, 13
 
@@ -47,7 +47,7 @@ def test_values_and_gradients_with_tied_weights_match_torch_cross_entropy(
     chunk: int, smoothing: float, dtype: torch.dtype, tolerance: float
 ) -> None:
     model = Tied(dtype)
-    loss, nll, correct, _ = ours(model, smoothing, chunk)
+    loss, nll, correct, *_ = ours(model, smoothing, chunk)
     logits_NV = model.head(model.trunk())
     expected = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
@@ -63,21 +63,20 @@ def test_values_and_gradients_with_tied_weights_match_torch_cross_entropy(
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_z_loss_is_the_weighted_square_of_the_log_of_the_sum_of_exponentials(chunk: int, smoothing: float) -> None:
     model = Tied(torch.float64)
-    loss, _, _, squares = smoothed_loss(
+    sums = smoothed_loss(
         model.head,
         [model.weight, model.bias],
         model.trunk(),
         model.labels_N,
         smoothing=smoothing,
         chunk=chunk,
-        z_loss=0.03,
+        weights=LossWeights(z_loss=0.03),
     )
     logits_NV = model.head(model.trunk())
     expected = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="sum")
     z = logits_NV.logsumexp(1).square().sum()
-    torch.testing.assert_close(squares, z)
-    torch.testing.assert_close(loss, expected + 0.03 * z)
-    for grad, theirs in zip(model.gradients(loss), model.gradients(expected + 0.03 * z), strict=True):
+    torch.testing.assert_close([sums.squares, sums.loss, sums.total], [z, expected, expected + 0.03 * z])
+    for grad, theirs in zip(model.gradients(sums.total), model.gradients(expected + 0.03 * z), strict=True):
         torch.testing.assert_close(grad, theirs)
 
 
@@ -97,7 +96,7 @@ def test_a_label_that_shares_the_largest_logit_counts_as_in_the_test_if_it_is_th
     def head(x_nD: Tensor) -> Tensor:
         return torch.zeros(len(x_nD), V)
 
-    _, _, correct, _ = smoothed_loss(head, [], x_ND, labels_N, **options)
+    correct = smoothed_loss(head, [], x_ND, labels_N, **options).correct
     _, _, best_N = position_losses(head, x_ND, labels_N, **options)
     assert correct.item() == (best_N == labels_N).sum().item() == 2
 
@@ -126,7 +125,7 @@ def test_without_gradients_no_gradient_of_the_logits_is_computed() -> None:
 def test_no_positions_give_zero_loss_and_zero_gradients() -> None:
     model = Tied(torch.float32)
     x_ND = torch.zeros(0, D, requires_grad=True)
-    loss, nll, correct, _ = smoothed_loss(
+    loss, nll, correct, *_ = smoothed_loss(
         model.head, [model.weight, model.bias], x_ND, model.labels_N[:0], smoothing=0.1, chunk=4
     )
     assert (loss.item(), nll.item(), correct.item()) == (0, 0, 0)

@@ -33,7 +33,9 @@ ROOM = 90_000_000  # bytes
 
 def trial(composed: Composed) -> MemoryCheck:
     module, data = make(composed)
-    return MemoryCheck(module.network, feed_of(data), 0.1, Ranks(), torch.device("cpu"), nullcontext(), Copies(2))
+    return MemoryCheck(
+        module.network, feed_of(data), module.objective, Ranks(), torch.device("cpu"), nullcontext(), Copies(2)
+    )
 
 
 class Peak(TorchDispatchMode):

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.data.layout import layout_of
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.language.spec import names

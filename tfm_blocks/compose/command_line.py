@@ -44,7 +44,7 @@ ALLOWED_VALUES = {
     "--cfg": ("job", "hydra", "all"),
     "--info": ("", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }  # "": without a value
-OPTIONS = frozenset({*LONG.values(), "--hydra-help", "--resolve", "--version"})
+OPTIONS = frozenset({*LONG.values(), "--hydra-help", "--resolve", "--version", "--yes"})
 ONE_CONFIG = ("a run has one main config, conf/train.yaml", "write --config-dir FOLDER")
 UNUSED = {
     "--config-path": ONE_CONFIG,

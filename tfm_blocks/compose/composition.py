@@ -27,9 +27,18 @@ from tfm_blocks.errors import ConfigError, Problem, cut, suggest
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.sources import find_knobs
 
-# Mappings with keys chosen by the user: names of inputs, and options and resources of a cluster.
+# Mappings with keys chosen by the user: names of inputs, knobs of a ladder, and options and resources of a cluster.
 OPEN = frozenset(
-    {"data.fields", "data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources", "optimizer.groups"}
+    {
+        "data.fields",
+        "data.train",
+        "data.val",
+        "data.test",
+        "ladder.grow",
+        "launcher.sbatch",
+        "launcher.resources",
+        "optimizer.groups",
+    }
 )
 
 # ValueError: an integer with too many digits

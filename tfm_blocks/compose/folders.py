@@ -12,7 +12,7 @@ from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.files import HEADER, YamlFile, display_path, read_yaml_file
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
-OF_A_SWEEP = frozenset({"sweep", "launcher", "match"})  # keys that define which jobs run, how and where
+OF_A_SWEEP = frozenset({"sweep", "launcher", "match", "ladder"})  # keys that define which jobs run, how and where
 _DEFAULT = re.compile(r"(override |optional )*/?[^/\s@]+(/[^/\s@]+)*(@\S*)?")
 PACKAGE = Path(__file__).parent.parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"

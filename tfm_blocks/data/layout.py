@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -13,10 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tfm_blocks.data.corpus import CHUNK, Corpus
-from tfm_blocks.data.labels import LabelCoder, number_rows
-from tfm_blocks.data.noise import Flat, Hiding, Noise, PairNoise
-from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ObjectiveSettings
+from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET
 
@@ -169,12 +165,12 @@ class Sides(Pairs):
     def join(self, columns: Sequence[Sequence[Ids]], *, adds_eos: bool, empty: bool = False) -> Batch:
         *sources, target = columns
         if adds_eos:
-            inputs = {name: _padded(ids, after=[EOS]) for name, ids in zip(self.inputs, sources, strict=False)}
+            inputs = {name: padded_rows(ids, after=[EOS]) for name, ids in zip(self.inputs, sources, strict=False)}
         else:
             whole = [[ids if len(ids) else np.array([EOS]) for ids in rows] for rows in sources]
-            inputs = {name: _padded(ids) for name, ids in zip(self.inputs, whole, strict=False)}
-        inputs[TARGET] = _padded(target, before=[BOS])
-        return batch_of(inputs, _padded(target, after=[EOS]), empty=empty)
+            inputs = {name: padded_rows(ids) for name, ids in zip(self.inputs, whole, strict=False)}
+        inputs[TARGET] = padded_rows(target, before=[BOS])
+        return batch_of(inputs, padded_rows(target, after=[EOS]), empty=empty)
 
 
 class OneSequence(Pairs):
@@ -194,8 +190,8 @@ class OneSequence(Pairs):
         prompts = [prompt(parts) for parts in zip(*sources, strict=True)]
         pairs = list(zip(prompts, targets, strict=True))
         labels = [np.concatenate((np.zeros(len(before) - 1, np.int64), ids, [EOS])) for before, ids in pairs]
-        inputs = {TARGET: _padded([np.concatenate(pair) for pair in pairs])}
-        return batch_of(inputs, _padded(labels), empty=empty)
+        inputs = {TARGET: padded_rows([np.concatenate(pair) for pair in pairs])}
+        return batch_of(inputs, padded_rows(labels), empty=empty)
 
 
 class PlainText(Layout):
@@ -211,8 +207,8 @@ class PlainText(Layout):
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         targets = [corpus.ids(TARGET, int(row)) for row in rows]
-        labels_BT = _padded(targets)
-        inputs = {TARGET: _padded([ids[:-1] for ids in targets], before=[BOS])}
+        labels_BT = padded_rows(targets)
+        inputs = {TARGET: padded_rows([ids[:-1] for ids in targets], before=[BOS])}
         return batch_of(inputs, labels_BT, empty=empty)
 
 
@@ -231,7 +227,7 @@ class AtPositions(Layout):
         return corpus.lengths_N(TARGET)
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        ids_BT = _padded([corpus.ids(SOURCE, int(row)) for row in rows])
+        ids_BT = padded_rows([corpus.ids(SOURCE, int(row)) for row in rows])
         labels_BT = torch.zeros_like(ids_BT)
         for labels_T, row in zip(labels_BT.numpy(), rows, strict=True):
             labels_T[corpus.positions(int(row))] = corpus.ids(TARGET, int(row))
@@ -258,175 +254,7 @@ class Appended(Layout):
         pairs = [(corpus.ids(SOURCE, int(row)), corpus.ids(TARGET, int(row))) for row in rows]
         questions = [np.concatenate([source, [EOS], np.full(len(target), self.EMPTY)]) for source, target in pairs]
         labels = [np.concatenate([np.zeros(len(source) + 1, np.int64), target]) for source, target in pairs]
-        return batch_of({self.inputs[0]: _padded(questions)}, _padded(labels), empty=empty)
-
-
-class Noisy(Layout):
-    """Layout of an objective that draws what it does to the rows of a column."""
-
-    noise: Noise
-    column: str
-
-    def drawn(self, seed: int, epoch: int) -> Self:
-        return self._with(self.noise.drawn(seed, epoch))
-
-    @property
-    def evaluating(self) -> Self:
-        return self._with(self.noise.evaluating)
-
-    def _with(self, noise: Noise) -> Self:
-        other = copy(self)
-        other.noise = noise
-        return other
-
-    def flat(self, corpus: Corpus, rows: Rows, *, adds_eos: bool = False) -> Flat:
-        """Return the ids of these rows, with eos if `adds_eos` is true or a row has no tokens."""
-        sequences = [corpus.ids(self.column, int(row)).astype(np.int64) for row in rows]
-        eos = np.full(int(adds_eos), EOS)
-        return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], np.asarray(rows))
-
-    def parts(self, corpus: Corpus, *, adds_eos: bool = False) -> Iterator[Flat]:
-        """Yield the ids of all rows, in chunks."""
-        rows_N = np.arange(len(corpus))
-        for first in range(0, len(corpus), CHUNK):
-            yield self.flat(corpus, rows_N[first : first + CHUNK], adds_eos=adds_eos)
-
-
-class HiddenTokens(Noisy):
-    """Layout of a model with one input, which predicts hidden tokens of a row in their places.
-
-    The rows of packed text are read as they are; other rows end in eos.
-    """
-
-    at_positions = True
-
-    def __init__(self, input: str, column: str, hiding: Hiding) -> None:
-        self.inputs, self.column, self.noise = (input,), column, hiding
-
-    @property
-    def hiding(self) -> Hiding:
-        assert isinstance(self.noise, Hiding)
-        return self.noise
-
-    def widths_NC(self, corpus: Corpus) -> Lengths:
-        return self.tokens_N(corpus)[:, None]
-
-    def tokens_N(self, corpus: Corpus) -> Lengths:
-        return np.maximum(corpus.lengths_N(self.column) + _adds_eos(corpus), 1)
-
-    def labels_N(self, corpus: Corpus) -> Lengths:
-        parts = self.parts(corpus, adds_eos=_adds_eos(corpus))
-        return np.concatenate([self.hiding.labels_R(flat) for flat in parts]).astype(np.int32)
-
-    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
-        hidden_L = self.hiding.hidden_L(flat)
-        labels_BT = _padded(flat.split(np.where(hidden_L, flat.ids_L, PAD)))
-        inputs = {self.inputs[0]: _padded(flat.split(self.hiding.read_L(flat, hidden_L)))}
-        batch, weights_R = batch_of(inputs, labels_BT, empty=empty), self.hiding.weights_R(flat)
-        if weights_R is None:
-            return batch
-        tokens_B = torch.from_numpy(self.hiding.labels_R(flat) * (not empty))
-        return replace(batch, weights_B=torch.from_numpy(weights_R).float(), tokens_B=tokens_B)
-
-
-class NoisyPairs(Noisy):
-    """Layout of an objective that makes a source and a target of each row.
-
-    The ends of documents in packed text are tokens like others.
-    """
-
-    def __init__(self, pairs: Pairs, column: str, noise: PairNoise) -> None:
-        self.inputs, self.pairs, self.column, self.noise = pairs.inputs, pairs, column, noise
-
-    @property
-    def pair_noise(self) -> PairNoise:
-        assert isinstance(self.noise, PairNoise)
-        return self.noise
-
-    def widths_NC(self, corpus: Corpus) -> Lengths:
-        return self.pairs.widths_of(self._lengths_N2(corpus), adds_eos=corpus.conventions.adds_eos)
-
-    def tokens_N(self, corpus: Corpus) -> Lengths:
-        return np.maximum(corpus.lengths_N(self.column), 1)
-
-    def labels_N(self, corpus: Corpus) -> Lengths:
-        return self._lengths_N2(corpus)[:, 1] + 1
-
-    def longest_C(self, corpus: Corpus) -> Lengths:
-        lengths_K2 = np.array(self.pair_noise.longest(int(self.tokens_N(corpus).max())), np.int32)
-        longest_C: Lengths = self.pairs.widths_of(lengths_K2, adds_eos=corpus.conventions.adds_eos).max(0)
-        return longest_C
-
-    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        columns = [part.split(part.ids_L) for part in self.pair_noise.pairs(self.flat(corpus, rows))]
-        return self.pairs.join(columns, adds_eos=corpus.conventions.adds_eos, empty=empty)
-
-    def _lengths_N2(self, corpus: Corpus) -> Lengths:
-        return np.concatenate([self.pair_noise.lengths_R2(flat) for flat in self.parts(corpus)]).astype(np.int32)
-
-
-class Labelled(Layout):
-    """Layout of objective=label: the source, and its label at the first position, or of each word at its first token.
-
-    A label that is not a class is marked by 1, and its numbers are `values_NC`.
-    """
-
-    at_positions = True
-
-    def __init__(self, input: str, coder: LabelCoder) -> None:
-        self.inputs = (input,)
-        self.coder = coder
-
-    def widths_NC(self, corpus: Corpus) -> Lengths:
-        return self.tokens_N(corpus)[:, None]
-
-    def tokens_N(self, corpus: Corpus) -> Lengths:
-        return np.maximum(corpus.lengths_N(SOURCE) + corpus.conventions.adds_eos, 1)
-
-    def labels_N(self, corpus: Corpus) -> Lengths:
-        words = self.coder.predict == "words"
-        return corpus.lengths_N(TARGET) if words else np.ones(len(corpus), np.int32)
-
-    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        sources = [corpus.conventions.source(corpus.ids(SOURCE, int(row)).tolist()) for row in rows]
-        ids_BT = _padded([np.asarray(ids) for ids in sources])
-        labels_BT, labels = torch.zeros_like(ids_BT), [corpus.ids(TARGET, int(row)).tolist() for row in rows]
-        if self.coder.predict in ("several", "number"):
-            labels_BT[:, 0] = 1
-            values_NC = torch.from_numpy(number_rows(self.coder, [] if empty else labels))
-            return replace(batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty), values_NC=values_NC)
-        for place, (row, ids) in enumerate(zip(rows, labels, strict=True)):
-            positions = corpus.positions(int(row)).tolist() if corpus.positional else [0]
-            labels_BT[place, positions] = torch.tensor(ids)
-        return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
-
-
-def _adds_eos(corpus: Corpus) -> bool:
-    """Return True if eos follows the ids of a row; the documents of packed text, which has one column, have theirs."""
-    return corpus.conventions.adds_eos and len(corpus.columns) > 1
-
-
-def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSettings = NEXT_TOKEN) -> Layout:
-    """Return the layout for a model with these inputs, a corpus and an objective."""
-    if isinstance(objective, LabelSettings):
-        assert corpus.labels is not None, "the check of the run expects data=labels"
-        return Labelled(inputs[0], corpus.labels)
-    sources = [name for name in inputs if name != TARGET]
-    pairs = Sides(sources) if sources else OneSequence()
-    column = inputs[-1] if inputs[-1] in corpus.columns else TARGET
-    match objective.noise(corpus.tokenizer):
-        case Hiding() as hiding:
-            return HiddenTokens(inputs[0], column, hiding)
-        case PairNoise() as noise:
-            return NoisyPairs(pairs, TARGET, noise)
-    if sources and TARGET in inputs:
-        return pairs
-    if corpus.positional:
-        return AtPositions(*inputs)
-    if sources:
-        return Appended(*sources)
-    return pairs if len(corpus.columns) > 1 else PlainText()
+        return batch_of({self.inputs[0]: padded_rows(questions)}, padded_rows(labels), empty=empty)
 
 
 def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.NDArray[np.int64]:
@@ -435,7 +263,7 @@ def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.ND
     return np.concatenate([*parts, np.array([BOS])])
 
 
-def _padded(
+def padded_rows(
     rows: Sequence[npt.NDArray[np.integer]], *, before: Sequence[int] = (), after: Sequence[int] = ()
 ) -> Tensor:
     """Pad rows of ids, with special ids before or after each row: ids_BN."""

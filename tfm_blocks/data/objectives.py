@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Count, RuleError, Settings
-from tfm_blocks.data.noise import Bools, Denoising, Diffusion, Masking, Noise, PairNoise, Prefix, SpanCorruption
+from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
+from tfm_blocks.data.noise import Bools, Diffusion, Masking, Noise
+from tfm_blocks.data.pair_noise import DenoiserMixture, Denoising, PairNoise, Prefix, SpanCorruption
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
 from tfm_blocks.errors import ConfigError
 
@@ -33,6 +34,11 @@ class ObjectiveBase(Settings):
         """Return the tokens that a learned tokenizer gets."""
         return ()
 
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Return the names of its losses, which have a weight of their own in the config's key `losses`."""
+        return ()
+
     def noise(self, tokenizer: Tokenizer) -> Noise | None:
         """Return what is done to rows, or None."""
         return None
@@ -44,6 +50,27 @@ class NextTokenSettings(ObjectiveBase):
     generates = True
 
     name: Literal["next_token"]
+
+
+class DistilSettings(ObjectiveBase):
+    """Predict each token of the target, and learn the distribution of a trained run: Hinton et al. 2015, section 2.
+
+    teacher: the folder of a run with the same tokenizer and inputs. temperature: T of both distributions. The loss is
+    losses.ce times the cross entropy plus losses.kl times T² KL(teacher ‖ model).
+    hidden: nodes of the model and the nodes of the teacher that their outputs follow. losses.hidden times the mean
+    squared difference of the outputs is part of the loss.
+    """
+
+    generates = True
+
+    name: Literal["distil"]
+    teacher: str
+    temperature: Above0
+    hidden: dict[str, str] | None = None
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return ("ce", "kl", "hidden") if self.hidden else ("ce", "kl")
 
 
 class HidingSettings(ObjectiveBase):
@@ -141,6 +168,48 @@ class PrefixLmSettings(NoisyPairSettings):
         return Prefix()
 
 
+class DenoiserSettings(Settings):
+    """A denoiser of a mixture.
+
+    mode: a text in front of the source. density: fraction of the tokens that are predicted. span: mean tokens of a
+    span; null: the tokens at the end. weight: the denoiser is drawn for a row in proportion to it.
+    """
+
+    mode: str
+    density: Rate
+    span: Annotated[float, Field(ge=1)] | None
+    weight: Above0 = 1.0
+
+
+class Ul2Settings(NoisyPairSettings):
+    """Draw one of several denoisers for each row: Tay et al. 2022 (UL2), section 3.1.
+
+    denoisers: by name. sentinels: their number, which limits the spans of a row.
+    """
+
+    name: Literal["ul2"]
+    denoisers: Annotated[dict[str, DenoiserSettings], Field(min_length=1)]
+    sentinels: Count
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        return tuple(map(sentinel, range(self.sentinels)))
+
+    def noise(self, tokenizer: Tokenizer) -> DenoiserMixture:
+        sentinels = np.array(tokenizer.sentinels[: self.sentinels])
+        denoisers = self.denoisers.values()
+        return DenoiserMixture(
+            kinds=tuple(
+                Prefix(density=one.density)
+                if one.span is None
+                else SpanCorruption(density=one.density, span=one.span, sentinels=sentinels)
+                for one in denoisers
+            ),
+            modes=tuple(np.array(tokenizer.encode(one.mode), np.int64) for one in denoisers),
+            weights=tuple(one.weight for one in denoisers),
+        )
+
+
 class DenoisingSettings(NoisyPairSettings):
     """Predict a text from a noisy one: Lewis et al. 2020 (BART), section 2.2.
 
@@ -199,11 +268,13 @@ def _plain(tokenizer: Tokenizer) -> Bools:
 
 ObjectiveSettings = Annotated[
     NextTokenSettings
+    | DistilSettings
     | MaskedSettings
     | MaskedDiffusionSettings
     | SpanCorruptionSettings
     | DenoisingSettings
     | PrefixLmSettings
+    | Ul2Settings
     | LabelSettings,
     Field(discriminator="name"),
 ]

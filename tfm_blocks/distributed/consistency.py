@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from tfm_blocks.data.objectives import NEXT_TOKEN, DistilSettings, ObjectiveSettings
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.runs.model import hash_weights
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.gather import gather_json
 from tfm_blocks.version import __version__
 
 Fingerprint = Mapping[str, str]
+TEACHER = "teacher"
 
 
 def config_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
@@ -28,8 +32,13 @@ def config_fingerprint(config: Mapping[str, Any]) -> Fingerprint:
     }
 
 
-def fingerprint(seed: int, prepared: Prepared, planned_corpus: PlannedCorpus) -> Fingerprint:
-    """Return hashes of the vocabulary, the plan of the first epoch (the training text), and the ids of each split."""
+def fingerprint(
+    seed: int, prepared: Prepared, planned_corpus: PlannedCorpus, objective: ObjectiveSettings = NEXT_TOKEN
+) -> Fingerprint:
+    """Return hashes of the vocabulary, the plan of the first epoch (the training text), and the ids of each split.
+
+    With a teacher, a hash of its weights is among them.
+    """
     plan = planned_corpus.plan(seed=seed, epoch=0)
     arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)
     return {
@@ -38,6 +47,7 @@ def fingerprint(seed: int, prepared: Prepared, planned_corpus: PlannedCorpus) ->
         "text of train": prepared.train.sha256,
         "text of val": prepared.val.sha256,
         "text of test": prepared.test.sha256 if prepared.test is not None else "",
+        **({TEACHER: hash_weights(Path(objective.teacher))} if isinstance(objective, DistilSettings) else {}),
     }
 
 

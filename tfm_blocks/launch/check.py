@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
-from tfm_blocks.data.layout import layout_of
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -24,7 +24,8 @@ from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
 from tfm_blocks.language.spec import Spec, names
 from tfm_blocks.language.tree import MODEL
-from tfm_blocks.launch.suitability import find_data_problems, find_optimizer_problems
+from tfm_blocks.launch.init_from import blocks_of_teacher
+from tfm_blocks.launch.suitability import find_data_problems, find_loss_problems, find_optimizer_problems
 from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import Network
@@ -170,10 +171,11 @@ def _check(
         raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
     with with_locations(composed):
         learned = assign(run.optimizer, list_weights(network_without_values(spec)))
-        if problems := [*find_optimizer_problems(spec, run, learned)]:
+        if problems := [*find_optimizer_problems(spec, run, learned), *find_loss_problems(spec, run)]:
             raise ConfigError(problems)
         expect_optimizers(learned)
-    plugins = plugins_in_use(run.plugins, spec.blocks, _tasks(run), names_used(run.optimizer))
+    blocks = spec.blocks | blocks_of_teacher(run.objective)
+    plugins = plugins_in_use(run.plugins, blocks, _tasks(run), names_used(run.optimizer))
     return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
 
 

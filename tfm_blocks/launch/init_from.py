@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tfm_blocks.data.objectives import DistilSettings, ObjectiveSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.errors import Problem, RunError, TfmError, suggest
 from tfm_blocks.language.parametrisation import WHERE
-from tfm_blocks.language.spec import Spec
+from tfm_blocks.language.spec import Spec, format_shape, names
+from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
+from tfm_blocks.network.matching import WeightMatch, expect_weights, match_weights, weights_of
 from tfm_blocks.runs.folder import MODEL, TOKENIZER, WEIGHTS, expect_folder, kept_weights
-from tfm_blocks.runs.model import find_base, has_base, read_network, read_tensors
+from tfm_blocks.runs.model import find_base, has_base, read_network, read_spec, read_tensors
 from tfm_blocks.runs.records import Base, SavedModel
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 def find_weights(run: Path) -> Path:
@@ -61,6 +65,55 @@ def expect_base(spec: Spec, tokenizer: Tokenizer, init_from: str | None) -> Base
         rule = f"is {run}, whose tokenizer has other ids, but adapters change the weights of the same vocabulary"
         raise RunError(Problem("init_from", rule, help=f"data.tokenizer={run}"))
     return base
+
+
+def expect_teacher(spec: Spec, tokenizer: Tokenizer, objective: ObjectiveSettings) -> None:
+    """Raise RunError unless the teacher of objective=distil reads the inputs and the vocabulary of the model."""
+    if not isinstance(objective, DistilSettings):
+        return
+    run = Path(objective.teacher)
+    teacher = read_spec(run)
+    SavedRun(run).expect_finished()
+    problem = None
+    if names(teacher.inputs) != names(spec.inputs):
+        own, other = (", ".join(names(one.inputs)) for one in (spec, teacher))
+        rule = f"is {run}, which reads {other}, but the model reads {own}"
+        problem = Problem("objective.teacher", rule, help="name a run with the same inputs")
+    elif load_tokenizer(run / TOKENIZER).ids != tokenizer.ids:
+        rule = f"is {run}, whose tokenizer has other ids, but a distribution is over the ids of one vocabulary"
+        problem = Problem("objective.teacher", rule, help=f"data.tokenizer={run}")
+    elif teacher.sink.shape[-1] != spec.sink.shape[-1]:
+        rule = f"is {run}, which has {teacher.sink.shape[-1]} logits, but the model has {spec.sink.shape[-1]}"
+        problem = Problem("objective.teacher", rule, help="name a run with an output for each id of the vocabulary")
+    else:
+        problem = next(_hidden_problems(spec, teacher, objective.hidden or {}), None)
+    if problem:
+        raise RunError(problem)
+    expect_weights(network_without_values(teacher), read_tensors(run / WEIGHTS), str(run / WEIGHTS))
+
+
+def _hidden_problems(spec: Spec, teacher: Spec, hidden: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield a problem for each pair of nodes that do not exist, or whose outputs have different shapes."""
+    own, other = (
+        {node.address: node for node in one.nodes[: len(one.nodes) - one.head] if len(node.shape) == 3}
+        for one in (spec, teacher)
+    )
+    for pair in hidden.items():
+        for address, nodes, owner in zip(pair, (own, other), ("model", "teacher"), strict=True):
+            if address not in nodes:
+                rule = f"names {address}, which is not a node before the output of the {owner}"
+                yield Problem("objective.hidden", rule, help=suggest(address, nodes))
+        if pair[0] in own and pair[1] in other and own[pair[0]].shape != other[pair[1]].shape:
+            shapes = [format_shape(nodes[address].shape) for nodes, address in zip((own, other), pair, strict=True)]
+            rule = f"pairs {pair[0]} of the shape {shapes[0]} with {pair[1]} of the shape {shapes[1]}"
+            yield Problem("objective.hidden", rule, help="pair nodes of the same shape")
+
+
+def blocks_of_teacher(objective: ObjectiveSettings) -> set[str]:
+    """Return the blocks of the teacher, whose plug-ins a run needs; none if the teacher cannot be read."""
+    with suppress(TfmError):
+        return read_spec(Path(objective.teacher)).blocks if isinstance(objective, DistilSettings) else set()
+    return set()
 
 
 @torch.no_grad()

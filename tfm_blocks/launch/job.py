@@ -34,7 +34,7 @@ from tfm_blocks.launch.check import (
 from tfm_blocks.launch.cooldown import open_branch
 from tfm_blocks.launch.facts import reason_of
 from tfm_blocks.launch.finalize import expect_kept_weights
-from tfm_blocks.launch.init_from import expect_base, expect_source
+from tfm_blocks.launch.init_from import expect_base, expect_source, expect_teacher
 from tfm_blocks.launch.rank import spawned_main, train_rank
 from tfm_blocks.launch.run_spec import (
     Precision,
@@ -155,6 +155,8 @@ def _begin(
             expect_source(requested.spec, Path(settings.init_from))
     run = requested.with_vocab(prepared.tokenizer.size)
     base = expect_base(run.spec, prepared.tokenizer, settings.init_from)
+    with with_locations(requested.composed):
+        expect_teacher(run.spec, prepared.tokenizer, settings.objective)
     config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "cooldown", "match")}
     network = network_without_values(run.spec)
@@ -162,7 +164,8 @@ def _begin(
     check_lengths(network, prepared, run)
 
     def claim() -> RunSpec:
-        folder, text = claim_folder(root, config["name"]), fingerprint(settings.seed, prepared, planned_corpus)
+        folder = claim_folder(root, config["name"])
+        text = fingerprint(settings.seed, prepared, planned_corpus, settings.objective)
         origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices), text
         start = RunFile(mapping["vocab"], _wandb_id(), *origin, match=mapping.get("match", {}))
         fields = config, folder, start, resume_command(typed, folder, settings), _precision(settings.trainer)
@@ -189,6 +192,7 @@ def _resume(
     with _lock(rendezvous, folder):
         with with_locations(run.composed):
             prepared = rendezvous.prepare(with_saved_tokenizer(run.settings.data, folder), saved.start.vocab)
+            expect_teacher(run.spec, prepared.tokenizer, run.settings.objective)
         job = _decide(rendezvous, lambda: _spec_of_resume(run, saved, prepared, typed, until))
         with _record_end(rendezvous, job):
             if rendezvous.rank_info.rank == 0:

@@ -142,7 +142,7 @@ class _Rank:
             return pending_signal() or (signal.SIGTERM if until is not None and module.global_step >= until else 0)
 
         checkpoints = Checkpoints(folder / CHECKPOINTS, logs, settings.trainer, stop, self.job.command, self.job.until)
-        same_run = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus))
+        same_run = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus, settings.objective))
         early = StoppedEarly(callbacks, prolonged=self.job.prolonged)
         trainer = self.build_trainer(precision, loggers, [checkpoints, same_run, early, *callbacks])
         with freeze_loaded_objects():
@@ -257,7 +257,7 @@ def train_rank(
             return
         heartbeat.doing("opening the loggers")
         facts = record_facts(job, settings, network, rank_info)
-        losses = settings.losses.names_with(losses_of(network.spec))
+        losses = settings.losses.names_with(losses_of(network.spec), settings.objective)
         with open_loggers(job, settings, prepared, facts, losses) as loggers:
             rank.fit_and_test(loggers, callbacks)
             heartbeat.doing("closing the loggers")
@@ -271,9 +271,7 @@ def build_memory_check(
     device = rank_device(choose_device(settings.trainer.accelerator), rank_info.local_rank)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision.name == "bf16")
     copies = copies_of(settings, module.network, rank_info.world)
-    return MemoryCheck(
-        module.network, planned_corpus, settings.label_smoothing, rank_info.ranks, device, autocast, copies
-    )
+    return MemoryCheck(module.network, planned_corpus, module.objective, rank_info.ranks, device, autocast, copies)
 
 
 def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSettings) -> RunData:

@@ -16,7 +16,7 @@ from tfm_blocks.compose.run import missing_plugins
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.devices import CPU, device_name, has_fast_bf16
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.distributed.consistency import fingerprint
+from tfm_blocks.distributed.consistency import TEACHER, fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values
@@ -211,8 +211,13 @@ def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str)
 def expect_same_text(saved: SavedRun, prepared: Prepared, spec: Spec, settings: RunSettings) -> None:
     """Raise RunError if the vocabulary or the text changed since the run began."""
     planned_corpus = plan_corpus(network_without_values(spec).spec, prepared, settings.data, settings.objective)
-    current = fingerprint(settings.seed, prepared, planned_corpus)
+    current = fingerprint(settings.seed, prepared, planned_corpus, settings.objective)
     for name, value in saved.start.text.items():
+        if value != current.get(name) and name == TEACHER:
+            rule = (
+                f"the weights of the teacher changed since the run began: {shown(saved.config['objective']['teacher'])}"
+            )
+            raise RunError(Problem("objective.teacher", rule, help="restore the teacher, or start a new run"))
         if value != current.get(name):
             rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"
             raise RunError(Problem("data", rule, help="restore the text, or start a new run"))

@@ -7,15 +7,19 @@ from collections.abc import Iterator, Sequence
 from tfm_blocks.data.objectives import HidingSettings, LabelSettings, NoisyPairSettings, ObjectiveSettings
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, columns_of
-from tfm_blocks.errors import Problem
+from tfm_blocks.errors import Problem, suggest
 from tfm_blocks.language.check import sight_of
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
+from tfm_blocks.network.call import losses_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.training.groups import Learned, coupled_decays, find_followers_problems, wrong_scales
 from tfm_blocks.training.optimizer_settings import names_used
 from tfm_blocks.training.optimizers import SPECTRAL
 from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import RunSettings
+
+DISTIL = "objective=distil objective.teacher=RUN"
+PARTS_NEED = {"ce": DISTIL, "kl": DISTIL, "hidden": f"{DISTIL} objective.hidden={{NODE: NODE}}"}
 
 
 def find_data_problems(spec: Spec, data: DataSettings | None, objective: ObjectiveSettings) -> Iterator[Problem]:
@@ -139,6 +143,23 @@ def _weight_problems(data: LabelsSettings, objective: LabelSettings) -> Iterator
     elif objective.weights and data.predict == "number":
         rule = f"is {objective.weights}, but data.predict=number has no classes"
         yield Problem("objective.weights", rule, help="write objective.weights=null")
+
+
+def find_loss_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
+    """Yield a problem for each weight of a loss that the model or the objective does not have."""
+    losses, objective = run.losses, f"objective={run.objective.name}"
+    for name, needed in PARTS_NEED.items():
+        if getattr(losses, name) is not None and name not in run.objective.losses:
+            rule = f"is a weight of objective=distil, but {objective} has no such loss"
+            yield Problem(f"losses.{name}", rule, help=f"leave it out, or write {needed}")
+    if isinstance(run.objective, LabelSettings) and losses.is_on("z_loss"):
+        yield Problem("losses.z_loss", f"is a loss of predicted tokens, but {objective} has none", help="write 0")
+    blocks = losses_of(spec)
+    for name in losses.blocks or ():
+        if not any(f"{address}.".startswith(f"{name}.") for address in blocks):
+            known = f"the blocks with a loss are {', '.join(blocks)}" if blocks else "no block has a loss"
+            rule = f"names {name}, but {known}"
+            yield Problem("losses.blocks", rule, help=suggest(name, blocks) or "leave it out")
 
 
 def find_optimizer_problems(spec: Spec, run: RunSettings, learned: Sequence[Learned]) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from tfm_blocks.language.spec import TARGET, Axis, Node, Spec, names
 from tfm_blocks.network.call import Call, PaddingMasks, Values, padded_last
 from tfm_blocks.registry.blocks import REGISTRY
 
+TAP = "value of "  # before the address of a tapped node, in the dict of auxiliary losses
 LAYER = re.compile(r".*?\.\d+(?=\.)")  # the outermost layer of an address: encoder.3 of encoder.3.attn
 
 
@@ -93,6 +94,7 @@ class Network(nn.ModuleDict):
             _place(self, address.split("."), modules[address])
         self.spec = spec
         self.recomputes = self.by_layer = False
+        self.tapped: tuple[str, ...] = ()
         self._frozen: tuple[nn.Module, ...] = ()
         target_addresses = {TARGET, *(node.address for node in spec.nodes if node.sees != "nothing")}
         shapes = spec.shapes
@@ -112,23 +114,31 @@ class Network(nn.ModuleDict):
     def trunk_with_losses(
         self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Values]:
-        """Return the trunk's output, and the auxiliary losses of blocks by address: each a scalar or loss_B."""
+        """Return the trunk's output, and the auxiliary losses of blocks by address: each a scalar or loss_B.
+
+        The values of tapped nodes are also in the dict, by TAP and the address.
+        """
         values, keeps = self.begin(inputs, keep)
         losses: Values = {}
         recomputes = self.recomputes and torch.is_grad_enabled()
         if recomputes or self.by_layer:
             for layer in self.stack_layers:
                 layer.run(values, keeps, losses, recomputes=recomputes)
-            return values[self.exit], losses
-        for call in self.calls:
-            values[call.address] = call(values, keeps, losses)
-        return values[self.exit], losses
+        else:
+            for call in self.calls:
+                values[call.address] = call(values, keeps, losses)
+        return values[self.exit], losses | {f"{TAP}{address}": values[address] for address in self.tapped}
+
+    def tap(self, addresses: Iterable[str]) -> None:
+        """Return the values of these nodes from `trunk_with_losses`; called before it runs."""
+        self.tapped = tuple(addresses)
+        vars(self).pop("stack_layers", None)
 
     @cached_property
     def stack_layers(self) -> list[LayerCalls]:
         """Return the calls of the trunk in order, grouped by layers of stacks."""
         containers = {name: module for name, module in self.named_modules() if isinstance(module, Container)}
-        return calls_by_layer(self.calls, self.exit, containers)
+        return calls_by_layer(self.calls, {self.exit, *self.tapped}, containers)
 
     @property
     def exit(self) -> str:
@@ -252,13 +262,15 @@ def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
     root.add_module(address[-1], module)
 
 
-def calls_by_layer(calls: Sequence[Call], last: str, containers: Mapping[str, Container]) -> list[LayerCalls]:
-    """Group the calls by layers; `last` is read from outside. `containers` are the network's containers by address."""
+def calls_by_layer(
+    calls: Sequence[Call], outside: Iterable[str], containers: Mapping[str, Container]
+) -> list[LayerCalls]:
+    """Group the calls by layers, some read from `outside`. `containers` are the network's containers by address."""
     groups = [(layer, tuple(group)) for layer, group in groupby(calls, lambda call: _layer(call.address))]
     layers = []
     for layer, group in groups:
         inside = {call.address for call in group}
-        read_by_others = {last, *_read(call for call in calls if call.address not in inside)}
+        read_by_others = {*outside, *_read(call for call in calls if call.address not in inside)}
         owners = {_layer(call.node.owner) for call in group}
         layers.append(
             LayerCalls(
@@ -283,5 +295,5 @@ def _layer(address: str) -> str:
 
 REGISTRY.reserve(dir(Network))
 REGISTRY.reserve(dir(Branch))
-REGISTRY.reserve(["spec", "recomputes", "by_layer", "calls", "head_calls", "bounded", "joined", "training"])
+REGISTRY.reserve(["spec", "recomputes", "by_layer", "tapped", "calls", "head_calls", "bounded", "joined", "training"])
 REGISTRY.reserve(["pre", "block", "post", "last"])

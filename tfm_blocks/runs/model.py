@@ -85,7 +85,7 @@ def find_base(spec: Spec, run: Path) -> Base:
     expect_folder(run)
     SavedRun(run).expect_finished()
     expect_weights(network_without_values(without_adapters(spec)), read_tensors(run / WEIGHTS), str(run / WEIGHTS))
-    return Base(os.path.abspath(run), _hash(run / WEIGHTS))  # noqa: PTH100  keeps symbolic links
+    return Base(os.path.abspath(run), hash_weights(run))  # noqa: PTH100  keeps symbolic links
 
 
 def read_base(network: Network, folder: Path) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ def read_base(network: Network, folder: Path) -> dict[str, Tensor]:
     if path is None:
         rule = f"its adapters change the weights of {base.run or 'a run that it does not name'}, which do not exist"
         raise RunError(Problem(where, rule, help="restore that run, or write its new folder to base.run"))
-    if _hash(path) != base.sha256:
+    if hash_weights(path.parent) != base.sha256:
         rule = f"its adapters were trained on other weights than those of {path.parent} now"
         raise RunError(Problem(where, rule, help=f"restore the weights of that run: their SHA-256 is {base.sha256}"))
     tensors = read_tensors(path)
@@ -108,8 +108,9 @@ def read_base(network: Network, folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
+def hash_weights(run: Path) -> str:
+    """Return the SHA-256 of the final weights of a run."""
+    with (run / WEIGHTS).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -12,7 +12,8 @@ from itertools import count, islice
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import PAD, Batch, Layout, Lengths, Rows, layout_of
+from tfm_blocks.data.layout import PAD, Batch, Layout, Lengths, Rows
+from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
 from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, epoch_plan
 from tfm_blocks.data.prepare import Prepared

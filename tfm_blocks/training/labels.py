@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,9 @@ from tfm_blocks.data.layout import SOURCE, Batch
 from tfm_blocks.data.objectives import LabelSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
-from tfm_blocks.devices import sum_dtype
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.network.graph import Network
 from tfm_blocks.training.gather import gather_json
-from tfm_blocks.training.loss import Objective, Trunk
+from tfm_blocks.training.loss import Objective
 from tfm_blocks.training.split_scorer import Predictions, SplitScorer
 from tfm_blocks.translation.settings import Search
 
@@ -49,25 +48,16 @@ class LabelObjective(Objective):
     the weight of its class, in `weights_C`; that of several classes is the mean over classes.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        smoothing: float,
-        trunk: Trunk | None,
-        *,
-        coder: LabelCoder,
-        weights_C: Tensor | None = None,
-    ) -> None:
-        super().__init__(network, smoothing, trunk)
+    def __init__(self, *arguments: Any, coder: LabelCoder, weights_C: Tensor | None = None) -> None:
+        super().__init__(*arguments)
         self.coder, self.weights_C = coder, weights_C
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return sums over the batch: the differentiable total, and [loss, -log p, auxiliary losses...]."""
         x_ND, labels_N, losses = self._predicted(batch)
         loss_N, nll_N = self._losses(self._outputs(x_ND), labels_N, batch)
-        auxiliary = [(loss * (batch.labels_BT != 0).sum(1)).sum() for loss in losses.values()]
-        sums = torch.stack([loss_N.sum(), nll_N.sum(), *auxiliary]).detach()
-        return sum(auxiliary, loss_N.sum()), sums.to(sum_dtype(sums.device))
+        loss, nll = loss_N.sum(), nll_N.sum()
+        return self.total(batch, loss, [loss, nll], losses)
 
     def label_outputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the loss and -log p of each label, the labels, and the outputs_NC."""

@@ -1,9 +1,11 @@
-"""The loss of one micro-batch: label-smoothed cross entropy, z-loss, and the auxiliary losses of blocks."""
+"""The loss of one micro-batch: label-smoothed cross entropy, z-loss, distillation, and the losses of blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from copy import copy
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -12,10 +14,47 @@ from torch.autograd.function import once_differentiable
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.network.call import Values
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.graph import TAP, Network
+from tfm_blocks.training.settings import LossSettings
 
 Head = Callable[[Tensor], Tensor]
-Sums = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Sums(NamedTuple):
+    """Sums over positions. `total` is differentiable: the weighted sum of the other losses.
+
+    `nll` is -log p(label), and `correct` the number of labels with the largest logit. `squares` are log² Z for z-loss,
+    `loss` the smoothed loss, and `divergence` the divergence from a teacher, times T².
+    """
+
+    total: Tensor
+    nll: Tensor
+    correct: Tensor
+    squares: Tensor
+    loss: Tensor
+    divergence: Tensor
+
+
+class Lesson(NamedTuple):
+    """The distribution that a model learns from its teacher, whose `logits` are those of a slice of the positions.
+
+    It is the softmax of logits / `temperature`, over the ids from `first` on.
+    """
+
+    logits: Callable[[slice], Tensor]
+    temperature: float
+    first: int
+
+
+class LossWeights(NamedTuple):
+    """The weights of the smoothed loss, of z-loss, and of the divergence from a teacher."""
+
+    ce: float = 1.0
+    z_loss: float = 0.0
+    kl: float = 0.0
+
+
+PLAIN = LossWeights()
 
 
 def smoothed_loss(
@@ -27,13 +66,15 @@ def smoothed_loss(
     smoothing: float,
     chunk: int,
     first: int = 0,
-    z_loss: float = 0.0,
+    weights: LossWeights = PLAIN,
     weights_N: Tensor | None = None,
+    lesson: Lesson | None = None,
 ) -> Sums:
-    """Return sums over N: the loss (differentiable), -log p(label), the labels with the largest logit, and log² Z.
+    """Return the sums of the losses over N.
 
-    The loss is the smoothed one plus `z_loss` times log² Z, for Z the sum of the exponentials of the logits (Chowdhery
-    et al. 2022, section 5), which keeps logits from drifting. `weights_N` are factors of the smoothed loss and -log p.
+    z-loss is log² Z, for Z the sum of the exponentials of the logits (Chowdhery et al. 2022, section 5), which keeps
+    logits from drifting. The divergence from a teacher is T² KL(p ‖ q), for the distributions p of the teacher and q of
+    the model at temperature T (Hinton et al. 2015, section 2). `weights_N` are factors of the smoothed loss and -log p.
     With gradients, a label that shares the largest logit counts. Without them, as in validation, it counts only if it
     is the first token with this logit, as in `position_losses`.
 
@@ -44,15 +85,17 @@ def smoothed_loss(
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (x_ND.requires_grad or trainable):
-        options = smoothing, first, chunk, z_loss, weights_N
-        loss, nll, correct, squares = _Fused.apply(head, labels_N, options, x_ND, *trainable)  # type: ignore[no-untyped-call]
-        return loss, nll, correct, squares
+        options = smoothing, first, chunk, weights, weights_N, lesson
+        return Sums(*_Fused.apply(head, labels_N, options, x_ND, *trainable))  # type: ignore[no-untyped-call]
     totals = _zeros(x_ND)
     for rows in _chunks(len(labels_N), chunk):
         logits_NV = head(x_ND[rows])
         weights_n = None if weights_N is None else weights_N[rows]
-        (loss, nll, _, squares), *_ = _cross_entropy(logits_NV, labels_N[rows], smoothing, first, z_loss, weights_n)
-        _add(totals, (loss, nll, (logits_NV.argmax(1) == labels_N[rows]).sum(), squares))
+        sums, *_ = _cross_entropy(logits_NV, labels_N[rows], smoothing, first, weights, weights_n)
+        sums = sums._replace(correct=(logits_NV.argmax(1) == labels_N[rows]).sum())
+        if lesson is not None:
+            sums = _taught(sums, logits_NV, lesson, rows, weights.kl)[0]
+        _add(totals, sums)
     return totals
 
 
@@ -83,10 +126,10 @@ class _Fused(torch.autograd.Function):
         ctx: Any,
         head: Head,
         labels_N: Tensor,
-        options: tuple[float, int, int, float, Tensor | None],
+        options: tuple[float, int, int, LossWeights, Tensor | None, Lesson | None],
         *tensors: Tensor,
-    ) -> Sums:
-        smoothing, first, chunk, z_loss, weights_N = options
+    ) -> tuple[Tensor, ...]:
+        smoothing, first, chunk, weights, weights_N, lesson = options
         x_ND, *parameters = (tensor.detach() for tensor in tensors)
         slope_ND = torch.zeros_like(x_ND)
         slopes: Sequence[Tensor] = []
@@ -95,8 +138,11 @@ class _Fused(torch.autograd.Function):
             with torch.enable_grad():
                 x_nD = x_ND[rows].detach().requires_grad_()
                 logits_nV = head(x_nD)
-            settings = smoothing, first, z_loss, None if weights_N is None else weights_N[rows]
+            settings = smoothing, first, weights, None if weights_N is None else weights_N[rows]
             sums, slope_nV = _cross_entropy_and_grad(logits_nV.detach(), labels_N[rows], *settings)
+            if lesson is not None:
+                sums, taught_nV = _taught(sums, logits_nV.detach(), lesson, rows, weights.kl)
+                slope_nV[:, lesson.first :] += taught_nV.to(slope_nV.dtype)
             read = [x_nD, *tensors[1:]]  # a plug-in may not use them all
             gradients = torch.autograd.grad(logits_nV, read, slope_nV, allow_unused=True, materialize_grads=True)
             slope_ND[rows] = gradients[0]
@@ -104,7 +150,7 @@ class _Fused(torch.autograd.Function):
             _add(totals, sums)
         ctx.gradients = [slope_ND, *(slopes or (torch.zeros_like(parameter) for parameter in parameters))]
         ctx.mark_non_differentiable(*totals[1:])
-        return totals
+        return tuple(totals)
 
     @staticmethod
     @once_differentiable
@@ -115,20 +161,20 @@ class _Fused(torch.autograd.Function):
 
 
 def _cross_entropy_and_grad(
-    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, z_loss: float, weights_N: Tensor | None
+    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, weights: LossWeights, weights_N: Tensor | None
 ) -> tuple[Sums, Tensor]:
-    """Return the sums, and the gradient of the loss by the logits: softmax minus the smoothed label, and of z-loss."""
-    sums, slope_NV, normaliser_N = _cross_entropy(logits_NV, labels_N, smoothing, first, z_loss, weights_N)
-    weight_N1 = 1.0 if weights_N is None else weights_N[:, None]
-    if z_loss or weights_N is not None:
-        slope_NV.mul_(weight_N1 + 2 * z_loss * normaliser_N[:, None])
+    """Return the sums, and the gradient of the total by the logits: softmax minus the smoothed label, and of z-loss."""
+    sums, slope_NV, normaliser_N = _cross_entropy(logits_NV, labels_N, smoothing, first, weights, weights_N)
+    weight_N1 = weights.ce if weights_N is None else weights.ce * weights_N[:, None]
+    if weights.z_loss or weights.ce != 1 or weights_N is not None:
+        slope_NV.mul_(weight_N1 + 2 * weights.z_loss * normaliser_N[:, None])
     slope_NV.sub_(weight_N1 * (smoothing / (logits_NV.shape[1] - first)))
     slope_NV.scatter_add_(1, labels_N[:, None], weight_N1 * slope_NV.new_full((len(labels_N), 1), smoothing - 1))
     return sums, slope_NV.to(logits_NV.dtype)
 
 
 def _cross_entropy(
-    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, z_loss: float, weights_N: Tensor | None
+    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int, weights: LossWeights, weights_N: Tensor | None
 ) -> tuple[Sums, Tensor, Tensor]:
     """Return the sums, the softmax p_NV in float32 or wider, and log Z of each position.
 
@@ -144,8 +190,24 @@ def _cross_entropy(
     nll = _weighted(normaliser_N - label_N, weights_N).sum()
     spread = _weighted(normaliser_N, weights_N).sum() - _weighted(wide_NV[:, first:], weights_N).sum() / vocab
     loss, squares = (1 - smoothing) * nll + smoothing * spread, normaliser_N.square().sum()
-    loss = loss + z_loss * squares if z_loss else loss
-    return (loss, nll, (label_N >= best_N).sum(), squares), p_NV, normaliser_N
+    total = loss if weights.ce == 1 else weights.ce * loss
+    total = total + weights.z_loss * squares if weights.z_loss else total
+    return Sums(total, nll, (label_N >= best_N).sum(), squares, loss, torch.zeros_like(loss)), p_NV, normaliser_N
+
+
+def _taught(sums: Sums, logits_NV: Tensor, lesson: Lesson, rows: slice, weight: float) -> tuple[Sums, Tensor]:
+    """Add the divergence from a teacher to the sums; also return its weighted gradient by the logits from `first` on.
+
+    The gradient of T² KL(p ‖ q) is T (q - p).
+    """
+    log_p_NV, log_q_NV = (
+        torch.log_softmax(z_NV[:, lesson.first :].to(sums.total.dtype) / lesson.temperature, 1)
+        for z_NV in (lesson.logits(rows), logits_NV)
+    )
+    p_NV, scale = log_p_NV.exp(), lesson.temperature**2
+    divergence = scale * (p_NV * (log_p_NV - log_q_NV)).sum()
+    slope_NV = (log_q_NV.exp() - p_NV).mul_(weight * lesson.temperature)
+    return sums._replace(total=sums.total + weight * divergence, divergence=divergence), slope_NV
 
 
 def _weighted(x_N: Tensor, weights_N: Tensor | None) -> Tensor:
@@ -169,8 +231,8 @@ def _chunks(length: int, chunk: int) -> list[slice]:
 
 def _zeros(x_ND: Tensor) -> Sums:
     wide = torch.float64 if x_ND.dtype == torch.float64 else torch.float32
-    zero = torch.zeros((), dtype=wide, device=x_ND.device)
-    return zero, zero.clone(), torch.zeros((), dtype=torch.int64, device=x_ND.device), zero.clone()
+    dtypes = [torch.int64 if name == "correct" else wide for name in Sums._fields]
+    return Sums(*(torch.zeros((), dtype=dtype, device=x_ND.device) for dtype in dtypes))
 
 
 def _accumulate(totals: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -189,25 +251,47 @@ Trunk = Callable[[Mapping[str, Tensor]], tuple[Tensor, Values]]
 class Objective:
     """The smoothed loss of the predicted positions, plus z-loss and the auxiliary losses of blocks.
 
-    `trunk` is the network's `trunk_with_losses`, or its compiled form. `z_loss` is the weight of log² Z in training.
+    `trunk` is the network's `trunk_with_losses`, or its compiled form. `losses` has the weights of losses in training,
+    which may depend on the `step`.
     """
 
-    def __init__(self, network: Network, smoothing: float, trunk: Trunk | None = None, *, z_loss: float = 0.0) -> None:
-        self.network, self.smoothing, self.z_loss = network, smoothing, z_loss
+    def __init__(
+        self,
+        network: Network,
+        smoothing: float,
+        trunk: Trunk | None = None,
+        losses: LossSettings = LossSettings(),  # noqa: B008  it is frozen
+    ) -> None:
+        self.network, self.smoothing, self.losses, self.step = network, smoothing, losses, 1
         self.trunk = trunk or network.trunk_with_losses
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return sums over the batch: the differentiable total, and [smoothed loss, -log p, other losses...].
 
-        The total is the smoothed loss plus the other losses: the auxiliary loss of each block, weighted by the number
-        of tokens of each sequence that the loss is a mean over, and at last z-loss, if it has a weight.
+        The other losses are those that `losses.names_with` names, weighted: the auxiliary loss of each block, which
+        counts for each token of a sequence that the loss is a mean over, z-loss, and the parts of the objective.
         """
         x_ND, labels_N, losses = self._predicted(batch)
-        total, nll, _, squares = self._sums(x_ND, labels_N, batch.weights_N, self.z_loss)
+        weights = LossWeights(z_loss=self.losses.weight("z_loss", self.step))
+        sums = self._sums(x_ND, labels_N, batch.weights_N, weights)
+        others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        return self.total(batch, sums.total, [sums.loss, sums.nll], losses, others)
+
+    def with_network(self, network: Network) -> Self:
+        """Return the objective of another network, whose trunk is not compiled."""
+        other = copy(self)
+        other.network, other.trunk = network, network.trunk_with_losses
+        return other
+
+    def total(
+        self, batch: Batch, total: Tensor, means: Sequence[Tensor], losses: Values, others: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Add the auxiliary losses of blocks to `total`; also return `means`, these losses, and the `others` in it."""
         auxiliary = [(loss * batch.counts_B).sum() for loss in losses.values()]
-        weighted = [self.z_loss * squares] if self.z_loss else []
-        sums = torch.stack([sum((-one for one in weighted), total), nll, *auxiliary, *weighted]).detach()
-        return sum(auxiliary, total), sums.to(sum_dtype(sums.device))
+        factors = [self.losses.factor(address, self.step) for address in losses]
+        auxiliary = [loss if factor == 1 else factor * loss for loss, factor in zip(auxiliary, factors, strict=True)]
+        logged = torch.stack([*means, *auxiliary, *others]).detach()
+        return sum(auxiliary, total), logged.to(sum_dtype(logged.device))
 
     def scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return sums over the batch: the smoothed loss, -log p, and the number of correct tokens.
@@ -216,7 +300,8 @@ class Objective:
         """
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
-            return self._sums(x_ND.float(), labels_N, batch.weights_N)[:3]
+            sums = self._sums(x_ND.float(), labels_N, batch.weights_N)
+        return sums.loss, sums.nll, sums.correct
 
     def position_scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the smoothed loss, -log p and the most probable token of each position of `batch.kept_N`."""
@@ -232,13 +317,70 @@ class Objective:
         labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
         return x_BTD.flatten(0, 1).index_select(0, batch.kept_N), labels_N, losses
 
-    def _sums(self, x_ND: Tensor, labels_N: Tensor, weights_N: Tensor | None, z_loss: float = 0.0) -> Sums:
+    def _sums(
+        self,
+        x_ND: Tensor,
+        labels_N: Tensor,
+        weights_N: Tensor | None,
+        weights: LossWeights = PLAIN,
+        lesson: Lesson | None = None,
+    ) -> Sums:
         trained = [parameter for parameter in self.network.head_parameters() if parameter.requires_grad]
-        options = {"z_loss": z_loss, "weights_N": weights_N, **self._options(x_ND)}
+        options = {"weights": weights, "weights_N": weights_N, "lesson": lesson, **self._options(x_ND)}
         return smoothed_loss(self.network.head, trained, x_ND, labels_N, **options)
 
     def _options(self, x_ND: Tensor) -> dict[str, Any]:
         return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}
+
+
+class DistilObjective(Objective):
+    """The smoothed loss, and the divergence from a teacher at a temperature: Hinton et al. 2015, section 2.
+
+    The teacher is frozen and in eval mode. It reads the inputs of the model, and predicts at the same positions.
+    `hidden` maps nodes of the model to nodes of the teacher that their outputs follow.
+    """
+
+    def __init__(
+        self, *arguments: Any, teacher: Network, temperature: float, hidden: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(*arguments)
+        self.teacher, self.temperature, self.hidden = teacher.eval().requires_grad_(False), temperature, hidden
+        self.network.tap(hidden)
+        teacher.tap(hidden.values())
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        x_ND, labels_N, losses = self._predicted(batch)
+        weights = LossWeights(**{name: self.losses.weight(name, self.step) for name in LossWeights._fields})
+        lesson, theirs = self._lesson(batch)
+        sums = self._sums(x_ND, labels_N, None, weights, lesson)
+        others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        others, total = [*others, weights.kl * sums.divergence], sums.total
+        states = {address: losses.pop(f"{TAP}{address}") for address in self.hidden}
+        if states:
+            pairs = [(states[own], theirs[f"{TAP}{other}"], own) for own, other in self.hidden.items()]
+            others.append(self.losses.weight("hidden", self.step) * self._distance(batch, pairs))
+            total = total + others[-1]
+        return self.total(batch, total, [sums.loss, sums.nll], losses, others)
+
+    @torch.no_grad()
+    def _lesson(self, batch: Batch) -> tuple[Lesson, Values]:
+        """Return the distribution of the teacher, and the values of its tapped nodes."""
+        teacher = self.teacher.to(batch.labels_BT.device)
+        x_BTD, values = teacher.trunk_with_losses(batch.inputs)
+        x_ND = x_BTD.flatten(0, 1).index_select(0, batch.kept_N)
+        first = max(teacher.first_predicted, self.network.first_predicted)
+        return Lesson(lambda rows: teacher.head(x_ND[rows]).detach(), self.temperature, first), values
+
+    def _distance(self, batch: Batch, pairs: Sequence[tuple[Tensor, Tensor, str]]) -> Tensor:
+        """Return the sum over pairs of the mean squared difference in each sequence, once for each counted token."""
+        masks = self.network.keep_masks(batch.inputs).masks
+        axes = {call.address: str(call.node.shape[1]) for call in self.network.calls}
+        distance_B = torch.zeros(len(batch.labels_BT), device=batch.labels_BT.device)
+        for own_BND, other_BND, address in pairs:
+            square_BN = (own_BND.float() - other_BND.float()).square().mean(2)
+            keep_BN = masks[axes[address]].to(square_BN.dtype)
+            distance_B = distance_B + (square_BN * keep_BN).sum(1) / keep_BN.sum(1).clamp(min=1)
+        return (distance_B * batch.counts_B).sum()
 
 
 def backward_scale(loss: Tensor, scale: float) -> Tensor:

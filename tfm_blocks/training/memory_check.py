@@ -73,7 +73,7 @@ class MemoryCheck:
 
     network: Network
     planned_corpus: PlannedCorpus
-    smoothing: float
+    objective: Objective
     ranks: Ranks
     device: torch.device
     precision: AbstractContextManager[None]
@@ -87,9 +87,9 @@ class MemoryCheck:
         return f"memory: {_peak(self.device)} before step 1, with micro-batches of up to {cap:,} tokens"
 
     def _too_large(self, cap: int, seed: int) -> Problem:
-        least = _smallest_cap(self.planned_corpus)
+        least = smallest_cap(self.planned_corpus)
         rule = f"is {cap}: the largest micro-batch of the plan does not fit in memory"
-        if cap == least or not self._fits(least, seed):
+        if cap <= least or not self._fits(least, seed):
             help = f"lower the sizes of the model, or the longest row: not even {least} tokens fit"
             return Problem("data.batch_tokens", rule, help=help)
         fits, fails = least, cap
@@ -120,11 +120,11 @@ class MemoryCheck:
         layers = [[one for one in unit.parameters() if one.requires_grad] for unit in units]
         held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
         kept = _keep_gradients(network, set(chain.from_iterable(layers)))
-        begun = _follow(network)
+        begun, objective = _follow(network), self.objective.with_network(network)
         for batch in batches:
             with self.precision, fork_generators(self.device):
                 try:
-                    loss, _ = Objective(network, self.smoothing).loss(batch.to(self.device))
+                    loss, _ = objective.loss(batch.to(self.device))
                     loss.backward()  # type: ignore[no-untyped-call]
                 except (NotImplementedError, TypeError) as error:
                     if self.device.type == CPU:
@@ -144,12 +144,12 @@ def _follow(network: Network) -> list[str]:
     return begun
 
 
-def _smallest_cap(planned_corpus: PlannedCorpus) -> int:
+def smallest_cap(planned_corpus: PlannedCorpus) -> int:
     """Return the least `batch_tokens` that the settings allow: the tokens of the longest row."""
-    settings = planned_corpus.settings
+    settings, longest = planned_corpus.settings, int(planned_corpus.layout.longest_C(planned_corpus.corpus).sum())
     if settings.kind == "probe":
-        return int(planned_corpus.layout.widths_NC(planned_corpus.corpus).sum(1).max())
-    return settings.context if settings.kind == "lm" else 2 * (settings.max_length + 1)
+        return longest
+    return max(longest, settings.context if settings.kind == "lm" else 2 * (settings.max_length + 1))
 
 
 def _copies(parameters: Iterable[Tensor], count: float) -> list[Tensor]:

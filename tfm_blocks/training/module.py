@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,8 +18,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import Batch, layout_of
-from tfm_blocks.data.objectives import HidingSettings, LabelSettings, ObjectiveSettings
+from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.objective_layouts import layout_of
+from tfm_blocks.data.objectives import DistilSettings, HidingSettings, LabelSettings, ObjectiveSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -28,6 +30,7 @@ from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import saved_weights
+from tfm_blocks.runs.model import read_network
 from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
@@ -35,7 +38,7 @@ from tfm_blocks.training.evaluation import Scorer
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
 from tfm_blocks.training.groups import build_optimizer, freeze, set_rates
 from tfm_blocks.training.labels import LabelObjective, LabelScorer, class_weights
-from tfm_blocks.training.loss import Objective, Trunk, backward_scale
+from tfm_blocks.training.loss import DistilObjective, Objective, Trunk, backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.settings import RunSettings
@@ -73,7 +76,8 @@ class TrainingModule(LightningModule):
         self.latest: dict[str, float] = {}
         self.row_losses = np.zeros((0, 3))  # of the split that was scored last
         self.stop_signal, self.abandoned = stop_signal, False
-        self.skipped, self.losses = skipped, settings.losses.names_with(losses_of(network.spec))
+        self.skipped = skipped
+        self.losses = settings.losses.names_with(losses_of(network.spec), settings.objective)
         self.steps, self.throughput = StepSums(self.losses), Throughput()
         self.tokens = 0  # target tokens that all ranks have read
         self.validated = -1  # the step of the newest complete validation
@@ -83,12 +87,16 @@ class TrainingModule(LightningModule):
 
     def _make_objective(self, trunk: Trunk | None) -> Objective:
         settings, corpus = self.settings, self.prepared.train
-        if isinstance(settings.objective, LabelSettings):
-            assert corpus.labels is not None, "objective=label needs data=labels"
-            weights_C = class_weights(settings.objective, corpus)
-            smoothing, coder = settings.label_smoothing, corpus.labels
-            return LabelObjective(self.network, smoothing, trunk, coder=coder, weights_C=weights_C)
-        return Objective(self.network, settings.label_smoothing, trunk, z_loss=settings.losses.z_loss)
+        options = self.network, settings.label_smoothing, trunk, settings.losses
+        match settings.objective:
+            case LabelSettings() as label:
+                assert corpus.labels is not None, "objective=label needs data=labels"
+                return LabelObjective(*options, coder=corpus.labels, weights_C=class_weights(label, corpus))
+            case DistilSettings() as distil:
+                teacher = read_network(Path(distil.teacher))
+                hidden, temperature = distil.hidden or {}, distil.temperature
+                return DistilObjective(*options, teacher=teacher, temperature=temperature, hidden=hidden)
+        return Objective(*options)
 
     def _make_scorer(self) -> SplitScorer:
         data, prepared = self.settings.data, self.prepared
@@ -150,6 +158,7 @@ class TrainingModule(LightningModule):
         The optimizer skips a step whose gradient is not finite. Raises DivergedError.
         """
         self._seed_dropout()
+        self.objective.step = self.global_step + 1
         optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.zero_grad()
         sums = self._accumulate(step)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, create_model, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, create_model, field_validator
 
 from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
 from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
@@ -189,17 +190,83 @@ class CallbackSettings(Settings):
     early_stopping: EarlyStoppingSettings = EarlyStoppingSettings()
 
 
+class WeightSettings(Settings):
+    """A weight of a loss that changes linearly from `start` to `end` in the `steps` after step `after`."""
+
+    start: AtLeast0
+    end: AtLeast0
+    steps: Count
+    after: CountOrZero = 0
+
+    def at(self, step: int) -> float:
+        """Return the weight in a step; the first step is 1."""
+        passed = min(max(step - self.after, 0) / self.steps, 1.0)
+        return self.start + passed * (self.end - self.start)
+
+
+def _as_schedule(weight: object, info: ValidationInfo) -> object:
+    """Return the schedule of a constant weight. Raises RuleError."""
+    if isinstance(weight, Mapping | WeightSettings) or (weight is None and info.field_name in PARTS):
+        return weight
+    address = f"losses.{info.field_name}"
+    example = "{NODE: 0.1}" if info.field_name == "blocks" else "{start: 0.3, end: 0.1, steps: 1000}"
+    help = (
+        f"write {address}={example}" if info.field_name == "blocks" else f"write {address}=0.1 or {address}={example}"
+    )
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise RuleError(f"must be a float or a mapping, but is {shown(weight)}", help)
+    if not 0 <= weight < math.inf:
+        raise RuleError(f"must be at least 0, but is {weight}", help)
+    return {"start": float(weight), "end": float(weight), "steps": 1}
+
+
+_WEIGHT = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "object"}]}
+Weight = Annotated[WeightSettings, BeforeValidator(_as_schedule), WithJsonSchema(_WEIGHT)]
+PartWeight = Annotated[
+    WeightSettings | None,
+    BeforeValidator(_as_schedule),
+    WithJsonSchema({"anyOf": [*_WEIGHT["anyOf"], {"type": "null"}]}),
+]
+
+
 class LossSettings(Settings):
-    """Weights of losses that are added to the cross entropy in training.
+    """The weights of losses, whose weighted sum is minimised: each a number, or a schedule {start, end, steps, after}.
 
     z_loss: of the square of log Z, the logarithm of the sum of the exponentials of the logits; 1e-4 is usual.
+    ce, kl: of the cross entropy and the divergence from the teacher of objective=distil; null: 0.5.
+    hidden: of the difference of its objective.hidden; null: 1.
+    blocks: factors of the auxiliary losses of blocks, by the address of a node or its beginning.
     """
 
-    z_loss: AtLeast0 = 0.0
+    z_loss: Weight = WeightSettings(start=0.0, end=0.0, steps=1)
+    ce: PartWeight = None
+    kl: PartWeight = None
+    hidden: PartWeight = None
+    blocks: dict[str, Weight] | None = None
 
-    def names_with(self, blocks: Sequence[str]) -> list[str]:
-        """Return the names of the losses that are logged: those of the blocks, and those with a weight."""
-        return [*blocks, *(["z_loss"] if self.z_loss else [])]
+    def weight(self, name: str, step: int) -> float:
+        """Return the weight of a loss in a step."""
+        schedule: WeightSettings | None = getattr(self, name)
+        return PARTS[name] if schedule is None else schedule.at(step)
+
+    def is_on(self, name: str) -> bool:
+        """Return True if the loss has a weight above 0 in any step."""
+        schedule: WeightSettings | None = getattr(self, name)
+        return schedule is None or bool(schedule.start or schedule.end)
+
+    def factor(self, address: str, step: int) -> float:
+        """Return the factor of the auxiliary loss of a node, by the longest beginning of its address."""
+        parts, factors = address.split("."), self.blocks or {}
+        names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        return next((factors[name].at(step) for name in names if name in factors), 1.0)
+
+    def names_with(self, blocks: Sequence[str], objective: ObjectiveSettings = NEXT_TOKEN) -> list[str]:
+        """Return the names of the losses that are logged besides the cross entropy."""
+        parts = [name for name in objective.losses if name != "ce"]
+        return [*blocks, *(["z_loss"] if self.is_on("z_loss") else []), *parts]
+
+
+PARTS = {"ce": 0.5, "kl": 0.5, "hidden": 1.0}  # weights of the parts of an objective, unless `losses` has others
 
 
 class RunSettings(Settings):

@@ -1,0 +1,212 @@
+"""Layouts of objectives: rows in which tokens are hidden, noisy pairs, and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+import torch
+
+from tfm_blocks.data.corpus import CHUNK_SIZE, Corpus
+from tfm_blocks.data.labels import LabelCoder, number_rows
+from tfm_blocks.data.layout import (
+    EOS,
+    PAD,
+    SOURCE,
+    Appended,
+    AtPositions,
+    Batch,
+    Layout,
+    Lengths,
+    OneSequence,
+    Pairs,
+    PlainText,
+    Rows,
+    Sides,
+    batch_of,
+    padded_rows,
+)
+from tfm_blocks.data.noise import Flat, Hiding, Noise
+from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ObjectiveSettings
+from tfm_blocks.data.pair_noise import PairNoise
+from tfm_blocks.language.spec import TARGET
+
+
+class Noisy(Layout):
+    """Layout of an objective that draws what it does to the rows of a column."""
+
+    noise: Noise
+    column: str
+
+    def drawn(self, seed: int, epoch: int) -> Self:
+        return self._with(self.noise.drawn(seed, epoch))
+
+    @property
+    def evaluating(self) -> Self:
+        return self._with(self.noise.evaluating)
+
+    def _with(self, noise: Noise) -> Self:
+        other = copy(self)
+        other.noise = noise
+        return other
+
+    def flat(self, corpus: Corpus, rows: Rows, *, adds_eos: bool = False) -> Flat:
+        """Return the ids of these rows, with eos if `adds_eos` is true or a row has no tokens."""
+        sequences = [corpus.ids(self.column, int(row)).astype(np.int64) for row in rows]
+        eos = np.full(int(adds_eos), EOS)
+        return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], np.asarray(rows))
+
+    def parts(self, corpus: Corpus, *, adds_eos: bool = False) -> Iterator[Flat]:
+        """Yield the ids of all rows, in chunks of about CHUNK_SIZE tokens."""
+        ends_N = np.cumsum(corpus.lengths_N(self.column), dtype=np.int64)
+        for rows_N in np.split(np.arange(len(corpus)), np.flatnonzero(np.diff(ends_N // CHUNK_SIZE)) + 1):
+            yield self.flat(corpus, rows_N, adds_eos=adds_eos)
+
+
+class HiddenTokens(Noisy):
+    """Layout of a model with one input, which predicts hidden tokens of a row in their places.
+
+    The rows of packed text are read as they are; other rows end in eos.
+    """
+
+    at_positions = True
+
+    def __init__(self, input: str, column: str, hiding: Hiding) -> None:
+        self.inputs, self.column, self.noise = (input,), column, hiding
+
+    @property
+    def hiding(self) -> Hiding:
+        assert isinstance(self.noise, Hiding)
+        return self.noise
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return self.tokens_N(corpus)[:, None]
+
+    def tokens_N(self, corpus: Corpus) -> Lengths:
+        return np.maximum(corpus.lengths_N(self.column) + _adds_eos(corpus), 1)
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        parts = self.parts(corpus, adds_eos=_adds_eos(corpus))
+        return np.concatenate([self.hiding.labels_R(flat) for flat in parts]).astype(np.int32)
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
+        hidden_L = self.hiding.hidden_L(flat)
+        labels_BT = padded_rows(flat.split(np.where(hidden_L, flat.ids_L, PAD)))
+        inputs = {self.inputs[0]: padded_rows(flat.split(self.hiding.read_L(flat, hidden_L)))}
+        batch, weights_R = batch_of(inputs, labels_BT, empty=empty), self.hiding.weights_R(flat)
+        if weights_R is None:
+            return batch
+        tokens_B = torch.from_numpy(self.hiding.labels_R(flat) * (not empty))
+        return replace(batch, weights_B=torch.from_numpy(weights_R).float(), tokens_B=tokens_B)
+
+
+class NoisyPairs(Noisy):
+    """Layout of an objective that makes a source and a target of each row.
+
+    The ends of documents in packed text are tokens like others.
+    """
+
+    def __init__(self, pairs: Pairs, column: str, noise: PairNoise) -> None:
+        self.inputs, self.pairs, self.column, self.noise = pairs.inputs, pairs, column, noise
+        self._known: tuple[Corpus, Lengths] | None = None  # of the last corpus, because a plan reads them twice
+
+    def _with(self, noise: Noise) -> Self:
+        other = super()._with(noise)
+        other._known = None
+        return other
+
+    @property
+    def pair_noise(self) -> PairNoise:
+        assert isinstance(self.noise, PairNoise)
+        return self.noise
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return self.pairs.widths_of(self._lengths_N2(corpus), adds_eos=corpus.conventions.adds_eos)
+
+    def tokens_N(self, corpus: Corpus) -> Lengths:
+        return np.maximum(corpus.lengths_N(self.column), 1)
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return self._lengths_N2(corpus)[:, 1] + 1
+
+    def longest_C(self, corpus: Corpus) -> Lengths:
+        lengths_K2 = np.array(self.pair_noise.longest(int(self.tokens_N(corpus).max())), np.int32)
+        longest_C: Lengths = self.pairs.widths_of(lengths_K2, adds_eos=corpus.conventions.adds_eos).max(0)
+        return longest_C
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        columns = [part.split(part.ids_L) for part in self.pair_noise.pairs(self.flat(corpus, rows))]
+        return self.pairs.join(columns, adds_eos=corpus.conventions.adds_eos, empty=empty)
+
+    def _lengths_N2(self, corpus: Corpus) -> Lengths:
+        if self._known is None or self._known[0] is not corpus:
+            parts = [self.pair_noise.lengths_R2(flat) for flat in self.parts(corpus)]
+            self._known = corpus, np.concatenate(parts).astype(np.int32)
+        return self._known[1]
+
+
+class Labelled(Layout):
+    """Layout of objective=label: the source, and its label at the first position, or of each word at its first token.
+
+    A label that is not a class is marked by 1, and its numbers are `values_NC`.
+    """
+
+    at_positions = True
+
+    def __init__(self, input: str, coder: LabelCoder) -> None:
+        self.inputs = (input,)
+        self.coder = coder
+
+    def widths_NC(self, corpus: Corpus) -> Lengths:
+        return self.tokens_N(corpus)[:, None]
+
+    def tokens_N(self, corpus: Corpus) -> Lengths:
+        return np.maximum(corpus.lengths_N(SOURCE) + corpus.conventions.adds_eos, 1)
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        words = self.coder.predict == "words"
+        return corpus.lengths_N(TARGET) if words else np.ones(len(corpus), np.int32)
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        sources = [corpus.conventions.source(corpus.ids(SOURCE, int(row)).tolist()) for row in rows]
+        ids_BT = padded_rows([np.asarray(ids) for ids in sources])
+        labels_BT, labels = torch.zeros_like(ids_BT), [corpus.ids(TARGET, int(row)).tolist() for row in rows]
+        if self.coder.predict in ("several", "number"):
+            labels_BT[:, 0] = 1
+            values_NC = torch.from_numpy(number_rows(self.coder, [] if empty else labels))
+            return replace(batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty), values_NC=values_NC)
+        for place, (row, ids) in enumerate(zip(rows, labels, strict=True)):
+            positions = corpus.positions(int(row)).tolist() if corpus.positional else [0]
+            labels_BT[place, positions] = torch.tensor(ids)
+        return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
+
+
+def _adds_eos(corpus: Corpus) -> bool:
+    """Return True if eos follows the ids of a row; the documents of packed text, which has one column, have theirs."""
+    return corpus.conventions.adds_eos and len(corpus.columns) > 1
+
+
+def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSettings = NEXT_TOKEN) -> Layout:
+    """Return the layout for a model with these inputs, a corpus and an objective."""
+    if isinstance(objective, LabelSettings):
+        assert corpus.labels is not None, "the check of the run expects data=labels"
+        return Labelled(inputs[0], corpus.labels)
+    sources = [name for name in inputs if name != TARGET]
+    pairs = Sides(sources) if sources else OneSequence()
+    column = inputs[-1] if inputs[-1] in corpus.columns else TARGET
+    match objective.noise(corpus.tokenizer):
+        case Hiding() as hiding:
+            return HiddenTokens(inputs[0], column, hiding)
+        case PairNoise() as noise:
+            return NoisyPairs(pairs, TARGET, noise)
+    if sources and TARGET in inputs:
+        return pairs
+    if corpus.positional:
+        return AtPositions(*inputs)
+    if sources:
+        return Appended(*sources)
+    return pairs if len(corpus.columns) > 1 else PlainText()
