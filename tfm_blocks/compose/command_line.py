@@ -72,7 +72,7 @@ class Request:
     @property
     def config_dir(self) -> Path | None:
         """Return the folder of --config-dir."""
-        return self.folders[1] if len(self.folders) > 1 else None
+        return self.folders[1] if len(self.folders) > 2 else None
 
     @property
     def texts(self) -> list[str]:
