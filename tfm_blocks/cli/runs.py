@@ -58,6 +58,8 @@ def _add_comparisons(commands: options.Commands) -> None:
     only.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
     what = "fit a scaling law to runs of several sizes, and print what each model needs of the compute of the baseline"
     only.add_argument("--scaling", action="store_true", help=what)
+    what = "with --scaling, also fit a law to each model alone; small ladders cannot tell their exponents apart"
+    command.add_argument("--exponents", action="store_true", help=what)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
     command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
@@ -140,6 +142,8 @@ def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.matrix import matrix_table
 
     comparison = _comparison(arguments)
+    if arguments.exponents and not arguments.scaling:
+        raise ConfigError(Problem("--exponents", "belongs to a scaling law", help="add --scaling, or leave it out"))
     if arguments.scaling:
         for path in _compare_scaling(arguments, comparison):
             print(printable(str(path)), file=sys.stderr)
@@ -181,13 +185,14 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
-    ladder = scaling.read_ladder(comparison, arguments.plugins)
+    ladder = scaling.read_ladder(comparison, arguments.plugins, arguments.metric)
     if arguments.json:
         print_json(scaling.scaling_record(ladder))
     elif arguments.csv:
         print(csv_text(scaling.rungs_table(ladder)), end="")
     else:
-        tables = [scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        tables = [scaling.noise_table(ladder), scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        tables += [scaling.exponents_table(ladder)] if arguments.exponents else []
         _show_tables(arguments, tables, [*comparison.notes, *ladder.notes])
     if not arguments.figures:
         return ()

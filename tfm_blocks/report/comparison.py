@@ -76,8 +76,9 @@ def compare_runs(
 
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
     of the matrix. `held_out_seeds` leaves out the runs by which learning rates were chosen. Runs of `several_lengths`
-    may have read different numbers of tokens. Only with `tested` there are tests against the baseline, which read test
-    sets. Raises RunError, and ConfigError if the baseline is not one of the runs, or no run has such scores or seeds.
+    may have read different numbers of tokens, and have no notes on rates. Only with `tested` there are tests against
+    the baseline, which read test sets. Raises RunError, and ConfigError if the baseline is not one of the runs, or no
+    run has such scores or seeds.
     """
     records = find_runs(paths)
     runs = [run for run in records if run.settings or run.state != PRUNED] or records
@@ -96,7 +97,7 @@ def compare_runs(
     parts = parts if len(parts) > 1 else [runs]
     notes = [note for part in parts for note in unlike(part, several_lengths=several_lengths)]
     notes += [*find_notes(runs), *_repeats(groups)]
-    notes += rate_notes(curves, list(columns.values()), held_out=held_out_seeds)
+    notes += [] if several_lengths else rate_notes(curves, list(columns.values()), held_out=held_out_seeds)
     if missing := [run for run in runs if scores and run.state == "done" and not run.scored_on]:
         weights = f"{scores} of their final weights: {_names(missing)}"
         notes.append(f"without scores {weights}; tfm evaluate writes them with --test")

@@ -129,7 +129,7 @@ class MatchSettings(Settings):
 
     like: Reference
     by: list[str]
-    budget: Literal["parameters", "multiply_adds", "decode_state"]
+    budget: Literal["parameters", "non_embedding", "multiply_adds", "decode_state"]
     within: Annotated[float, Field(gt=0)] | None
 
     @field_validator("by")

@@ -76,7 +76,7 @@ class TunedGrid(JobSource):
                 tried = self.first_seed_jobs[self._group(job)]
                 if any(other.state not in {DONE, *FAILED} for other in tried):
                     continue
-                best = min(tried, key=_loss)
+                best = min(tried, key=loss_of)
             self.waiting.remove(job)
             if list_values(job.overrides, [self.key]) == list_values(best.overrides, [self.key]):
                 return job
@@ -98,7 +98,8 @@ class TunedGrid(JobSource):
         return tuple(list_values(job.overrides, self.fixed))
 
 
-def _loss(job: SweepJob) -> float:
+def loss_of(job: SweepJob) -> float:
+    """Return the lowest validation loss of a job; infinity if it is not done."""
     return math.inf if job.state != DONE or math.isnan(job.progress.best) else job.progress.best
 
 
