@@ -14,13 +14,14 @@ import yaml
 from pydantic import TypeAdapter
 
 from tfm_blocks.cli import command_parser
-from tfm_blocks.compose.comments import Comment, describe_models, read_comments
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.comments import Comment, read_comments
+from tfm_blocks.compose.folders import CONF, FAMILIES
 from tfm_blocks.compose.help import TEXT, flow
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.config.foreign_keys import FOREIGN_NAMES
 from tfm_blocks.config.settings import implementation, names_of
 from tfm_blocks.errors import cut
+from tfm_blocks.exchange.family import families
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of
 from tfm_blocks.language.files import read_yaml_file
@@ -49,16 +50,17 @@ RECIPE = re.compile(r"# (?P<title>[^(]+) \((?P<source>[^)]+)\)(?:, (?P<note>[^:]
 RECIPES = """\
 # Cookbook
 
-Each page of this cookbook describes a published architecture in one short model file. The files are in
-`tests/oracles/`, and the pages are made by `python docs/generate.py`. `tests/oracles` compares each model with the
-class of transformers: both get the same random weights, their logits differ by less than 1e-5 of the largest logit,
-and greedy search finds the same tokens. [Results](../results.md#the-same-weights-in-other-libraries) lists measured
-differences.
+Each page of this cookbook describes a published architecture in one short model file, and is made by
+`python docs/generate.py`. Tests compare each model with the class of transformers: both get the same random weights,
+their logits differ by less than 1e-5 of the largest logit, and greedy search finds the same tokens.
+[Benchmarks](../benchmarks.md#agreement-with-other-libraries) lists measured differences.
 
-The widths and windows in the files are the small sizes of these tests. Take the sizes of a published model from its
-`config.json`. A family that tfm-blocks can [import](../importing.md) has a shipped model with the published sizes.
+The files are in `tests/oracles/`, with the small widths and windows of these tests, or in
+`tfm_blocks/exchange/families/model/`, with published sizes. The latter are models of families that tfm-blocks can
+[import](../importing.md): `tfm show NAME` and `tfm train model=NAME` find them by name.
 
 """
+SMALL = " d_model=16 d_ff=28 heads=4 layers=2 vocab=37"
 BENCHMARKS = """\
 # Benchmarks
 
@@ -78,9 +80,9 @@ These commands measure each row alone:
 
     {commands}
 
-In the first two rows, the other library is the faster one of `nn.Transformer` and MarianMT. [The notebook](results.md)
-has further sizes and machines, also those where tfm-blocks is slower: a single sentence with a small model is faster in
-CTranslate2, to which [models can be exported](exporting.md).
+In the first two rows, the other library is the faster one of `nn.Transformer` and MarianMT. [The
+notebook](notebook/results.md) has further sizes and machines, also those where tfm-blocks is slower: a single sentence
+with a small model is faster in CTranslate2, to which [models can be exported](exporting.md).
 
 ## Agreement with other libraries
 
@@ -121,7 +123,7 @@ Schema = Mapping[str, Any]
 def pages() -> dict[Path, str]:
     """Return the text of each file."""
     texts = {"commands.md": COMMANDS + "\n\n".join(_commands()), "config.md": CONFIG + "\n\n".join(_config())}
-    figures = {FIGURES / f"{entry.name}.svg": _figure(entry.name, entry.name) for entry in describe_models(None)}
+    figures = {FIGURES / f"{path.stem}.svg": _figure(path.stem, path.stem) for path in (CONF / "model").glob("*.yaml")}
     references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
     names = COMING_FROM.read_text("utf-8").partition(ALL_NAMES)[0] + f"{ALL_NAMES}\n{_foreign_names()}\n"
     recipes = _cookbook()
@@ -199,29 +201,50 @@ def _cookbook() -> dict[Path, str]:
     references = ast.unparse(_assigned(ORACLES / "references.py", "REFERENCES"))
     classes = dict(re.findall(r"'(\w+)': \((\w+), \w+Config", references))
     sizes = ast.literal_eval(_assigned(ORACLES / "references.py", "SIZES"))
-    texts, rows = {}, []
-    for path in sorted(ORACLES.glob("*.yaml")):
+    architectures = {family.model: family.architecture for family in families().values()}
+    texts, rows = {}, {}
+    for path in (*sorted(ORACLES.glob("*.yaml")), *sorted((FAMILIES / "model").glob("*.yaml"))):
         lines = [line for line in path.read_text("utf-8").splitlines() if "yaml-language-server" not in line]
         recipe = RECIPE.fullmatch(lines[1])
-        assert recipe, f"{path}: the third line must be `# NAME (SOURCE): WHAT IS SPECIAL`"
-        texts[COOKBOOK / f"{path.stem}.md"] = _recipe(path, lines, recipe, classes[path.stem])
-        texts[COOKBOOK / f"{path.stem}.svg"] = _figure(str(path), path.stem, [f"{k}={v}" for k, v in sizes.items()])
-        rows.append(
-            (f"[{recipe['title']}]({path.stem}.md)", recipe["special"], f"{len(lines)}", f"`{classes[path.stem]}`")
+        assert recipe and recipe["special"], f"{path}: the third line must be `# NAME (SOURCE): WHAT IS SPECIAL`"
+        if recipe["title"] in rows or COOKBOOK / f"{path.stem}.md" in texts:
+            continue  # the oracle describes the same model
+        is_oracle = path.parent == ORACLES
+        theirs, overrides = (classes[path.stem], sizes) if is_oracle else (architectures[path.stem], {})
+        texts[COOKBOOK / f"{path.stem}.md"] = _recipe(path, lines, recipe, theirs)
+        texts[COOKBOOK / f"{path.stem}.svg"] = _figure(str(path), path.stem, [f"{k}={v}" for k, v in overrides.items()])
+        rows[recipe["title"]] = (
+            f"[{recipe['title']}]({path.stem}.md)",
+            recipe["special"],
+            f"{len(lines)}",
+            f"`{theirs}`",
         )
-    table = _table(["model", "special", "lines", "compared with"], sorted(rows, key=lambda row: row[0].lower()))
+    listed = sorted(rows.values(), key=lambda row: row[0].lower())
+    table = _table(["model", "special", "lines", "compared with"], listed)
     return {**texts, COOKBOOK / "index.md": f"{RECIPES}{table}\n"}
 
 
 def _recipe(path: Path, lines: Sequence[str], recipe: re.Match[str], theirs: str) -> str:
     """Return the page of a model: the file, what is special, the blocks and the agreement."""
     content = yaml.safe_load("\n".join(lines))
-    parent, command = content["defaults"][0], f"`tfm show tests/oracles/{path.name}"
-    beside = ORACLES / f"{parent}.yaml"
-    link = f"[{parent}]({parent}.md)" if beside.is_file() else f"[{parent}](../../conf/model/{parent}.yaml)"
-    blocks = sorted(set(_values(content["model"])) & REGISTRY.blocks.keys())
+    parent, beside = content["defaults"][0], path.parent / f"{content['defaults'][0]}.yaml"
+    link = f"[{parent}](../../conf/model/{parent}.yaml)"
+    if beside.is_file():
+        link = f"[{parent}]({parent}.md)"
+    if path.parent == ORACLES:
+        tests, command = (
+            "tests/oracles",
+            f"`tfm show tests/oracles/{path.name}{SMALL}` prints the nodes and shapes in the sizes of this test.",
+        )
+    else:
+        tests = "tests/exchange/test_families.py"
+        command = (
+            f"`tfm import FOLDER` reads its published weights, and `tfm show {path.stem}` prints the nodes and shapes."
+        )
+    blocks = sorted(set(_values(content.get("model", {}))) & REGISTRY.blocks.keys())
     note = f" ({recipe['note']})" if recipe["note"] else ""
     unlike = " with padding at the end" if path.stem in _right_padded() else " with padding at either end"
+    unlike = unlike if path.parent == ORACLES else ""
     return f"""\
 # {recipe["title"]} in {len(lines)} lines
 
@@ -231,7 +254,7 @@ def _recipe(path: Path, lines: Sequence[str], recipe: re.Match[str], theirs: str
 {chr(10).join(lines)}
 ```
 
-The file is `tests/oracles/{path.name}`. It inherits {link}, and contains only the differences.
+The file is `{path.relative_to(FOLDER.parents[1]).as_posix()}`. It inherits {link}, and contains only the differences.
 
 ![Figure of {recipe["title"]} with two layers]({path.stem}.svg)
 
@@ -239,9 +262,9 @@ The file is `tests/oracles/{path.name}`. It inherits {link}, and contains only t
 
 **Agreement:** with the same random weights, the logits differ from `{theirs}` of transformers by less
 than 1e-5 of the largest logit{unlike},
-and greedy search finds the same tokens (`pytest -m "" tests/oracles -k {path.stem}`).
+and greedy search finds the same tokens (`pytest -m "" {tests} -k {path.stem}`).
 
-{command} d_model=16 d_ff=28 heads=4 layers=2 vocab=37` prints the nodes and shapes in the sizes of this test.
+{command}
 """
 
 

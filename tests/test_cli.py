@@ -20,7 +20,7 @@ from tests.exchange.published import publish
 from tests.preloaded import run_python
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.folders import CONF, FAMILIES
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.devices import choose_device
@@ -183,7 +183,8 @@ def test_models_lists_models_of_config_dir_with_their_comments(tmp_path, capsys)
     (tmp_path / "model" / "wrong.yaml").write_text("# @package _global_\ndefaults: [\n")
     main(["models", "--config-dir", str(tmp_path), "--json"])
     models = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    assert set(models) == {path.stem for path in (CONF / "model").glob("*.yaml")} | {"mine", "wrong"}
+    shipped = [path.stem for folder in (CONF, FAMILIES) for path in (folder / "model").glob("*.yaml")]
+    assert sorted(models) == sorted([*shipped, "mine", "wrong"])
     assert (models["mine"]["parents"], models["mine"]["knobs"], models["mine"]["about"]) == (
         ["tiny"],
         ["heads=2"],

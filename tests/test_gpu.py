@@ -65,7 +65,7 @@ def trainer(steps: int, **options: Any) -> Trainer:
 
 
 def test_base_learns_dates_and_prints_its_speed(small: Small, tmp_path: Path) -> None:
-    """The figure for docs/results.md is printed: pytest -m gpu -n 0 -s."""
+    """The figure for docs/notebook/results.md is printed: pytest -m gpu -n 0 -s."""
     sizes = ["d_model=512", "d_ff=2048", "heads=8", "layers=6", "vocab=37000", "dropout=0.1"]
     text = ["data.train=60000", "data.step_tokens=600", "data.val=500", "data.test=500"]
     steps = ["schedule=noam", "schedule.warmup=200", "trainer.clip=1.0", "trainer.steps=850"]

@@ -5,6 +5,7 @@ All other modules read it. To add a metric, add a row here and the code that com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -57,23 +58,25 @@ class FinalScore:
 
     kind: corpus: computed by sacreBLEU, with an interval and a signature; fraction: a logged fraction, in percent, with
     an interval; scaled: a fraction scaled by chance, in percent, which is tested as the fraction; token: a logged value
-    without an interval. key: its name in the log of the split.
+    without an interval; solved: 100 for a seed that solved its task, else 0. key: its name in the log of the split.
     mean: format in tables over seeds, or "" to omit it there. difference: format in tables against a baseline.
-    cell: format in the matrix of models and tasks.
+    cell: format in the matrix of models and tasks. low, high: the possible scores.
     """
 
     name: str
-    kind: Literal["corpus", "fraction", "scaled", "token"]
+    kind: Literal["corpus", "fraction", "scaled", "token", "solved"]
     better: Literal["lower", "higher"]
     key: str = ""
     mean: str = "{:.2f}"
     difference: str = "{:+.2f}"
     cell: str = "{:z.1f}"
+    low: float = 0.0
+    high: float = 100.0
 
     @property
     def in_percent(self) -> bool:
         """Return True if the log has a fraction, of which the score is 100 times as much."""
-        return self.kind in ("fraction", "scaled")
+        return self.kind in ("fraction", "scaled", "solved")
 
     @property
     def heading(self) -> str:
@@ -217,18 +220,34 @@ METRIC_KEYS = (*TRAIN_KEYS, *VAL_KEYS, *TEST_KEYS)
 IMPROVABLE = {key.name: key for key in VAL_KEYS if key.summary != "last"}  # a search or early stopping can follow these
 FINAL_SCORES = (
     FinalScore("accuracy", "fraction", "higher", key="accuracy"),
-    FinalScore("scaled accuracy", "scaled", "higher", key="scaled_accuracy"),
+    FinalScore("scaled accuracy", "scaled", "higher", key="scaled_accuracy", low=-100.0),
     FinalScore("exact", "fraction", "higher", key="exact"),
     FinalScore("exact match", "fraction", "higher", key="exact_match"),
     FinalScore("BLEU", "corpus", "higher"),
     FinalScore("chrF", "corpus", "higher"),
-    FinalScore("TER", "corpus", "lower"),
-    FinalScore("loss", "token", "lower", key="loss", mean="", difference="{:+.4f}", cell="{:.4f}"),
-    FinalScore("perplexity", "token", "lower", key="perplexity", difference="{:+.4f}", cell="{:.2f}"),
-    FinalScore("f1", "token", "higher", key="f1", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}"),
-    FinalScore("mcc", "token", "higher", key="mcc", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}"),
-    FinalScore("spearman", "token", "higher", key="spearman", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}"),
+    FinalScore("TER", "corpus", "lower", high=math.inf),
+    FinalScore("loss", "token", "lower", key="loss", mean="", difference="{:+.4f}", cell="{:.4f}", high=math.inf),
+    FinalScore(
+        "perplexity", "token", "lower", "perplexity", difference="{:+.4f}", cell="{:.2f}", low=1.0, high=math.inf
+    ),
+    FinalScore("f1", "token", "higher", key="f1", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}", high=1.0),
+    FinalScore(
+        "mcc", "token", "higher", key="mcc", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}", low=-1.0, high=1.0
+    ),
+    FinalScore(
+        "spearman",
+        "token",
+        "higher",
+        key="spearman",
+        mean="{:.4f}",
+        difference="{:+.4f}",
+        cell="{:.4f}",
+        low=-1.0,
+        high=1.0,
+    ),
 )
+SOLVED_FROM = 90.0  # percent of scaled accuracy at which a seed solved its task; the share of seeds is a score
+SOLVED = FinalScore("solved", "solved", "higher", key="solved", cell="{:.0f}")
 LABEL_SCORES = frozenset(key.name for key in LABEL_KEYS)
 MEDIA = {  # tables and images that are logged at each validation
     "samples/val": "table of source, output and reference for the first validation sentences, "
@@ -309,6 +328,8 @@ def find_score(name: str) -> FinalScore:
         if slash and corpus and base == score.key and score.kind == "token":
             return replace(score, name=name, key=name)
     base, at, length = name.partition("@")
+    if name == SOLVED.name:
+        return SOLVED
     for score in FINAL_SCORES:
         if base in (score.name, score.key) and (not at or (score.in_percent and length.isdecimal())):
             return replace(score, name=f"{score.name}{at}{length}", key=f"{score.key}{at}{length}")
@@ -318,7 +339,7 @@ def find_score(name: str) -> FinalScore:
 def keys_as_markdown() -> str:
     """Return docs/logged-keys.md."""
     keys = [f"| `{key.name}` | {key.unit} | {key.summary} |" for key in METRIC_KEYS]
-    scores = [f"| {score.name} | {score.better} |" for score in FINAL_SCORES]
+    scores = [f"| {score.name} | {score.better} |" for score in (*FINAL_SCORES, SOLVED)]
     return "\n".join(
         [
             "# Logged keys\n",

@@ -1,7 +1,7 @@
 """The CTranslate2 side of decoding_ctranslate2.py: translate batches, one JSON line each, in a process without torch.
 
 In one process, both libraries would share an OpenMP runtime. With more threads than cores, the runtime's threads sleep
-between two operations, and both sides become slower: docs/experiments.md.
+between two operations, and both sides become slower: docs/notebook/experiments.md.
 """
 
 from __future__ import annotations

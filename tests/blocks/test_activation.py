@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers.activations import ACT2FN
+from transformers.activations import ACT2FN, XIELUActivation
 
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.registry.blocks import REGISTRY
@@ -16,6 +16,7 @@ THEIRS = {
     "silu": "silu",
     "squared_relu": "relu2",
     "sigmoid": "sigmoid",
+    "xielu": "xielu",
 }
 
 
@@ -26,4 +27,7 @@ def test_every_activation_has_a_reference():
 @pytest.mark.parametrize("name", THEIRS)
 def test_an_activation_equals_hugging_faces(name):
     x_BTD = torch.linspace(-6, 6, 2 * 3 * 50).view(2, 3, 50)
-    torch.testing.assert_close(REGISTRY.make(Part(name), 50)(x_BTD), ACT2FN[THEIRS[name]](x_BTD))
+    theirs = XIELUActivation(0.9, 1.3, dtype=torch.float32) if name == "xielu" else ACT2FN[THEIRS[name]]
+    ours = REGISTRY.make(Part(name), 50)
+    ours.load_state_dict({key: value for key, value in theirs.state_dict().items() if key.startswith("alpha")})
+    torch.testing.assert_close(ours(x_BTD), theirs(x_BTD))

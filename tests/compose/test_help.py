@@ -3,7 +3,7 @@
 import pytest
 
 from tfm_blocks.compose.command_line import parse_request
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.folders import CONF, FAMILIES
 from tfm_blocks.compose.help import help_text
 from tfm_blocks.errors import ConfigError
 
@@ -14,7 +14,7 @@ def test_help_names_the_options_the_groups_and_every_key_with_its_value(tmp_path
     text = help_text(parse_request(["--help", "--config-dir", str(tmp_path), "heads=2"]), "tfm train")
     assert "\n  tfm train model=base heads=8 layers=6\n" in text
     assert "--multirun" in text
-    models = sorted(["mine", *(path.stem for path in (CONF / "model").glob("*.yaml"))])
+    models = sorted(["mine", *(path.stem for folder in (CONF, FAMILIES) for path in (folder / "model").glob("*.yaml"))])
     assert f"\n  model: {', '.join(models)}\n" in text
     assert "\n  heads: 2 " in text
     assert "\n  label_smoothing: null " in text

@@ -43,9 +43,9 @@ def own_ids(translator, ids_BN):
     return torch.tensor([translator.tokenizer.vocabulary.to_here(row) for row in ids_BN.tolist()])
 
 
-def logits_of_both(theirs, translator):
-    """Return our logits and theirs for the same ids, in the order of the published vocabulary."""
-    src_BS, tgt_BT = random_ids(3, 7), random_ids(3, 5, 1)
+def logits_of_both(theirs, translator, *, least=0):
+    """Return our logits and theirs for the same ids, at least `least`, in the order of the published vocabulary."""
+    src_BS, tgt_BT = (ids.clamp(min=least) for ids in (random_ids(3, 7), random_ids(3, 5, 1)))
     with torch.no_grad():
         if translator.inputs:
             expected = theirs(input_ids=src_BS, decoder_input_ids=tgt_BT).logits

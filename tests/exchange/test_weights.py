@@ -71,6 +71,8 @@ TABLES = {
     "split": ("w: {split: [1, heads], to: [a, b]}", {"w": (8, 3)}),
     "regroup": ("w: {regroup: [heads, 2], to: a}", {"w": (12, 3)}),
     "permute": ("w: {permute: [2, 0, 1], to: a}", {"w": (4, 3, 2)}),
+    "unflatten": ("w: {unflatten: [heads, 4], to: a}", {"w": (12, 2)}),
+    "flatten": ("w: {flatten: [heads, 4], to: a}", {"w": (3, 4, 2)}),
     "squeeze": ("w: {squeeze: 0, to: a}", {"w": (1, 4)}),
     "skip": ("w: {skip: 2, to: a}", {"w": (4, 3)}),
     "no counterpart": ("w: null\nv: a", {"w": (4, 3), "v": (2,)}),

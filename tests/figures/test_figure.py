@@ -13,9 +13,9 @@ from fontTools.ttLib import TTFont
 from PIL import Image
 
 from tests.figures.test_layout import shipped_spec
+from tests.network.examples import SHIPPED
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
-from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.drawing import THEMES
@@ -34,7 +34,7 @@ def groups(svg):
 
 
 def test_all_shipped_figures_are_drawn_without_torch_and_match_the_docs(tmp_path):
-    names = [entry.name for entry in describe_models(None)]
+    names = [path.stem for path in SHIPPED]
     code = (
         "import sys\nfrom tfm_blocks.cli import main\n"
         f"for name in {names}:\n    main(['figure', name, '-o', f'{tmp_path}/{{name}}.svg'])\n"
@@ -127,7 +127,7 @@ def test_tikz_escapes_text_and_closes_what_it_opens():
 @pytest.mark.grid
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no TeX: apt-get install texlive-pictures")
 def test_tikz_of_all_shipped_models_compiles_to_pages_of_their_size(tmp_path):
-    names = [entry.name for entry in describe_models(None)]
+    names = [path.stem for path in SHIPPED]
     page = r"\setbox0\hbox{\input{%s}}\pdfpagewidth\wd0 \pdfpageheight\dimexpr\ht0+\dp0\relax\shipout\box0"
     lines = [r"\documentclass{article}\usepackage{tikz}\pdfcompresslevel0\pdfobjcompresslevel0\begin{document}"]
     for name in names:
@@ -192,4 +192,4 @@ def test_wrong_input_is_one_error_with_a_fix_and_status_2(arguments, sentence, t
 def test_every_shipped_model_has_its_figure_on_the_page_of_models():
     page = (ROOT / "docs" / "models.md").read_text("utf-8")
     shown = re.findall(r"!\[(\w+)\]\(figures/(\w+)\.svg\)", page)
-    assert sorted(shown) == [(entry.name, entry.name) for entry in describe_models(None)]
+    assert sorted(shown) == [(path.stem, path.stem) for path in SHIPPED]

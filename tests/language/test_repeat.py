@@ -38,6 +38,23 @@ def test_shared_layers_run_as_often_as_they_say(add_norm):
     assert owners == {f"encoder.{layer}.attn": "encoder.0.attn" for layer in range(3)}
 
 
+def changed_layers(key, layers=7, overrides=()):
+    model = compose_model("tiny", [f"layers={layers}", *overrides]).model
+    model["graph"]["encoder"]["at"] = {key: {"ffn": None}}
+    addresses = {node.address for node in check_model(model).nodes}
+    return [layer for layer in range(layers) if f"encoder.{layer}.ffn" not in addresses]
+
+
+@pytest.mark.parametrize("key", ["::2", "2::3", ":3", "-2:", ":", "5:2", "1:-1:2", "::-3", "9:"])
+def test_a_slice_changes_the_layers_that_it_selects_in_python(key):
+    assert changed_layers(key) == sorted(range(7)[slice(*(int(part) if part else None for part in key.split(":")))])
+
+
+def test_bounds_of_a_slice_are_arithmetic_of_args_and_the_number_of_layers():
+    assert changed_layers("heads:", overrides=["heads=4"]) == [4, 5, 6]
+    assert changed_layers("n - 2:") == [5, 6] and changed_layers("n - 2:", layers=4) == [2, 3]
+
+
 def test_copies_side_by_side_read_the_same_and_have_weights_of_their_own():
     ffn = "model.graph.encoder.layer.ffn={block: null, repeat: 3, join: gate, layer: {inner: {block: ffn}}}"
     nodes = {node.address: node for node in spec_of(["layers=1", ffn]).nodes}

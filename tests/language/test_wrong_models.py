@@ -108,6 +108,16 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     "lists layer 0 of 4 twice: 0 and -4": [
         ("{graph: {encoder: {at: {0: {ffn: null}, -4: {attn: null}}}}}", "graph.encoder.at")
     ],
+    "lists layer 2 of 4 twice: ::2 and 2": [
+        ("{graph: {encoder: {at: {'::2': {ffn: null}, 2: {attn: null}}}}}", "graph.encoder.at")
+    ],
+    "::0 has the step 0": [("{graph: {encoder: {at: {'::0': {ffn: null}}}}}", "graph.encoder.at.::0")],
+    "'0:1:2:3' is not the index of a layer": [
+        ("{graph: {encoder: {at: {'0:1:2:3': {ffn: null}}}}}", "graph.encoder.at.0:1:2:3")
+    ],
+    "{} needs the unknown arg {}; did you mean heads? one of: d_ff, d_model, dropout, heads, vocab": [
+        ("{graph: {encoder: {at: {':haeds': {ffn: null}}}}}", "graph.encoder.at.:haeds", ":haeds", "'haeds'")
+    ],
     "{} needs the unknown arg {}; i and n belong to layers that are repeated and do not share their weights": [
         (
             "{graph: {encoder: {repeat: {times: 2, share: true}, layer: {ffn: {d_ff: 8*(i+1)}}}}}",
@@ -225,7 +235,11 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{args: {heads: 7}}", "graph.encoder.layer.attn")
     ],
     "there is at least one head (heads >= 1), but heads = 0": [("{args: {heads: 0}}", "graph.encoder.layer.attn")],
-    "heads can hold numbers, names, + - * / // % ** and parentheses": [("{args: {heads: abs(4)}}", "args.heads")],
+    "heads can hold numbers, names, + - * / // % **, sqrt, log and parentheses": [
+        ("{args: {heads: abs(4)}}", "args.heads")
+    ],
+    "dropout has a root of a negative number": [("{args: {dropout: sqrt(-4)}}", "args.dropout")],
+    "dropout has a logarithm of a number that is not above 0": [("{args: {dropout: log(0)}}", "args.dropout")],
     "heads 'four heads' is neither a number nor arithmetic": [("{args: {heads: 'four heads'}}", "args.heads")],
     "heads needs the unknown arg 'd_modle'; did you mean d_model? one of: d_ff, d_model, dropout, heads, vocab": [
         ("{args: {heads: d_modle//32}}", "args.heads")

@@ -215,6 +215,8 @@ def scatter(model: nn.Module) -> None:
         noise = torch.randn(tensor.shape, generator=generator)
         if "embed_positions" in name and not model.get_parameter(name).requires_grad:
             continue  # Marian's sines
+        if not tensor.ndim:
+            continue  # the constants of xIELU
         if tensor.ndim > 1 and len(tensor) > 1:
             wide = 1 if len(tensor) == SIZES["vocab"] else 4
             tensor.copy_(wide * noise / tensor.shape[-1] ** 0.5)

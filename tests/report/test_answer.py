@@ -7,7 +7,8 @@ import pytest
 from tfm_blocks.metric_schema import find_score
 from tfm_blocks.report.charts import forests_of
 from tfm_blocks.report.differences import Group, ModelGrid
-from tfm_blocks.report.matrix import score_matrix, verdict
+from tfm_blocks.report.matrix import score_matrix
+from tfm_blocks.report.matrix_tables import verdict
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
 
@@ -57,7 +58,7 @@ def test_nothing_is_said_about_significance_without_a_test():
     assert untested == (
         "No difference was tested: a test needs at least two seeds of both models, and a score of each seed."
     )
-    assert list(verdict(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 ± 6.4, 2 seeds."]
+    assert list(verdict(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 (1.0–2.0), 2 seeds."]
 
 
 def test_a_baseline_is_named_as_the_reference():
@@ -65,11 +66,14 @@ def test_a_baseline_is_named_as_the_reference():
     assert tests == "a differs significantly from b (p < 0.05, corrected for 1 test)."
 
 
-def test_a_forest_spans_the_intervals_of_all_models():
-    (forest,) = forests_of(matrix_of({"x": {"a": [0, 10], "b": [5]}}))
+def test_a_forest_spans_all_models_or_all_possible_percents():
+    (forest,) = forests_of(matrix_of({"x": {"a": [2, 12], "b": [7]}}, "perplexity"))
     wide, single = forest["rows"]
     assert (wide["low"], wide["high"], wide["mean"]) == pytest.approx((0, 100, 50))
-    assert single["low"] == single["mean"] == single["high"] == pytest.approx(50) and single["text"] == "5.0"
+    assert single["low"] == single["mean"] == single["high"] == pytest.approx(50) and single["text"] == "7.00"
+    (forest,) = forests_of(matrix_of({"x": {"a": [2, 12], "b": [7]}}))
+    assert [(row["low"], row["high"]) for row in forest["rows"]] == [pytest.approx((2, 12)), pytest.approx((7, 7))]
+    assert (forest["start"], forest["end"]) == ("0.0", "100.0")
 
 
 def test_shades_of_percents_span_all_possible_percents():
@@ -86,7 +90,7 @@ def test_a_model_at_chance_is_never_the_best():
     assert best == "Best scaled accuracy of 2 tasks: b on 1 (y)."
     assert others[0] == "On x, no model scores above chance with a score for each seed."
     assert [cell.text for cell in matrix.cells.values()] == [
-        "2.0 ± 5.0†", "0.0 ± 2.5†", "7.5 ± 19.1†", "2.0 ± 5.0†", "33.0 ± 139.8", "3.0 ± 0.0"
+        "2.0 (0.0–4.0)†", "0.0 (-1.0–1.0)†", "7.5 (6.0–9.0)†", "2.0 (0.0–4.0)†", "33.0 (0.0–98.0)", "3.0 (3.0–3.0)"
     ]  # fmt: skip
     assert [cell.at_chance for cell in matrix_of({"x": at_chance}, "accuracy").cells.values()] == [False] * 3
 

@@ -13,6 +13,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.report.charts import MOST_POINTS, length_charts, points
 from tfm_blocks.report.comparison import find_notes
 from tfm_blocks.report.differences import Group
+from tfm_blocks.report.drawing import draw_lines, drawing_style
 from tfm_blocks.runs.saved_run import SavedRun
 
 ROWS = [
@@ -59,6 +60,27 @@ def test_a_line_goes_through_the_means_over_seeds_of_each_length() -> None:
     assert list(drawn["attention"].mean) == [0.6, 0.5] == list(drawn["attention"].low)
     assert list(drawn["lstm"].x["test length"]) == [40, 128] and drawn["lstm"].mean == pytest.approx([0.9, 0.6])
     assert list(drawn["lstm"].low) == [0.8, 0.5] and list(drawn["lstm"].high) == [1.0, 0.7]
+
+
+def test_lengths_have_the_scaled_accuracy_with_chance_and_ceiling_if_all_runs_have_it() -> None:
+    one, other = run("a", x8=0.75, x16=0.5), run("b", "mqar")
+    scaled = run("a", x8=0.75, x16=0.5)
+    scaled.values |= {"scaled_accuracy@8": 0.5, "scaled_accuracy@16": 0.0}
+    tasks = {"parity": {"a": Group("", [scaled])}, "mqar": {"a": Group("", [other])}}
+    (chart,) = length_charts(tasks)
+    assert (chart.title, chart.limits, list(chart.lines[0].mean)) == (
+        "test scaled accuracy over length",
+        (0, 1),
+        [0.5, 0],
+    )
+    with drawing_style():
+        (panel,) = draw_lines([chart]).axes
+    low, high = panel.get_ylim()
+    assert (
+        low < 0 and high > 1 and {0, 1} <= {line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == ":"}
+    )
+    tasks["parity"]["b"] = Group("", [one])
+    assert length_charts(tasks)[0].title == "test accuracy over length", "not all runs have the scaled accuracy"
 
 
 def test_a_single_length_has_no_chart() -> None:

@@ -557,3 +557,19 @@ def test_models_of_plain_text_are_compared_by_their_perplexity(tmp_path):
         (run / "translations.jsonl").unlink()
     shown = said(tmp_path, "--markdown", "--baseline", "plain-1")
     assert f"| 2 | 1.2500 ± 0.0000 | {np.mean([4, 5]):.2f} ± {np.std([4, 5], ddof=1):.2f} |" in shown
+
+
+def test_two_optimizers_are_named_by_their_names_and_their_own_settings_are_counted(tmp_path):
+    shared = {"weight_decay": 0.01, "groups": "{}"}
+    muon = {f"own_{number}": number for number in range(30)}
+    adam = {"betas": "[0.9, 0.98]", "eps": 1e-9, "cautious": False}
+    for name, own in (("adamw", adam), ("muon", muon)):
+        optimizer = {"name": name, **own, **shared, "rate": 1 + len(own)}
+        leave_run(tmp_path / name, REFERENCES, REFERENCES, changed={"optimizer": optimizer})
+    report = comparison(tmp_path)
+    assert list(report["differences"]) == ["optimizer.name"]
+    assert {group["group"] for group in report["groups"]} == {"name adamw", "name muon"}
+    shown = said(tmp_path, "--markdown")
+    assert "| muon | optimizer.rate 31, 30 settings of optimizer that the others lack |" in shown
+    assert "| adamw | optimizer.rate 4, 3 settings of optimizer that the others lack |" in shown
+    assert max(map(len, shown[shown.index("what else") :].splitlines())) < 100

@@ -15,7 +15,7 @@ from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.differences import ModelGrid
-from tfm_blocks.report.matrix import verdict
+from tfm_blocks.report.matrix_tables import verdict
 from tfm_blocks.scoring.significance import over_tasks
 
 SCORES = {  # scaled accuracies of six seeds
@@ -54,7 +54,7 @@ def test_a_cell_has_the_mean_and_students_interval_over_seeds(sweep):
     for key, cell in table.items():
         low, high = scipy.stats.ttest_1samp(percent(*key), 0).confidence_interval(0.95)
         assert cell["mean"] == pytest.approx(fmean(percent(*key)))
-        assert cell["half_interval"] == pytest.approx((high - low) / 2)
+        assert (cell["low"], cell["high"]) == pytest.approx((max(-100, low), min(100, high)))
         assert cell["seeds"] == 6 and cell["score"] == "scaled accuracy" and cell["schedule.peak"] == 0.003
 
 
@@ -104,7 +104,7 @@ def test_three_seeds_cannot_mark_a_single_task_but_all_tasks_together(sweep):
     runs = [sweep / f"{mixer}-{task}-{seed}" for mixer, task in SCORES for seed in range(3)]
     shown, report = said(*runs, "--matrix", "--markdown"), comparison(*runs, "--matrix")
     assert all(one["p_corrected"] is None or one["p_corrected"] >= 0.1 for one in report["matrix"])
-    assert "a * on a single task needs 6 seeds" in shown
+    assert "a * on a single task needs 5 seeds" in shown
     means = {one["mixer"]: (one["mean"], one["against"], one["p_corrected"]) for one in report["all_tasks"]}
     assert means["lstm"] == (pytest.approx(60.5), None, None)
     for mixer in ("attention", "rnn"):
@@ -137,14 +137,16 @@ def test_the_table_marks_what_differs_and_the_best_is_bold(sweep):
     )
     assert "| 96.1 ± 2.6 |" in shown, "not significantly worse than the best"
     assert "corrected for all 9 tests of pairs of models" in shown and "6 seeds in each cell" in shown
-    assert r"attention & \textbf{92.5 $\pm$ 2.0} & 0.5 $\pm$ 2.0*† & 46.5* \\" in said(sweep, "--matrix", "--latex")
+    assert r"attention & \textbf{92.5 $\pm$ 2.0} & 0.5 $\pm$ 2.0*$\dagger$ & 46.5* \\" in said(
+        sweep, "--matrix", "--latex"
+    )
 
 
 def test_a_comparison_of_models_on_tasks_shows_the_matrix_among_its_tables(sweep):
     shown = said(sweep, "--markdown")
     assert "| attention | **92.5 ± 2.0** | 0.5 ± 2.0*† | 46.5* |" in shown and "another test set" not in shown
     one_task = [path for path in sweep.iterdir() if "parity" in path.name]
-    assert "half of the 95 % interval" not in said(*one_task)
+    assert "mean over seeds" not in said(*one_task)
 
 
 def test_csv_has_an_unrounded_row_for_each_cell(sweep):
@@ -221,3 +223,62 @@ def test_models_of_the_same_name_have_all_their_settings():
 def test_a_model_on_several_tasks_has_no_note_that_its_tasks_differ(sweep):
     runs = [sweep / f"lstm-{task}-{seed}" for task in ("parity", "mqar") for seed in range(3)]
     assert not [note for note in comparison(*runs)["notes"] if note.startswith("not comparable")]
+
+
+def test_an_interval_stays_within_the_possible_scores_and_three_seeds_show_their_range(tmp_path):
+    scores = {"lstm": (1.0, 1.0, 0.0, 1.0, 1.0), "rnn": (0.98, 0.02, 0.99), "attention": (0.5, 0.6, 0.4, 0.55, 0.45)}
+    for (mixer, fractions), task in itertools.product(scores.items(), ("parity", "mqar")):
+        for seed, fraction in enumerate(fractions):
+            leave_answers(tmp_path / f"{mixer}-{task}-{seed}", task, mixer, seed, fraction)
+    table, shown = cells(tmp_path), said(tmp_path, "--matrix", "--markdown")
+    low, high = scipy.stats.ttest_1samp([100.0, 100, 0, 100, 100], 0).confidence_interval(0.95)
+    assert low > 0 and high > 100, "Student's interval leaves the range"
+    assert (table["lstm", "mqar"]["low"], table["lstm", "mqar"]["high"]) == (pytest.approx(low), 100)
+    assert f"80.0 [{low:.1f}, 100.0]" in shown and "| 66.3 (2.0–99.0) |" in shown and "50.0 ± 9.8" in shown
+    assert table["rnn", "mqar"]["low"] is None and table["rnn", "mqar"]["values"] == pytest.approx([98, 2, 99])
+    solved = said(tmp_path, "--matrix", "--markdown", "--metric", "solved")
+    assert "| rnn | 2 of 3 | 2 of 3 |" in solved and "4 of 5" in solved and "at least 90 %" in solved
+    wilson = scipy.stats.binomtest(4, 5).proportion_ci(method="wilson")
+    cell = cells(tmp_path, "--metric", "solved")["lstm", "mqar"]
+    assert (cell["mean"], cell["low"], cell["high"]) == pytest.approx((80, 100 * wilson.low, 100 * wilson.high))
+
+
+def test_scores_over_all_tasks_have_the_aggregates_of_rliable(sweep):
+    shown = said(sweep, "--matrix", "--markdown")
+    head, table = shown.split("scaled accuracy, % over all 2 tasks")
+    assert "better than lstm" in table and "better than lstm" not in head
+    rows = {row.split(" | ")[0].strip("| "): row for row in table.splitlines() if row.startswith("| ")}
+    for mixer in D_FF:
+        values = [*percent(mixer, "parity"), *percent(mixer, "mqar")]
+        assert f"{scipy.stats.trim_mean(values, 0.25):.1f} [" in rows[mixer]
+    better = fmean(
+        scipy.stats.mannwhitneyu(percent("rnn", task), percent("lstm", task)).statistic / 36
+        for task in ("parity", "mqar")
+    )
+    assert f"| {better:.2f} [" in rows["rnn"] and rows["lstm"].endswith("|  |")
+
+
+def test_models_and_tasks_have_display_names_an_order_and_a_subset(sweep, tmp_path, capsys):
+    names = tmp_path / "names.yaml"
+    names.write_text("lstm: LSTM\nparity: Parity\n")
+    shown = said(sweep, "--matrix", "--markdown", "--names", names, "--order", "[rnn, parity]")
+    assert "| model | Parity | mqar | all tasks |" in shown
+    assert [row.split(" | ")[0] for row in shown.splitlines() if row.startswith("| ")][2:5] == [
+        "| rnn",
+        "| attention",
+        "| LSTM",
+    ]
+    only = said(
+        sweep, "--markdown", "--only", "[lstm, attention]", "--names", "{lstm: LSTM}", "--baseline", "rnn-mqar-0"
+    )
+    assert "| rnn" not in only.split("over seeds")[1].split("what else differs")[0]
+    assert "| LSTM, parity |" in only
+    for wrong, message in (
+        (["--names", "{gru: GRU}"], "--names: 'gru' is the name of no model and no task"),
+        (["--order", "{lstm: 1}"], "--order: must be a list of names"),
+        (["--only", "[lstm"], "--only: is not YAML"),
+        (["--names", "{lstm: rnn}"], "--names: gives two models or tasks the name 'rnn'"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["compare", str(sweep), *wrong])
+        assert message in capsys.readouterr().err

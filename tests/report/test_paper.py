@@ -1,6 +1,7 @@
 """Figures for papers: files, bytes, fonts, and lines distinguishable without colour."""
 
 import itertools
+import json
 from xml.etree import ElementTree
 
 import numpy as np
@@ -10,10 +11,11 @@ from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.charts import LineChart, line_over, line_through
 from tfm_blocks.report.comparison import compare_runs
-from tfm_blocks.report.drawing import WIDTH, draw_heat_map, draw_lines, drawing_style, line_style, save_figures
+from tfm_blocks.report.drawing import WIDTH, draw_lines, drawing_style, line_style
+from tfm_blocks.report.paper import draw_heat_map, draw_means, save_figures
 
 FIGURES = {
-    "means", "matrix", "val-loss", "test-accuracy-over-length", "best-val-loss-over-schedule-peak",
+    "means", "matrix", "profiles", "val-loss", "test-accuracy-over-length", "best-val-loss-over-schedule-peak",
     "scaled-accuracy-over-schedule-peak",
 }  # fmt: skip
 
@@ -63,8 +65,13 @@ def test_a_heat_map_has_the_mean_and_the_mark_of_each_cell(sweep):
     matrix = compare_runs([sweep]).matrix
     with drawing_style():
         (axes,) = draw_heat_map(matrix).axes
-    shown = {text.get_position()[::-1]: text.get_text() for text in axes.texts}
-    assert shown == {place: f"{cell.mean:.1f}{'*' * cell.differs}" for place, cell in matrix.cells.items()}
+    shown = [(text.get_position()[0], round(text.get_position()[1]), text.get_text()) for text in axes.texts]
+    assert shown == [
+        (column, row, text)
+        for (row, column), cell in matrix.cells.items()
+        for text in (f"{cell.mean:.1f}{'*' * cell.differs}", f"({min(cell.values):.1f}–{max(cell.values):.1f})")
+    ]
+    assert axes.get_xlabel() == "scaled accuracy, %; 2 seeds, lowest to highest"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["attention", "lstm"]
 
 
@@ -107,3 +114,30 @@ def test_any_name_of_a_model_is_drawn(tmp_path):
     for path in save_figures(compare_runs([tmp_path / "runs"]), tmp_path / "figures"):
         if path.suffix == ".svg":
             ElementTree.parse(path)
+
+
+def test_means_show_their_seeds_on_the_whole_axis_and_no_test_that_cannot_tell(sweep):
+    matrix = compare_runs([sweep]).matrix
+    with drawing_style():
+        drawn = draw_means(matrix)
+    for panel in drawn.axes:
+        low, high = panel.get_xlim()
+        assert low <= 0 and high >= 100
+        seeds = [
+            list(line.get_xdata()) for line in panel.lines if line.get_marker() == "|" and len(line.get_xdata()) > 1
+        ]
+        assert sorted(map(sorted, seeds)) in [[[10, 20], [90, 90]], [[10, 20], [10, 20]]]
+        assert {0, 100} <= {line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == ":"}
+    assert drawn._supxlabel.get_text().endswith("no test of a single task: this needs 5 seeds")
+
+
+def test_an_axis_of_scores_that_differ_by_noise_is_not_narrow(tmp_path):
+    for mixer, seed in itertools.product(("attention", "lstm"), (1, 2)):
+        run = leave_answers(tmp_path / f"{mixer}-{seed}", "parity", mixer, seed, 0.5)
+        status = json.loads((run / "status.json").read_text())
+        status["scores"]["test/perplexity"] = 40 + seed / 100
+        (run / "status.json").write_text(json.dumps(status))
+    with drawing_style():
+        (panel,) = draw_means(compare_runs([tmp_path], metric="perplexity").matrix).axes
+    low, high = panel.get_xlim()
+    assert high - low >= 4

@@ -125,6 +125,65 @@ def test_only_the_best_rate_of_a_size_counts_and_no_run_before_its_cooldown(ladd
     assert "name a finished run whose learning rate has decayed" in capsys.readouterr().err
 
 
+def test_a_rate_that_was_only_tried_does_not_count_even_if_it_is_better(ladder, tmp_path):
+    shutil.copytree(ladder, tmp_path / "all")
+    leave_rung(tmp_path / "all" / "tried", "llama", 16, 10, 1, rate=0.01, worse=0.5)
+    record = json.loads(said(tmp_path / "all", "--baseline", "tried", "--json"))
+    assert len(record["points"]) == 32 and record["baseline"] == "llama"
+    assert any(note.startswith("not in the fit: tried: another learning rate") for note in record["notes"])
+
+
+def test_a_parent_whose_own_rate_decayed_is_a_result(ladder, tmp_path):
+    shutil.copytree(ladder, tmp_path / "all")
+    branch = tmp_path / "all" / "llama-16-10-1" / "run.json"
+    branch.write_text(json.dumps(json.loads(branch.read_text()) | {"parent": "runs/then/llama-16-40-1@9"}))
+    assert len(json.loads(said(tmp_path / "all", "--json"))["points"]) == 31
+    for path in (tmp_path / "all").glob("llama-16-40-*/config.yaml"):
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"schedule": {"peak": 0.001, "decay": 5}}))
+    assert len(json.loads(said(tmp_path / "all", "--json"))["points"]) == 32
+
+
+def test_the_record_has_the_extrapolation_and_the_held_out_errors(ladder):
+    record = json.loads(said(ladder, "--json"))
+    further = record["factors"]["llama"]["extrapolated"]
+    assert further["compute"] == pytest.approx(10 * max(point["compute"] for point in record["points"]))
+    low, high = further["interval"]
+    assert low < FACTOR < high and low < further["factor"] < high
+    assert record["held_out_errors"].keys() == EMBEDDINGS.keys()
+    assert max(map(abs, record["held_out_errors"].values())) < 0.02
+    assert any(
+        f"extrapolated to 10 times the largest run: {further['factor']:.2f} [" in text for text in record["answers"]
+    )
+
+
+def test_the_noise_is_told_before_the_results_and_exponents_come_with_a_warning(ladder):
+    text = said(ladder, "--exponents")
+    assert text.startswith("standard deviation of the val/loss over seeds")
+    assert (
+        text.index("this ladder would see a factor of 0.") < text.index("rungs: ") < text.index("a law for each model")
+    )
+    assert "warning: the exponents of small ladders cannot be distinguished" in text
+    assert "a law for each model" not in said(ladder)
+
+
+def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):
+    shutil.copytree(ladder, tmp_path / "all")
+    for path in (tmp_path / "all").glob("*/status.json"):
+        status = json.loads(path.read_text())
+        scores = {"test/exact_match": 1 - status["best"]["val/loss"]["value"] / 10, "test/loss": 1.0}
+        path.write_text(
+            json.dumps(status | {"scored_on": "test", "scores": scores, "test_set": {"sha256": "1", "rows": 9}})
+        )
+    record = json.loads(said(tmp_path / "all", "--metric", "exact match", "--json"))
+    assert record["measure"] == "exact match"
+    by_loss = json.loads(said(ladder, "--json"))
+    assert record["factors"]["llama"]["factor"] == pytest.approx(by_loss["factors"]["llama"]["factor"], rel=1e-3)
+    assert record["law"]["irreducible"] == pytest.approx(by_loss["law"]["irreducible"] / 10, rel=1e-2)
+    with pytest.raises(SystemExit):
+        said(tmp_path / "all", "--metric", "loss")
+    assert "in place of the loss stands a score whose best value is 100 %" in capsys.readouterr().err
+
+
 def test_runs_that_differ_in_more_than_their_seed_are_no_seeds_of_a_rung(ladder, tmp_path, capsys):
     shutil.copytree(ladder, tmp_path / "all")
     folder = tmp_path / "all" / "llama-16-10-2"
@@ -149,7 +208,7 @@ def test_the_formats_have_the_rungs(ladder):
     assert lines[0] == "model,parameters,tokens,runs,val/loss,law"
     assert len(lines) == 1 + 16
     assert said(ladder, "--latex").count("\\begin{tabular}") >= 2
-    assert said(ladder, "--markdown").count("| model |") == 2
+    assert said(ladder, "--markdown").count("| model |") == 3
 
 
 def test_the_figure_is_written_twice_with_the_same_bytes(ladder, tmp_path):

@@ -185,9 +185,15 @@ def test_csv_has_unrounded_numbers_and_blanks():
 
 def test_latex_has_the_rules_of_booktabs_and_the_best_numbers_in_bold():
     lines = latex(MIXED).splitlines()
-    assert lines[1:4] == [r"\caption{scores \& more}", r"\begin{tabular}{lrr}", r"\toprule"]
-    assert lines[4:7] == [r"run & loss & BLEU \\", r"\midrule", r"a & 1.25 & 10.0 \\"]
-    assert lines[7].endswith(r" & \textbf{0.50} &  \\") and lines[8:10] == [r"c &  & \textbf{40.0} \\", r"\bottomrule"]
+    assert lines[1:6] == [
+        r"\centering",
+        r"\caption{scores \& more}",
+        r"\label{tab:scores-more}",
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+    ]
+    assert lines[6:9] == [r"run & loss & BLEU \\", r"\midrule", r"a & 1.25 & 10.0 \\"]
+    assert lines[9].endswith(r" & \textbf{0.50} &  \\") and lines[10:12] == [r"c &  & \textbf{40.0} \\", r"\bottomrule"]
 
 
 def test_a_latex_table_that_is_wider_than_a_page_is_split_and_repeats_its_keys():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.sweep.test_job import TINY
 from tfm_blocks.cli import main
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED
+from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, SweepJob
 from tfm_blocks.sweep.sources import TunedGrid
 
 LOSSES = {("tiny", "1e-3"): 2.0, ("tiny", "1e-2"): 1.0, ("base", "1e-3"): 1.0, ("base", "1e-2"): 2.0}
@@ -26,12 +27,12 @@ def tuned_grid(composed: Composed, seeds: str = "123") -> TunedGrid:
     return TunedGrid([job_of(composed, " ".join(each), each) for each in overrides], "schedule.peak", ["model"])
 
 
-def train(grid: TunedGrid, losses: Mapping[tuple[str, str], float]) -> list[str]:
+def train(grid: TunedGrid, losses: Mapping[tuple[str, str], float] | Callable[[str, str], float | None]) -> list[str]:
     """End each job with its loss; a job without a loss diverges. Return the jobs in the order of their starts."""
     started = []
     while job := grid.next():
         model, _, rate = (text.partition("=")[2] for text in job.overrides)
-        loss = losses.get((model, rate))
+        loss = losses(model, rate) if callable(losses) else losses.get((model, rate))
         job.state, job.progress.best = DIVERGED if loss is None else DONE, loss or 0.0
         grid.ended(job)
         started.append(job.name)
@@ -69,6 +70,43 @@ def test_other_seeds_do_not_start_if_all_values_failed(small: Small) -> None:
     assert {job.reason for job in left} == {"all jobs with seed=1 failed"}
 
 
+@pytest.mark.parametrize(("best", "diverges_above", "widen", "tiny"), [
+    (1e-3, 1.0, 4, ["0.0001"]),  # the lower end
+    (2e-4, 1.0, 4, ["0.0001", "1e-05"]),  # best at 1e-4, so 1e-5 is tried too
+    (0.9, 1.0, 4, ["0.1", "1", "10"]),
+    (0.9, 0.05, 4, ["0.1"]),  # a rate that diverges is beyond the best
+    (1e-9, 1.0, 2, ["0.0001", "1e-05"]),  # bounded
+    (1e-9, 1.0, 0, []),
+])  # fmt: skip
+def test_a_grid_grows_until_its_best_rate_is_inside(
+    best: float, diverges_above: float, widen: int, tiny: list[str], small: Small
+) -> None:
+    composed = small()
+
+    def make(other: SweepJob, overrides: Sequence[str]) -> SweepJob:
+        return job_of(composed, " ".join(overrides), overrides)
+
+    def loss(model: str, rate: str) -> float | None:
+        if float(rate) > diverges_above * 10:
+            return None
+        middle = best if model == "tiny" else 1.1e-3
+        return None if float(rate) > diverges_above else abs(math.log10(float(rate)) - math.log10(middle))
+
+    overrides = [
+        [f"model={model}", f"seed={seed}", f"schedule.peak={rate}"] for seed in "123" for model, rate in LOSSES
+    ]
+    jobs = [job_of(composed, " ".join(each), each) for each in overrides]
+    grid = TunedGrid(jobs, "schedule.peak", ["model"], widen, make)
+    started = train(grid, loss)
+    first = [name.rpartition("=")[2] for name in started if "tiny seed=1" in name]
+    assert first == ["1e-3", "1e-2", *tiny]
+    rates = {name.rpartition("=")[2] for name in started if "tiny" in name and "seed=1" not in name}
+    chosen = min((rate for rate in first if float(rate) <= diverges_above), key=lambda rate: loss("tiny", rate) or 0.0)
+    assert rates == {chosen} and sum("tiny" in name for name in started) == len(first) + 2
+    assert sum("base seed=1" in name for name in started) == 2 + bool(widen)  # 1e-3 is its best, 1e-4 is not better
+    assert grid.succeeded
+
+
 @pytest.mark.parametrize(("overrides", "message"), [
     (["seed=1,2", "sweep.tune=schedule.peak"], "but schedule.peak has no list of values"),
     (["schedule.peak=1e-3,1e-2", "sweep.tune=schedule.peak"], "but seed has no list of values"),
@@ -88,18 +126,18 @@ def test_a_tuned_grid_needs_values_and_seeds(
 
 
 @pytest.mark.grid
-def test_a_tuned_sweep_trains_its_seeds_at_the_best_rate_and_resumes_without_a_new_job(tmp_path: Path) -> None:
+def test_a_tuned_sweep_widens_its_grid_and_resumes_without_a_new_job(tmp_path: Path) -> None:
     (tmp_path / "my_conf").mkdir()
     words = [
-        "schedule=linear", "schedule.warmup=1", "trainer.validate_every=2", "logger=csv", "schedule.peak=1e-9,1e-2",
-        "seed=1,2,3", "sweep.tune=schedule.peak", "sweep.name=tuned",
+        "schedule=linear", "schedule.warmup=1", "trainer.validate_every=2", "logger=csv", "schedule.peak=1e-7,1e-6",
+        "seed=1,2,3", "sweep.tune=schedule.peak", "sweep.widen=2", "sweep.name=tuned",
     ]  # fmt: skip
     status, output = run(tmp_path, *words, base=TINY)
-    assert status == 0, output
+    assert status == 0 and "tune: 2 values of schedule.peak added beyond ends" in output, output
     folder = tmp_path / "runs" / "tuned"
     trained = {name for name, state in states(folder).items() if state == DONE}
     assert trained == {path.parent.name for path in folder.glob("*/status.json")}
-    assert len(trained) == 4 and sum("0.01" in name for name in trained) == 3
+    assert len(trained) == 6 and sum(name.startswith("peak-0.0001_") for name in trained) == 3, trained
     times = {path: path.stat().st_mtime_ns for path in folder.glob("*/status.json")}
     assert run(tmp_path, *words, base=TINY)[0] == 0
     assert times == {path: path.stat().st_mtime_ns for path in folder.glob("*/status.json")}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from typing import ClassVar
+
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.linear import Dropout, Linear
@@ -92,6 +95,40 @@ class Sigmoid(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return torch.sigmoid(x_BTD)
+
+
+@block(
+    "xielu",
+    "x: B T D -> B T D",
+    category="activation",
+    where={"beta > 0": "the slope at 0"},
+    source="Huang and Schlag 2024 (xIELU), equation 12",
+)
+class XIELU(nn.Module):
+    """a x² + β x above 0, and b (exp(x) - 1 - x) + β x below, for any shape, with learned a > 0 and b > β.
+
+    a is softplus(`alpha_p`) and b is β + softplus(`alpha_n`), both initially 0.8.
+
+    Also known as: expanded integral of the exponential linear unit.
+    Use: `ffn` without a gate; weights of Apertus.
+    """
+
+    weight_roles: ClassVar = {"alpha_p": "gain", "alpha_n": "gain"}
+
+    def __init__(self, *, beta: float = 0.5) -> None:
+        super().__init__()
+        self.beta = beta
+        self.alpha_p = nn.Parameter(torch.empty(1))
+        self.alpha_n = nn.Parameter(torch.empty(1))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        start = 0.8 if name == "alpha_p" else max(0.8 - self.beta, 0.1)
+        nn.init.constant_(self.get_parameter(name), math.log(math.expm1(start)))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        a, b = (F.softplus(alpha.to(x_BTD.dtype)) for alpha in (self.alpha_p, self.alpha_n))
+        below_BTD = (torch.expm1(x_BTD.clamp(max=-1e-6)) - x_BTD) * (self.beta + b)
+        return torch.where(x_BTD > 0, a * x_BTD * x_BTD, below_BTD) + self.beta * x_BTD
 
 
 RELU = Part("relu")

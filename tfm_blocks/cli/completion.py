@@ -60,7 +60,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
             command.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
             command.add_argument("-cd", "--config-dir", type=Path)
             command.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-            for flags in (["-m", "--multirun"], ["--resolve"], ["--version"], ["--hydra-help"]):
+            for flags in (["-m", "--multirun"], ["--resolve"], ["--yes"], ["--version"], ["--hydra-help"]):
                 command.add_argument(*flags, action="store_true")
         for action in command._actions:
             if action.metavar in COMPLETED:

@@ -58,6 +58,8 @@ def _add_comparisons(commands: options.Commands) -> None:
     only.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
     what = "fit a scaling law to runs of several sizes, and print what each model needs of the compute of the baseline"
     only.add_argument("--scaling", action="store_true", help=what)
+    what = "with --scaling, also fit a law to each model alone; small ladders cannot tell their exponents apart"
+    command.add_argument("--exponents", action="store_true", help=what)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
     command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
@@ -72,7 +74,13 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--baseline", metavar="RUN", help=what)
     what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training)"
     command.add_argument("--scores", metavar="NAME", help=what)
-    what = "score of the matrix of models and tasks, such as exact or accuracy@64 (default: scaled accuracy, or BLEU)"
+    what = "display names of models and tasks, as in '{lstm: LSTM}', or a YAML file"
+    command.add_argument("--names", type=options.text, metavar="YAML", help=what)
+    what = "the first models and tasks, in this order, as in '[lstm, attention]', or a YAML file"
+    command.add_argument("--order", type=options.text, metavar="YAML", help=what)
+    what = "the models or tasks to show, in this order, as in '[lstm, attention]', or a YAML file"
+    command.add_argument("--only", type=options.text, metavar="YAML", help=what)
+    what = "score of the matrix of models and tasks, such as solved or accuracy@64 (default: scaled accuracy, or BLEU)"
     command.add_argument("--metric", metavar="SCORE", help=what)
     what = "leave out the runs whose seeds chose the learning rate of their model"
     command.add_argument("--held-out-seeds", action="store_true", help=what)
@@ -137,9 +145,10 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report import comparison_tables as output
-    from tfm_blocks.report.matrix import matrix_table
 
     comparison = _comparison(arguments)
+    if arguments.exponents and not arguments.scaling:
+        raise ConfigError(Problem("--exponents", "belongs to a scaling law", help="add --scaling, or leave it out"))
     if arguments.scaling:
         for path in _compare_scaling(arguments, comparison):
             print(printable(str(path)), file=sys.stderr)
@@ -154,10 +163,10 @@ def _compare(arguments: argparse.Namespace) -> None:
     elif arguments.json:
         output.print_matrix_json(matrix, comparison.notes) if matrix else output.print_comparison_json(comparison)
     else:
-        tables = [matrix_table(matrix)] if matrix else output.tables_of(comparison)
+        tables = output.tables_of_matrix(matrix) if matrix else output.tables_of(comparison)
         _show_tables(arguments, tables, comparison.notes)
     if arguments.figures:
-        from tfm_blocks.report.drawing import save_figures
+        from tfm_blocks.report.paper import save_figures
 
         for path in save_figures(comparison, arguments.figures):
             print(printable(str(path)), file=sys.stderr)
@@ -181,13 +190,14 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
-    ladder = scaling.read_ladder(comparison, arguments.plugins)
+    ladder = scaling.read_ladder(comparison, arguments.plugins, arguments.metric)
     if arguments.json:
         print_json(scaling.scaling_record(ladder))
     elif arguments.csv:
         print(csv_text(scaling.rungs_table(ladder)), end="")
     else:
-        tables = [scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        tables = [scaling.noise_table(ladder), scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        tables += [scaling.exponents_table(ladder)] if arguments.exponents else []
         _show_tables(arguments, tables, [*comparison.notes, *ladder.notes])
     if not arguments.figures:
         return ()
@@ -199,12 +209,14 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
     from tfm_blocks.report.comparison import compare_runs
+    from tfm_blocks.report.display import read_display
 
     shape = vars(arguments)
     scaling, tested = shape.get("scaling", False), not (shape.get("scaling") or shape.get("matrix"))
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
     options = {"held_out_seeds": arguments.held_out_seeds, "several_lengths": scaling, "tested": tested}
-    return compare_runs(*given, **options)
+    display = read_display(arguments.names, arguments.order, arguments.only)
+    return compare_runs(*given, **options, display=display)
 
 
 def _report(arguments: argparse.Namespace) -> None:

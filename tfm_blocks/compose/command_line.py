@@ -44,7 +44,7 @@ ALLOWED_VALUES = {
     "--cfg": ("job", "hydra", "all"),
     "--info": ("", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }  # "": without a value
-OPTIONS = frozenset({*LONG.values(), "--hydra-help", "--resolve", "--version"})
+OPTIONS = frozenset({*LONG.values(), "--hydra-help", "--resolve", "--version", "--yes"})
 ONE_CONFIG = ("a run has one main config, conf/train.yaml", "write --config-dir FOLDER")
 UNUSED = {
     "--config-path": ONE_CONFIG,
@@ -72,7 +72,7 @@ class Request:
     @property
     def config_dir(self) -> Path | None:
         """Return the folder of --config-dir."""
-        return self.folders[1] if len(self.folders) > 1 else None
+        return self.folders[1] if len(self.folders) > 2 else None
 
     @property
     def texts(self) -> list[str]:

@@ -20,16 +20,25 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.folders import CONF, config_folders, list_options, root_keys
+from tfm_blocks.compose.folders import CONF, FAMILIES, config_folders, list_options, root_keys
 from tfm_blocks.compose.overrides import error_reason, override_key, parse_override
 from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, suggest
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.sources import find_knobs
 
-# Mappings with keys chosen by the user: names of inputs, and options and resources of a cluster.
+# Mappings with keys chosen by the user: names of inputs, knobs of a ladder, and options and resources of a cluster.
 OPEN = frozenset(
-    {"data.fields", "data.train", "data.val", "data.test", "launcher.sbatch", "launcher.resources", "optimizer.groups"}
+    {
+        "data.fields",
+        "data.train",
+        "data.val",
+        "data.test",
+        "ladder.grow",
+        "launcher.sbatch",
+        "launcher.resources",
+        "optimizer.groups",
+    }
 )
 
 # ValueError: an integer with too many digits
@@ -106,12 +115,12 @@ class Composer:
         return values, self.compositions[key]
 
     def _compose(self, selection: Sequence[str]) -> DictConfig:
-        folder = str(self.config_dir.resolve()).replace("'", r"\'") if self.config_dir else ""
+        folders = [str(path.resolve()).replace("'", r"\'") for path in (self.config_dir, FAMILIES) if path]
         read_files_once()
-        search = [f"hydra.searchpath=['file://{folder}']"] if folder else []
+        search = ", ".join(f"'file://{folder}'" for folder in folders)
         try:
             with initialize_config_dir(str(CONF.resolve()), version_base=None):
-                return compose("train", [*selection, *search], return_hydra_config=True)
+                return compose("train", [*selection, f"hydra.searchpath=[{search}]"], return_hydra_config=True)
         except RecursionError:
             rule = "a file of a chosen group inherits itself through entries GROUP: NAME"
             raise ConfigError(Problem("defaults", rule, help="take one of these entries out of the defaults")) from None

@@ -1,4 +1,4 @@
-"""The folders with config groups: conf/ and the folder of --config-dir."""
+"""The folders with config groups: conf/, the folder of --config-dir, and the folder of published families."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from tfm_blocks.language.chain import read_model_chain
 from tfm_blocks.language.files import HEADER, YamlFile, display_path, read_yaml_file
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
-OF_A_SWEEP = frozenset({"sweep", "launcher", "match"})  # keys that define which jobs run, how and where
+OF_A_SWEEP = frozenset({"sweep", "launcher", "match", "ladder"})  # keys that define which jobs run, how and where
 _DEFAULT = re.compile(r"(override |optional )*/?[^/\s@]+(/[^/\s@]+)*(@\S*)?")
 PACKAGE = Path(__file__).parent.parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+FAMILIES = PACKAGE / "exchange" / "families"  # its `model/` has models whose weights are published
 
 
 def config_folders(config_dir: Path | None) -> list[Path]:
-    """Return conf/ and `config_dir`. Raises ConfigError if it is not a folder, or if conf/ would hide its files."""
+    """Return conf/, `config_dir` and FAMILIES. Raises ConfigError if it is not a folder, or if conf/ would hide it."""
     if config_dir is None or config_dir.resolve() == CONF.resolve():
-        return [CONF]
+        return [CONF, FAMILIES]
     if not config_dir.is_dir():
         rule = f"there is no folder {config_dir}"
         raise ConfigError(Problem("--config-dir", rule, help="name a folder that contains model/"))
@@ -29,7 +30,7 @@ def config_folders(config_dir: Path | None) -> list[Path]:
     if hidden := sorted(file for file in files if (CONF / file).is_file()):
         rule, help = "has the name of a built-in file, and conf/{} would be read instead", "give it another name"
         raise ConfigError([_problem(config_dir / file, "--config-dir", rule.format(file), help) for file in hidden])
-    return [CONF, config_dir]
+    return [CONF, config_dir, FAMILIES]
 
 
 def root_keys() -> set[str]:
@@ -44,9 +45,12 @@ def list_options(group: str, folders: list[Path]) -> dict[str, Path]:
 
 
 def _all_files(group: str, folders: list[Path]) -> dict[str, Path]:
-    """Return the files by name; a file of a subfolder is named such as `probe/mqar`."""
-    paths = ((folder / group, path) for folder in folders for path in sorted((folder / group).rglob("*.yaml")))
-    return {path.relative_to(root).with_suffix("").as_posix(): path for root, path in paths}
+    """Return the files by name, the first of each; a file of a subfolder is named such as `probe/mqar`."""
+    files: dict[str, Path] = {}
+    for root in (folder / group for folder in folders):
+        for path in sorted(root.rglob("*.yaml")):
+            files.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
+    return files
 
 
 def list_groups(folders: list[Path]) -> list[str]:

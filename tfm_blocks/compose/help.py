@@ -38,6 +38,7 @@ Options
   -cd, --config-dir   a folder with your own config files: FOLDER/model/mine.yaml is model=mine
   -c, --cfg job       print the config of the run instead of training it
   --resolve           with --cfg: print values in place of ${{...}}
+  --yes               start a ladder (experiment=ladder), whose hours the command prints before
   -h, --help          print this text, with the config of the rest of the command line
   -i, --info WHAT     print how Hydra composes it: all, config, defaults, defaults-tree, plugins or searchpath
   --hydra-help        print Hydra's other options

@@ -52,6 +52,7 @@ RESUMABLE_KEYS = (
 )  # none of them changes the weight updates, except for rounding
 COOLDOWN_KEYS = (
     "name",
+    "sweep.name",
     "schedule.decay",
     "schedule.shape",
     "schedule.floor",

@@ -26,8 +26,9 @@ from tfm_blocks.compose.run import expect_name, read_value
 from tfm_blocks.errors import ConfigError, Problem, cut
 from tfm_blocks.language.sources import Sources
 
+LADDER = "ladder"
 # keys that do not change which jobs a sweep has
-ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials"})
+ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials", "sweep.widen"})
 OF_ONE_RUN = {
     "name": "jobs are named after their overrides: write sweep.name=… to name the folder of the sweep",
     "resume": "run the same sweep again to resume its jobs; to resume a single run, leave out -m",
@@ -68,15 +69,16 @@ Part = OpenKey | Together
 class SweepRequest:
     """A requested sweep.
 
-    `parts` are the overrides of the jobs, in the order of the command line. `settings`, `launcher` and `match` are the
-    keys `sweep`, `launcher` and `match` of the config. `texts` are the overrides as typed, without those that only
-    control how, where and how long the sweep runs. `composer` composes the jobs.
+    `parts` are the overrides of the jobs, in the order of the command line. `settings`, `launcher`, `match` and
+    `ladder` are the keys `sweep`, `launcher`, `match` and `ladder` of the config. `texts` are the overrides as typed,
+    without those that only control how, where and how long the sweep runs. `composer` composes the jobs.
     """
 
     parts: tuple[OpenKey, ...]
     settings: Mapping[str, Any]
     launcher: Mapping[str, Any]
     match: Mapping[str, Any]
+    ladder: Mapping[str, Any] | None
     texts: tuple[str, ...]
     composer: Composer
 
@@ -101,7 +103,7 @@ def read_sweep(request: Request) -> SweepRequest:
     first = [first_of_sweep(item, options[item.key_or_group]) for item in overrides if item.key_or_group in known]
     composer = Composer(request.config_dir)
     config = composer.compose(first)
-    settings, launcher, match = (read_value(config, key) for key in ("sweep", "launcher", "match"))
+    settings, launcher, match, ladder = (read_value(config, key) for key in ("sweep", "launcher", "match", LADDER))
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
     parts = tuple(_part(item, folders) for item in overrides if item not in of_sweep)
@@ -110,7 +112,7 @@ def read_sweep(request: Request) -> SweepRequest:
         for item in overrides
         if item.key_or_group not in ASIDE and item.key_or_group.split(".")[0] != "launcher"
     )
-    return SweepRequest(parts, settings, launcher, match, texts, composer)
+    return SweepRequest(parts, settings, launcher, match, ladder, texts, composer)
 
 
 def _part(override: Override, folders: list[Path]) -> OpenKey:

@@ -138,7 +138,8 @@ class Prefix(PairNoise):
 
     def _before_suffix(self, lengths_R: Integers) -> Integers:
         suffix_R = np.rint(lengths_R * (self.density or 0)).astype(np.int64)
-        return np.maximum(lengths_R - np.maximum(suffix_R, 1), 1)
+        prefix_R: Integers = np.maximum(lengths_R - np.maximum(suffix_R, 1), 1)
+        return prefix_R
 
 
 @dataclass(frozen=True, kw_only=True)

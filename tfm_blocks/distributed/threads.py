@@ -13,8 +13,8 @@ def set_threads(count: int) -> None:
 
     This sets the number in OpenMP, from which torch and MKL read it. `torch.set_num_threads` also makes MKL start as
     many threads in each of its calls. Attention calls MKL from several threads, and is then slower:
-    docs/experiments.md#the-number-of-threads. `torch.set_num_threads` is called only if torch uses another OpenMP or
-    none.
+    docs/notebook/experiments.md#the-number-of-threads. `torch.set_num_threads` is called only if torch uses another
+    OpenMP or none.
     """
     torch.get_num_threads()  # the first call sets the number, so it comes first
     if os.name == "posix" and hasattr(process := ctypes.CDLL(None), "omp_set_num_threads"):

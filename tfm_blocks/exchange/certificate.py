@@ -261,10 +261,13 @@ def _published_ids(tokenizer: Tokenizer) -> Tensor:
 def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> LogProbabilities:
     """Compare log probabilities. The export lacks the ids before the first of the vocabulary, such as padding.
 
-    The positions of some encoders, such as RoBERTa, depend on the id of padding, so they read it only as padding.
+    The positions of some models, such as RoBERTa and M2M100, depend on the id of padding, so they read it only as
+    padding.
     """
     published, pad, excluded = _published_ids(ours.tokenizer), model.config.pad_token_id, []
-    if isinstance(ours, Encoder) and pad is not None:
+    positions_of_ids = (part for name, part in model.named_modules() if name.endswith("embed_positions"))
+    counts = any(getattr(part, "padding_idx", None) is not None for part in positions_of_ids)
+    if pad is not None and (counts or isinstance(ours, Encoder)):
         excluded, published[0] = (published[1:] == pad).nonzero()[:, 0].add(1).tolist(), pad
 
     def log_p_of_model(rows: Rows) -> list[list[float]]:

@@ -94,8 +94,11 @@ class _Reader:
 
     def __init__(self, family: Family, flat: Mapping[str, Any]) -> None:
         given = {key: value for key, value in flat.items() if value is not None or not family.encoder}
-        self.family, self.flat = family, {**family.missing, **given}  # encoders write null for ids that they have
-        self.rows = (*family.config, *(rope_rows(flat) if family.rope else ()))
+        missing = dict(leaves(family.missing))
+        if any(key.startswith("rope_") for key in given):  # the default positions are complete
+            missing = {key: value for key, value in missing.items() if not key.startswith("rope_")}
+        self.family, self.flat = family, {**missing, **given}  # encoders write null for ids that they have
+        self.rows = (*family.config, *(rope_rows(self.flat) if family.rope else ()))
         self.problems: list[tuple[str, str, str]] = []
 
     def knobs(self, tensors: int) -> dict[str, Any]:
@@ -179,8 +182,9 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
             flat[row.keys[0]] = row.to_published(published.knobs[row.knob], published.knobs)
         except ValueError as error:
             raise ConfigError(Problem(row.knob, str(error))) from None
-    if "layer_types" in flat:
-        flat["layer_types"] = list(islice(cycle(flat["layer_types"]), flat["num_hidden_layers"]))
+    for key, value in family.fixed.items():
+        if isinstance(value, list):  # one value for each layer
+            flat[key] = list(islice(cycle(value), flat[_layers(family)]))
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
     flat |= {"vocab_size": vocabulary.size, EOS: vocabulary.written_eos, family.start[0]: vocabulary.start}
     flat = {"pad_token_id": vocabulary.pad, **flat}  # the default of transformers may be beyond the vocabulary
@@ -188,6 +192,11 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
     for key, value in flat.items():
         _put(config, key, value)
     return config
+
+
+def _layers(family: Family) -> str:
+    """Return the key of the number of layers."""
+    return next(row.keys[0] for row in family.config if row.knob == "layers")
 
 
 def _put(config: dict[str, Any], key: str, value: Any) -> None:
@@ -216,8 +225,9 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
             for key in row.keys:
                 _drop(changed, key)
             _put(changed, row.keys[0], row.to_published(published.knobs[row.knob], published.knobs))
-            if row.knob == "layers":
-                changed.pop("layer_types", None)  # one for each layer; transformers repeats those of the family
+            for key in family.fixed if row.knob == "layers" else ():
+                if isinstance(family.fixed[key], list):
+                    changed.pop(key, None)  # one value for each layer; transformers repeats those of the family
     return changed
 
 

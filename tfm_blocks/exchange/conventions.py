@@ -22,6 +22,10 @@ FRAMES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "BertTokenizer": (("cls_token",), ("sep_token",)),
     "T5Tokenizer": ((), ("eos_token",)),
     "MarianTokenizer": ((), ("eos_token",)),
+    "PegasusTokenizer": ((), ("eos_token",)),
+    "BlenderbotTokenizer": ((), ("eos_token",)),
+    "XLMRobertaTokenizer": (("cls_token",), ("sep_token",)),
+    "CamembertTokenizer": (("cls_token",), ("sep_token",)),
 }
 """The tokens that a class of transformers adds around a text, whatever its files say."""
 TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>"}  # the names by default

@@ -32,7 +32,7 @@ from tfm_blocks.exchange.config import (
     write_published,
 )
 from tfm_blocks.exchange.eject.file import eject
-from tfm_blocks.exchange.family import families
+from tfm_blocks.exchange.family import families, is_shipped, rope_rows_of
 from tfm_blocks.exchange.fast_tokenizer import to_fast
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, GENERATION, LEFTOVERS, SINGLE, PublishedFile
 from tfm_blocks.exchange.importing import conversion_of
@@ -213,16 +213,26 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def find_published(
     spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary, imported: str = ""
 ) -> Published | None:
-    """Return the run as a model of a family that has its graph, first of the family of its import, or None."""
-    for family in sorted(families().values(), key=lambda family: family.name != imported):
+    """Return the run as a model of a family that has its graph, or None.
+
+    The family of its import comes first, then families with a shipped model.
+    """
+    for family in sorted(families().values(), key=lambda one: (one.name != imported, not is_shipped(one))):
         if (defaults := knob_defaults(family.model, family.config_dir)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             with suppress(ConfigError):  # of knobs without a counterpart in config.json
                 write_published(published, "float32")
-                composed = published.compose()
+                composed = replace(published, knobs=_stated(published)).compose()
                 if not find_changes(check_model(composed.model, composed.sources), spec, REGISTRY):
                     return published
     return None
+
+
+def _stated(published: Published) -> dict[str, Any]:
+    """Return the knobs that config.json states, and rates of dropout. The others have the values of the model file."""
+    rows = (*published.family.config, *(rope_rows_of(published.knobs) if published.family.rope else ()))
+    stated = {row.knob for row in rows}
+    return {name: value for name, value in published.knobs.items() if name in stated or name.endswith("dropout")}
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: PublishedFile) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 
 import yaml
 
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.exchange.weights import Row, read_weight_table
 from tfm_blocks.registry.expression import evaluate
 
 MISSING = object()
 ROOT = "1/√"
+ADDED = ("unused", "ignored", "zeros")  # lists that a table adds to its parent's
 
 
 def _to_root(value: Any) -> float:
@@ -31,9 +32,8 @@ def _to_root(value: Any) -> float:
     return 1 / math.sqrt(value)
 
 
-def _from_root(root: float) -> float:
-    square = root**-2
-    return round(square) if math.isclose(square, round(square), rel_tol=1e-9) else square
+def _rounded(number: float) -> float:
+    return round(number) if math.isclose(number, round(number), rel_tol=1e-9) else number
 
 
 def _whole(factor: int, offset: int, kind: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -48,7 +48,8 @@ def _whole(factor: int, offset: int, kind: str) -> tuple[Callable[[Any], Any], C
 
 
 CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    ROOT: (_to_root, _from_root),
+    ROOT: (_to_root, lambda root: _rounded(root**-2)),
+    "1/x": (lambda value: _to_root(value) ** 2, lambda value: _rounded(1 / value)),
     "1/2": _whole(2, 0, "an even number"),
     "x - 2": _whole(1, 2, "a whole number"),
     "x + 1": _whole(1, -1, "a whole number"),
@@ -115,7 +116,7 @@ class Family:
     prefix: str = ""
     ignored: Sequence[str] = ()
     zeros: Sequence[str] = ()
-    computed: Mapping[str, str] = field(default_factory=dict)
+    computed: Mapping[str, str | float] = field(default_factory=dict)
 
     @property
     def pairs(self) -> bool:
@@ -137,10 +138,47 @@ class Family:
 @cache
 def families() -> dict[str, Family]:
     """Return all families by name."""
+    return {name: make_family(name, whole_table(table)) for name, table in _tables().items()}
+
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    """Return the table of each family, as it is written."""
     folder = files("tfm_blocks.exchange") / "families"
     paths = sorted((path for path in folder.iterdir() if path.name.endswith(".yaml")), key=lambda path: path.name)
-    texts = {path.name.removesuffix(".yaml"): path.read_text("utf-8") for path in paths}
-    return {name: make_family(name, yaml.safe_load(text)) for name, text in texts.items()}
+    return {path.name.removesuffix(".yaml"): yaml.safe_load(path.read_text("utf-8")) for path in paths}
+
+
+def whole_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the keys and rows of its `parent`, except the rows `without`.
+
+    Raises ValueError for an unknown parent, or a row that the parent lacks.
+    """
+    if "parent" not in table:
+        return dict(table)
+    if table["parent"] not in _tables():
+        raise ValueError(f"no family is called {shown(table['parent'])}; {suggest(table['parent'], _tables())}")
+    whole = whole_table(_tables()[table["parent"]])
+    for name in table.get("without", []):
+        having = [key for key, rows in whole.items() if isinstance(rows, dict | list) and name in rows]
+        if not having:
+            raise ValueError(f"{table['parent']} has no row {shown(name)}")
+        for key in having:
+            kept = [row for row in whole[key] if row != name]
+            whole[key] = {row: whole[key][row] for row in kept} if isinstance(whole[key], dict) else kept
+    for key, rows in table.items():
+        if isinstance(rows, dict) and isinstance(whole.get(key), dict):
+            whole[key] = whole[key] | rows
+        elif key in ADDED:
+            whole[key] = [*whole.get(key, []), *rows]
+        elif key not in ("parent", "without"):
+            whole[key] = rows
+    return whole
+
+
+def is_shipped(family: Family) -> bool:
+    """Return True if the family's model is in conf/model/, not next to the table."""
+    return not (files("tfm_blocks.exchange") / "families" / "model" / f"{family.model}.yaml").is_file()
 
 
 @cache

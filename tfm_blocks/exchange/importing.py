@@ -40,7 +40,7 @@ from tfm_blocks.exchange.folder import (
     open_folder,
     read_small_json,
 )
-from tfm_blocks.exchange.weights import Conversion, Row, names_pattern
+from tfm_blocks.exchange.weights import Conversion, Row, names_pattern, wildcards
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
@@ -176,19 +176,28 @@ def _expect_tensors(
 
 
 def _expect_computed(leftovers: Mapping[str, Tensor], network: Network, family: Family, folder: Path) -> None:
-    """Raise RunError if stored positions differ from the positions that the model computes."""
-    for name, node in family.computed.items():
-        if name in leftovers:
-            stored = leftovers[name]
-            block: Any = getattr(dict(network.named_modules()).get(node), "block", None)
-            if not isinstance(block, AddedPosition):
-                raise RunError(Problem(f"family {family.name}: computed", f"the model has no positions at {node}"))
-            expected = block.table(0, torch.empty(1, *stored.shape)) if stored.ndim == 2 else stored[:0]
-            rounding = 1e-3 if stored.dtype == torch.float32 else 1e-2
+    """Raise RunError if a stored tensor differs from the positions, or the number, that the model computes."""
+    for pattern, source in family.computed.items():
+        for name in (name for name in leftovers if wildcards(pattern, name) is not None):
+            stored, rounding = leftovers[name], 1e-3 if leftovers[name].dtype == torch.float32 else 1e-2
+            if isinstance(source, str):
+                expected = _positions_at(source, stored, network, family)
+                computed = f"the positions that the model computes at {source}"
+            else:
+                expected, rounding = torch.full(stored.shape, float(source)), abs(source) / 100
+                computed = f"{source}, the number of this model"
             if stored.shape != expected.shape or (stored - expected).abs().max() > rounding:
-                rule = f"{name} differs from the positions that the model computes at {node}"
-                help = "describe a model with other positions by a family of your own: --family FILE.yaml"
-                raise RunError(Problem(str(folder), rule, help=help))
+                help = "describe a model with other values by a family of your own: --family FILE.yaml"
+                raise RunError(Problem(str(folder), f"{name} differs from {computed}", help=help))
+
+
+def _positions_at(node: str, stored: Tensor, network: Network, family: Family) -> Tensor:
+    """Return the positions of a node, as many as are stored. Raises RunError if it has none."""
+    block: Any = getattr(dict(network.named_modules()).get(node), "block", None)
+    if not isinstance(block, AddedPosition):
+        raise RunError(Problem(f"family {family.name}: computed", f"the model has no positions at {node}"))
+    positions: Tensor = block.table(0, torch.empty(1, *stored.shape)) if stored.ndim == 2 else stored[:0]
+    return positions
 
 
 def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:

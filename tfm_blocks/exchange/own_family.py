@@ -11,7 +11,7 @@ from tfm_blocks.compose.folders import read_yaml
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, shown, suggest
-from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, make_family
+from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, make_family, whole_table
 from tfm_blocks.exchange.weights import BRACES, read_weight_table, wildcards
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.sources import Sources
@@ -21,8 +21,8 @@ from tfm_blocks.registry.expression import names_in
 
 KINDS: dict[str, type] = {
     **dict.fromkeys(("config", "missing", "fixed", "output", "tied", "computed", "also", "weights"), dict),
-    **dict.fromkeys(("start", "unused", "ignored", "zeros"), list),
-    **dict.fromkeys(("architecture", "model_type", "model", "prefix", "tokenizer"), str),
+    **dict.fromkeys(("start", "unused", "ignored", "zeros", "without"), list),
+    **dict.fromkeys(("architecture", "model_type", "model", "prefix", "tokenizer", "parent"), str),
     **dict.fromkeys(("rope", "encoder"), bool),
 }
 NEEDED = {
@@ -47,7 +47,9 @@ def read_own_family(path: Path, config_dir: Path | None = None) -> Family:
     check = _Check(content, sources)
     check.keys()
     check.end()
-    content = {**content, "model": _model_file(content["model"], path)}
+    check.inherit()
+    check.end()
+    content = check.content = {**check.content, "model": _model_file(check.content["model"], path)}
     composed = compose_model(content["model"], conf=config_dir)
     check.rows({name: value for name, value in composed.mapping.items() if name != "model"})
     check.end()
@@ -80,7 +82,7 @@ class _Check:
 
     def keys(self) -> None:
         """Check the names of the keys and the types of their values."""
-        for key in NEEDED.keys() - self.content.keys():
+        for key in NEEDED.keys() - self.content.keys() if "parent" not in self.content else ():
             self.report((key,), "is missing in the table of the family", NEEDED[key])
         for key, value in self.content.items():
             if key not in KINDS:
@@ -88,6 +90,14 @@ class _Check:
             elif not isinstance(value, KINDS[key]):
                 kind = {dict: "a mapping", list: "a list", str: "text", bool: "true or false"}[KINDS[key]]
                 self.report((key,), f"must be {kind}, but is {shown(value)}", NEEDED.get(key, f"write {kind}"))
+
+    def inherit(self) -> None:
+        """Add the rows of the table's parent."""
+        try:
+            self.content = whole_table(self.content)
+        except ValueError as error:
+            key = "without" if "has no row" in str(error) else "parent"
+            self.report((key,), str(error), "docs/families.md describes both keys")
 
     def rows(self, knobs: Mapping[str, Any]) -> None:
         """Check the rows of `config`, and the knobs that other keys name."""

@@ -12,7 +12,8 @@ from it. `{q,k,v}` are several names, whose tensors are
 stacked by rows, or along the `axis` of the row; they share that axis by `parts`, or equally. Rows with one address are
 stacked in the order of the table. null: the tensor has no counterpart here. A row that is a mapping lists operations in
 their order: `skip` the first rows, `transpose` two axes, `regroup: [a, b]` (view the rows as (a, b, n) and transpose to
-(b, a, n)), `permute` all axes, `reshape`, `squeeze` an axis of size 1, `vocabulary` (the rows of BOS and EOS come
+(b, a, n)), `permute` all axes, `reshape`, `unflatten: [a, b]` the rows into axes of these sizes, `flatten: [a, b]` the
+first axes, `squeeze` an axis of size 1, `vocabulary` (the rows of BOS and EOS come
 first), and `split` into fractions of the rows, each with its own address. With `stack: e`, tensors that
 differ in `{e}` become slices of one tensor. Numbers may be arithmetic with knobs of the model.
 Skipped rows and tensors without counterpart are returned as leftovers, from which the inverse restores them.
@@ -35,7 +36,7 @@ from tfm_blocks.errors import suggest
 from tfm_blocks.registry.expression import evaluate, names_in
 
 JOINS = ("axis", "parts", "stack")
-STEPS = ("skip", "transpose", "regroup", "permute", "reshape", "squeeze", "vocabulary", "split")
+STEPS = ("skip", "transpose", "regroup", "permute", "reshape", "unflatten", "flatten", "squeeze", "vocabulary", "split")
 BRACES = re.compile(r"(\{[^}]*\})")
 Tensors = Mapping[str, Tensor]
 
@@ -137,6 +138,10 @@ class Conversion:
                 return tensor.transpose(numbers[0], numbers[1])
             case "reshape":
                 return tensor.reshape(numbers)
+            case "unflatten":
+                return torch.unflatten(tensor, 0, numbers)
+            case "flatten":
+                return tensor.flatten(0, len(numbers) - 1)
             case "permute":
                 return tensor.permute(numbers)
             case "squeeze":
@@ -188,6 +193,8 @@ class Conversion:
                 return tensor.permute([numbers.index(axis) for axis in range(len(numbers))])
             case "squeeze":
                 return tensor.unsqueeze(numbers[0])
+            case "unflatten" | "flatten":
+                return self._apply("flatten" if step == "unflatten" else "unflatten", numbers, tensor)
             case "vocabulary":
                 return _from_front(tensor, self.front)
             case "transpose" | "regroup":

@@ -35,7 +35,7 @@ Refuse = Callable[[Path, str, str], None]
 MOST_NAMED = 5  # blocks in a help text
 ANY = Port("in", (), many=True)
 _WIDTH = re.compile(r"[1-9][0-9]{0,11}")
-_INDEX = re.compile(r"0|-?[1-9][0-9]{0,3}")
+_LAYERS = re.compile(r"0|-?[1-9][0-9]{0,3}|[^:]*:[^:]*(:[^:]*)?")
 
 
 class Reader(Pass):
@@ -196,7 +196,7 @@ class Reader(Pass):
             self.report((*path, "share"), f"must be true or false, but is {shown(share)}", "write share: true")
         return keys.get("times", 1), share is True
 
-    def _changed(self, keys: Mapping[str, Any], path: Path, share: bool) -> dict[int, tuple[Tree, ...]]:
+    def _changed(self, keys: Mapping[str, Any], path: Path, share: bool) -> dict[str, tuple[Tree, ...]]:
         """Return the graphs of the layers that `at` changes."""
         at_path = (*path, "at")
         if share:
@@ -204,11 +204,11 @@ class Reader(Pass):
             self.report(at_path, rule, "leave at or share out")
         changed = {}
         for key, change in self._mapping(keys["at"], at_path).items():
-            if not _INDEX.fullmatch(key):
+            if not _LAYERS.fullmatch(key):
                 rule = f"{shown(key)} is not the index of a layer"
-                self.report((*at_path, key), rule, "0 is the first, -1 the last")
+                self.report((*at_path, key), rule, "0 is the first, -1 the last, '::2' every second")
             elif isinstance(change, Mapping) and isinstance(keys["layer"], Mapping):
-                changed[int(key)] = self._inner(merge(keys["layer"], change), (*at_path, key))
+                changed[key] = self._inner(merge(keys["layer"], change), (*at_path, key))
             else:
                 self._mapping(change, (*at_path, key))
         return changed

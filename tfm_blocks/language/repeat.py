@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tfm_blocks.errors import shown
 from tfm_blocks.language.add_norm import AddNorm, read_steps
-from tfm_blocks.language.arguments import ArgumentError, RawValue
+from tfm_blocks.language.arguments import Args, ArgumentError, RawValue
 from tfm_blocks.language.spec import Node
 from tfm_blocks.language.tree import ENTRY, JoinTree, LayerTree, NamedOutput, ParallelTree, Scope, Tree
 from tfm_blocks.registry.values import Kind
@@ -22,9 +21,9 @@ MOST_REPEATS = 1_000
 def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> NamedOutput:
     """Expand a stack or, with `join`, parallel copies."""
     count = _count(expander, tree, context)
+    graphs = _graphs(expander, tree, context, count)
     if tree.join:
         side_by_side = [replace(_layer(tree, context, index, count), stack=context.stack) for index in range(count)]
-        graphs = [_graph(expander, tree, index, count) for index in range(count)]
 
         def copies(inside: Context) -> list[str]:
             return [
@@ -35,19 +34,20 @@ def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> Name
             ]
 
         return NamedOutput(_joined(expander, tree, tree.join, context, copies))
-    return _stack(expander, tree, context, count)
+    return _stack(expander, tree, context, graphs)
 
 
-def _stack(expander: Expander, tree: LayerTree, context: Context, count: int) -> NamedOutput:
+def _stack(expander: Expander, tree: LayerTree, context: Context, graphs: Sequence[Sequence[Tree]]) -> NamedOutput:
+    count = len(graphs)
     add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm, ends=not context.stack)
     entry = expander.resolve_entry(tree, context)
     expander.stacks.setdefault(context.stack or context.address, 0)
     exits = []
-    for index in range(count):
+    for index, graph in enumerate(graphs):
         scope = Scope({ENTRY: NamedOutput(entry)}, context.scope, tree.name)
         inside = replace(_layer(tree, context, index, count), scope=scope, add_norm=add_norm, entry=entry)
         counted = expander.stacks[inside.stack]
-        exit = expander.expand_graph(_graph(expander, tree, index, count), inside)
+        exit = expander.expand_graph(graph, inside)
         is_innermost = expander.stacks[inside.stack] == counted
         if is_innermost and (count > 1 or not context.stack):  # an inner `layer` without repeat only groups nodes
             expander.stacks[inside.stack] += 1
@@ -83,20 +83,42 @@ def _count(expander: Expander, tree: LayerTree, context: Context) -> int:
     if count is not None and not 1 <= count <= MOST_REPEATS:
         expander.report(path, f"repeat must be between 1 and {MOST_REPEATS}, but is {count}", "write repeat: 6")
         return 1
-    for index in tree.changed:
-        if not -(count or 1) <= index < (count or 1):
-            rule = f"there is no layer {index}: the layers are 0 to {(count or 1) - 1}"
-            expander.report((*tree.path, "at", str(index)), rule, "-1 is always the last")
     return count or 1
 
 
-def _graph(expander: Expander, tree: LayerTree, index: int, count: int) -> Sequence[Tree]:
-    """Return the graph of a layer, with the changes of `at`."""
-    keys = [key for key in tree.changed if key in (index, index - count)]
-    if len(keys) > 1:
-        rule = f"lists layer {index} of {count} twice: {' and '.join(map(shown, keys))}"
-        expander.report((*tree.path, "at"), rule, "write the changes of a layer in one place")
-    return tree.changed[keys[0]] if keys else tree.graph
+def _graphs(expander: Expander, tree: LayerTree, context: Context, count: int) -> list[Sequence[Tree]]:
+    """Return the graph of each layer, with the changes of `at`."""
+    args = context.args.inner(tree.args, tree.path, {"n": count})
+    graphs: list[Sequence[Tree]] = [tree.graph] * count
+    written: dict[int, str] = {}
+    for key, graph in tree.changed.items():
+        try:
+            indices = _layers_at(RawValue(key, (*tree.path, "at", key)), args, count)
+        except ArgumentError as error:
+            expander.report(error.path, str(error), error.help)
+            continue
+        if twice := [index for index in indices if index in written]:
+            rule = f"lists layer {twice[0]} of {count} twice: {written[twice[0]]} and {key}"
+            expander.report((*tree.path, "at"), rule, "write the changes of a layer in one place")
+        written |= dict.fromkeys(indices, key)
+        for index in indices:
+            graphs[index] = graph
+    return graphs
+
+
+def _layers_at(key: RawValue, args: Args, count: int) -> Sequence[int]:
+    """Return the layers of a key of `at`: an index, or FROM:TO:STEP as in Python. Raises ArgumentError."""
+    if ":" not in key.value:
+        index = int(key.value)
+        if not -count <= index < count:
+            rule = f"there is no layer {index}: the layers are 0 to {count - 1}"
+            raise ArgumentError(key.path, rule, "-1 is always the last")
+        return [index % count]
+    parts = [RawValue(part.strip(), key.path) for part in key.value.split(":")]
+    bounds = [args.convert(part, Kind("int")) if part.value else None for part in parts]
+    if bounds[2:] == [0]:
+        raise ArgumentError(key.path, f"{key.value} has the step 0", "every second layer: '::2'")
+    return range(count)[slice(*bounds)]
 
 
 def expand_parallel(expander: Expander, tree: ParallelTree, context: Context) -> str:

@@ -187,7 +187,7 @@ class ParallelTree(Tree):
 class LayerTree(Tree):
     """A graph stacked `repeat` times, or in parallel with `join`; with `share`, all layers use the first one's weights.
 
-    `changed` maps indices of `at`, which may be negative, to the graphs of single layers.
+    `changed` maps the keys of `at`, indices and slices, to the graphs of their layers.
     """
 
     repeat: Any
@@ -196,7 +196,7 @@ class LayerTree(Tree):
     args: Mapping[str, Any]
     add_norm: Any
     graph: tuple[Tree, ...]
-    changed: Mapping[int, tuple[Tree, ...]]
+    changed: Mapping[str, tuple[Tree, ...]]
 
 
 @dataclass(frozen=True)

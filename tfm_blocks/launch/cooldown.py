@@ -65,7 +65,9 @@ def _compose(config: Any, parent: SavedRun, step: int) -> Composed:
     schedule = _expect_stable(parent, step)
     where = str(parent.folder / CONFIG)
     composed = compose_resumed(config, parent.config, where, parent.config_text, COOLDOWN_KEYS)
-    mapping = {key: value for key, value in composed.mapping.items() if key != "sweep_name"}
+    mapping = {key: value for key, value in composed.mapping.items() if key not in ("sweep", "sweep_name")}
+    if sweep := composed.mapping.get("sweep"):
+        mapping["sweep_name"] = expect_name("sweep.name", sweep["name"], composed.sources)
     if ("name",) not in composed.sources.overrides:
         mapping["name"] = f"{parent.name}-cooldown{step}"
     mapping["name"] = expect_name("name", mapping["name"], composed.sources)

@@ -15,8 +15,8 @@ NEVER, NONE = -1, 0
 # glibc's mmap threshold in bytes, after a block of this size was freed, and its maximum number of mapped blocks
 LARGE, PIECES = 32 * 2**20, 65_536
 PRIMITIVES = "128"  # a larger cache hardly saves time: docs/decisions/11-few-primitives-are-kept.md
-NEW_OBJECTS = 10_000  # 50,000 and 100,000 save no more CPU time: docs/results.md#time-besides-the-training-steps
-SPINS = "30000"  # turns of a waiting loop: docs/experiments.md#waiting-threads
+NEW_OBJECTS = 10_000  # more save no CPU time: docs/notebook/results.md#time-besides-the-training-steps
+SPINS = "30000"  # turns of a waiting loop: docs/notebook/experiments.md#waiting-threads
 LIBRARY_DEFAULTS = (  # variables with one meaning, and their value
     (("LRU_CACHE_CAPACITY",), PRIMITIVES),  # torch's cache of primitives
     (("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"), PRIMITIVES),  # with its older name

@@ -71,7 +71,7 @@ class RunSpec(JsonFile):
 def choose_precision(requested: Literal["auto", "bf16", "fp32"], device: str) -> Precision:
     """Return the requested precision, or for `auto` the faster one on a type of device by its capabilities.
 
-    docs/results.md has the measurements behind the rule for CPUs.
+    docs/notebook/results.md has the measurements behind the rule for CPUs.
     """
     if requested != "auto":
         return Precision(requested, f"trainer.precision={requested}")

@@ -18,10 +18,9 @@ from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.weights import Fill, Weight, initial_fills, list_weights
+from tfm_blocks.network.weights import LOOKED_UP, Fill, Weight, initial_fills, list_weights
 
 ELEMENTWISE = frozenset({"bias", "gain", "scalar"})
-LOOKED_UP = frozenset({"embedding", "position"})
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ Role = Literal[
     "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar",
     "experts", "adapter",
 ]  # fmt: skip
+LOOKED_UP: frozenset[Role] = frozenset({"embedding", "position"})  # of which a token reads one row
 NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
 KNOWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)  # of torch; their roles follow from the shapes
 BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
@@ -94,6 +95,11 @@ def list_weights(network: Network) -> list[Weight]:
         stacked = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
         weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, *stacked))
     return weights
+
+
+def count_without_embeddings(network: Network) -> int:
+    """Return the number of parameters of which a token reads more than one row; a tied unembedding counts."""
+    return sum(weight.size for weight in list_weights(network) if not LOOKED_UP.issuperset(weight.roles))
 
 
 def matches(weight: Weight, where: Where) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -33,6 +34,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: _power,
 }
+FUNCTIONS: dict[str, Callable[[Number], float]] = {"sqrt": math.sqrt, "log": math.log}
 NOT_DECIMAL = re.compile(r"(?<![\w.])(0[bo]|[\d.]+_)", re.IGNORECASE)  # Python's 0b11, 0o17 and 1_000
 COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -44,17 +46,19 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def evaluate(value: str | Number, lookup: Callable[[str], Number]) -> Number:
-    """Evaluate an expression of numbers, names, `+ - * / // % **` and parentheses; `lookup` resolves names.
+    """Evaluate an expression of numbers, names, `+ - * / // % **`, `sqrt`, `log` and parentheses.
 
-    A single comparison returns a bool, for the `where` rules of blocks. A number is returned as it is.
-    Raises ValueError with a sentence.
+    `lookup` resolves names. A single comparison returns a bool, for the `where` rules of blocks. A number is returned
+    unchanged. Raises ValueError with a sentence.
     """
     return _value(_parse(value), lookup) if isinstance(value, str) else _bounded(value)
 
 
 def names_in(text: str) -> list[str]:
     """Return the names in an expression, in order of appearance."""
-    return list(dict.fromkeys(node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)))
+    nodes = list(ast.walk(_parse(text)))
+    functions = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return list(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in functions))
 
 
 def split_rule(rule: str) -> tuple[str, ...]:
@@ -83,9 +87,19 @@ def _value(node: ast.expr, lookup: Callable[[str], Number]) -> Number:
             return -_value(operand, lookup)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in ARITHMETIC:
             return _apply(ARITHMETIC[type(sign)], _value(left, lookup), _value(right, lookup))
+        case ast.Call(func=ast.Name(id=name), args=[operand], keywords=[]) if name in FUNCTIONS:
+            return _call(name, _value(operand, lookup))
         case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in COMPARISONS:
             return COMPARISONS[type(sign)](_value(left, lookup), _value(right, lookup))
-    raise ValueError("can hold numbers, names, + - * / // % ** and parentheses")
+    raise ValueError("can hold numbers, names, + - * / // % **, sqrt, log and parentheses")
+
+
+def _call(name: str, number: Number) -> float:
+    try:
+        return FUNCTIONS[name](number)
+    except ValueError:
+        kind = "a root of a negative number" if name == "sqrt" else "a logarithm of a number that is not above 0"
+        raise ValueError(f"has {kind}") from None
 
 
 def _apply(operate: Callable[[Number, Number], Number], left: Number, right: Number) -> Number:

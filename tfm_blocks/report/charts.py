@@ -25,7 +25,8 @@ Floats = npt.NDArray[np.float64]
 MOST_POINTS = 500  # per curve, to limit the size of a page of many runs
 AXES = {"steps": "step", "tokens": TOKENS, "seconds": SECONDS}
 CHARTS = sorted((key for key in METRIC_KEYS if key.chart), key=lambda key: key.summary == "last")  # scores first
-LENGTH_SCORE = "accuracy@"  # prefix of the scores of single lengths
+LENGTH_SCORES = {"scaled_accuracy@": "scaled accuracy", "accuracy@": "accuracy"}  # prefixes; the first that runs have
+SCALED = {"val/accuracy": "val/scaled_accuracy"}  # curves of the scaled score if the runs measured it
 LENGTH_AXIS = "test length"
 
 
@@ -42,7 +43,10 @@ class Line:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines of one task. The axes of the lines are `axes`; `every` is the largest number of rows per point."""
+    """Lines of one task. The axes of the lines are `axes`; `every` is the largest number of rows per point.
+
+    `limits` are the chance and the ceiling of the values, if they are known.
+    """
 
     title: str
     task: str
@@ -51,6 +55,7 @@ class LineChart:
     unit: str
     log_x: bool = False
     every: int = 1
+    limits: Sequence[float] = ()
 
 
 def line_over(axis: str, label: str, values: Mapping[float, Sequence[float]]) -> Line:
@@ -94,13 +99,21 @@ def learning_curves(tasks: TaskGroups) -> list[LineChart]:
         rows = {label: [read_rows(run.folder / METRICS) for run in group.counted] for label, group in groups.items()}
         for key in keys:
             every, lines = 1, []
+            if any(SCALED.get(key) in row for runs in rows.values() for run in runs for row in run):
+                key = SCALED[key]
             for label, runs in rows.items():
                 curves = [points(run, key) for run in runs]
                 if measured := [columns for columns, _ in curves if len(columns["y"])]:
                     lines.append(line_through("steps", label, measured))
                     every = max(every, *(thinned for _, thinned in curves))
-            charts.append(LineChart(key, task, lines, list(AXES), key, every=every))
+            charts.append(LineChart(key, task, lines, list(AXES), key, every=every, limits=_limits(key)))
     return [chart for chart in charts if chart.lines]
+
+
+def _limits(name: str) -> tuple[float, ...]:
+    """Return chance and the ceiling of a scaled fraction, or the ceiling of another fraction."""
+    fraction = name.partition("/")[2] or name
+    return {"scaled_accuracy": (0.0, 1.0), "scaled accuracy": (0.0, 1.0), "accuracy": (1.0,)}.get(fraction, ())
 
 
 def points(rows: Sequence[Row], name: str) -> tuple[dict[str, Floats], int]:
@@ -126,17 +139,21 @@ def _passed(rows: Sequence[Row], key: str, kept: Sequence[Row]) -> Floats:
 
 def length_charts(tasks: TaskGroups) -> list[LineChart]:
     """Return a chart for each task with several test lengths, of the accuracy of each model."""
-    charts = []
+    names = [set(run.values) for groups in tasks.values() for group in groups.values() for run in group.counted]
+    kinds = [{name.partition("@")[0] + "@" for name in own if "@" in name} for own in names]
+    prefix = next((one for one in LENGTH_SCORES if all(one in kind for kind in kinds if kind)), "accuracy@")
+    charts, unit = [], LENGTH_SCORES[prefix]
     for task, groups in tasks.items():
         lines = []
         for label, group in groups.items():
             values: dict[float, list[float]] = defaultdict(list)
             for name, accuracy in (item for run in group.counted for item in run.values.items()):
-                if name.startswith(LENGTH_SCORE):
-                    values[int(name.removeprefix(LENGTH_SCORE))].append(accuracy)
+                if name.startswith(prefix):
+                    values[int(name.removeprefix(prefix))].append(accuracy)
             if len(values) > 1:
                 lines.append(line_over(LENGTH_AXIS, label, values))
-        charts.append(LineChart("test accuracy over length", task, lines, [LENGTH_AXIS], "accuracy"))
+        title = f"test {unit} over length"
+        charts.append(LineChart(title, task, lines, [LENGTH_AXIS], unit, limits=_limits(unit)))
     return [chart for chart in charts if chart.lines]
 
 
@@ -172,8 +189,10 @@ def forests_of(matrix: Matrix) -> list[dict[str, Any]]:
 def _forest(matrix: Matrix, column: int) -> dict[str, Any]:
     cells = {row: cell for (row, other), cell in sorted(matrix.cells.items()) if other == column}
     form = matrix.score.cell
-    ends = {row: (cell.mean - (cell.half or 0), cell.mean + (cell.half or 0)) for row, cell in cells.items()}
+    ends = {row: cell.spread for row, cell in cells.items()}
     start, end = min(low for low, _ in ends.values()), max(high for _, high in ends.values())
+    if matrix.score.in_percent:  # an axis of a part of the possible scores would magnify noise
+        start, end = min(0.0, start), 100.0
     if start == end:
         start, end = start - 1, end + 1
     rows = []

@@ -20,6 +20,7 @@ from tfm_blocks.report.differences import (
     group_seeds,
     label_runs,
 )
+from tfm_blocks.report.display import DISPLAY_ALL, Display
 from tfm_blocks.report.rates import (
     RateCurve,
     best_groups,
@@ -47,7 +48,7 @@ class Comparison:
 
     `curves` have the validation losses over learning rates. `best_rate_groups` are the groups with the best rate of
     each curve, and those without a curve. `grid` arranges them by model and task. `matrix` has their scores, if a
-    metric was requested or there are several models and several tasks.
+    metric was requested or there are several models and several tasks. `renamed` groups have their names in the grid.
     """
 
     runs: Sequence[SavedRun]
@@ -60,6 +61,15 @@ class Comparison:
     baseline: Group | None = None
     baseline_tests: Sequence[BaselineTest] = ()
     notes: Sequence[str] = ()
+    renamed: bool = False
+
+    def label(self, group: Group) -> str:
+        """Return the display name of a group, or else its label."""
+        place = next((place for place, other in self.grid.groups.items() if other is group), None)
+        if not self.renamed or place is None:
+            return group.label
+        model, task = self.grid.labels[place[0]], self.grid.tasks[place[1]]
+        return model if len(self.grid.tasks) == 1 else f"{model}, {task}"
 
 
 def compare_runs(
@@ -71,13 +81,15 @@ def compare_runs(
     held_out_seeds: bool = False,
     several_lengths: bool = False,
     tested: bool = True,
+    display: Display = DISPLAY_ALL,
 ) -> Comparison:
     """Compare runs, given by their folders or by folders that contain them, and test them against the baseline.
 
     `scores` names scores that `tfm evaluate --test` kept, instead of the scores of the training. `metric` is the score
     of the matrix. `held_out_seeds` leaves out the runs by which learning rates were chosen. Runs of `several_lengths`
-    may have read different numbers of tokens. Only with `tested` there are tests against the baseline, which read test
-    sets. Raises RunError, and ConfigError if the baseline is not one of the runs, or no run has such scores or seeds.
+    may have read different numbers of tokens, and have no notes on rates. Only with `tested` there are tests against
+    the baseline, which read test sets. `display` chooses and names models and tasks. Raises RunError, and ConfigError
+    if the baseline is not one of the runs, or no run has such scores or seeds.
     """
     records = find_runs(paths)
     runs = [run for run in records if run.settings or run.state != PRUNED] or records
@@ -87,32 +99,41 @@ def compare_runs(
     curves = rate_curves(groups, factors)
     if held_out_seeds:
         groups, curves = leave_out_choosing_seeds(groups, curves)
+    chosen = _find_group(groups, curves, baseline) if baseline else None
     compared = best_groups(groups, curves)
-    grid = arrange(compared, factors)
+    grid = display.apply(arrange(compared, factors))
+    if display.only:
+        compared = list(grid.groups.values())
+        curves = [curve for curve in curves if curve.best.group in compared]
+    notes = list(_find_notes(grid, groups, curves, held_out=held_out_seeds, several_lengths=several_lengths))
+    notes += _absent(records, runs, scores)
+    matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
+    tests, untested = _test(compared, chosen, grid) if chosen and tested else ([], [])
+    notes, renamed = [*notes, *untested], bool(display.names)
+    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, tests, notes, renamed)
+
+
+def _find_notes(
+    grid: ModelGrid, groups: Sequence[Group], curves: Sequence[RateCurve], *, held_out: bool, several_lengths: bool
+) -> Iterator[str]:
+    """Yield what is missing or not comparable, and how learning rates were chosen."""
     columns: dict[int, list[Group]] = defaultdict(list)
     for (_, column), group in grid.groups.items():
         columns[column].append(group)
+    runs = [run for group in groups for run in group.runs]
     parts = [[run for group in column for run in group.runs] for column in columns.values()]
-    parts = parts if len(parts) > 1 else [runs]
-    notes = [note for part in parts for note in unlike(part, several_lengths=several_lengths)]
-    notes += [*find_notes(runs), *_repeats(groups)]
-    notes += rate_notes(curves, list(columns.values()), held_out=held_out_seeds)
-    if missing := [run for run in runs if scores and run.state == "done" and not run.scored_on]:
-        weights = f"{scores} of their final weights: {_names(missing)}"
-        notes.append(f"without scores {weights}; tfm evaluate writes them with --test")
-    if pruned := len(records) - len(runs):
-        notes.append(f"{pruned:,} jobs of a sweep were pruned before they began")
-    chosen = _find_group(groups, baseline) if baseline else None
-    if chosen and (curve := curve_of(chosen, curves)):
-        chosen = curve.best.group
-    matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
-    tests: Sequence[BaselineTest] = ()
-    if chosen and tested:
-        from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
+    for part in parts if len(parts) > 1 else [runs]:
+        yield from unlike(part, several_lengths=several_lengths)
+    yield from find_notes(runs)
+    yield from _repeats(groups)
+    if not several_lengths:
+        yield from rate_notes(curves, list(columns.values()), held_out=held_out)
 
-        tests, untested = compare_groups(compared, chosen, grid)
-        notes += untested
-    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, tests, notes)
+
+def _test(groups: Sequence[Group], baseline: Group, grid: ModelGrid) -> tuple[list[BaselineTest], list[str]]:
+    from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
+
+    return compare_groups(groups, baseline, grid)
 
 
 def _shorten_labels(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Group]:
@@ -144,13 +165,14 @@ def _with_saved(runs: Sequence[SavedRun], name: str) -> list[SavedRun]:
     return [run.with_saved_scores(name) for run in runs]
 
 
-def _find_group(groups: Sequence[Group], baseline: str) -> Group:
-    """Return the group with this label, or with a run of this name or folder."""
+def _find_group(groups: Sequence[Group], curves: Sequence[RateCurve], baseline: str) -> Group:
+    """Return the group with this label, or with a run of this name or folder, at the best rate of its model."""
     path = Path(baseline)
     for group in groups:
         for run in group.runs:
             if baseline in (run.name, group.label) or path.resolve() == run.folder.resolve():
-                return group
+                curve = curve_of(group, curves)
+                return curve.best.group if curve else group
     rule = f"must be one of the runs that are compared, but is {baseline}"
     names = [run.name for group in groups for run in group.runs]
     raise ConfigError(Problem("--baseline", rule, help=suggest(path.name, names)))
@@ -185,6 +207,15 @@ def find_notes(runs: Sequence[SavedRun]) -> Iterator[str]:
     if old:
         what = "parameters, multiply-adds, tokens seen, test set and translations are not known"
         yield f"written by an older version: {_names(old)}: {what}"
+
+
+def _absent(records: Sequence[SavedRun], runs: Sequence[SavedRun], scores: str | None) -> Iterator[str]:
+    """Yield sentences on runs without the requested scores, and on jobs that were pruned."""
+    if missing := [run for run in runs if scores and run.state == "done" and not run.scored_on]:
+        weights = f"{scores} of their final weights: {_names(missing)}"
+        yield f"without scores {weights}; tfm evaluate writes them with --test"
+    if pruned := len(records) - len(runs):
+        yield f"{pruned:,} jobs of a sweep were pruned before they began"
 
 
 def _repeats(groups: Sequence[Group]) -> Iterator[str]:

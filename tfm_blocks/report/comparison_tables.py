@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from tfm_blocks.errors import printable
+from tfm_blocks.errors import listed, printable
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key
 from tfm_blocks.report.comparison import Comparison
-from tfm_blocks.report.differences import SEED, Factor, Group, show_setting
-from tfm_blocks.report.matrix import Matrix, matrix_rows, matrix_table, mean_rows
+from tfm_blocks.report.differences import ABSENT, SEED, Factor, Group, show_setting
+from tfm_blocks.report.matrix import Matrix
+from tfm_blocks.report.matrix_tables import aggregates_table, matrix_rows, matrix_table, mean_rows
 from tfm_blocks.report.rates import Rate, RateCurve
 from tfm_blocks.report.screen import clock, print_json, print_table, screen, split_for_page
 from tfm_blocks.report.table import (
@@ -41,6 +42,8 @@ TESTS = (
     "and nothing about other seeds; p, seeds: the larger p of permutations of runs and of Welch's t-test; corrected: "
     "for all rows of the same score (Holm, Tarone); 95 %: intervals of the difference"
 )
+UNFOLDED = 2  # settings that only one value of a factor has and that are listed; more are counted
+LISTED = 4  # settings of a factor that a row lists; the others are counted
 SCORE, P_VALUE = "{:.2f}", "{:.4f}"  # forms
 
 
@@ -56,8 +59,13 @@ def tables_of(comparison: Comparison) -> list[Table]:
     if comparison.baseline:
         tables.append(baseline_table(comparison, comparison.baseline))
     if comparison.matrix:
-        tables.append(matrix_table(comparison.matrix))
+        tables += tables_of_matrix(comparison.matrix)
     return tables + [factor_table(factor) for factor in comparison.factors if factor.others]
+
+
+def tables_of_matrix(matrix: Matrix) -> list[Table]:
+    """Return the matrix, and the scores over all tasks if there are several seeds."""
+    return [matrix_table(matrix), *([aggregates_table(matrix)] if matrix.has_aggregates else [])]
 
 
 def runs_table(comparison: Comparison) -> Table:
@@ -157,7 +165,7 @@ def seeds_table(comparison: Comparison) -> Table:
             means.append(mean_cell(values, score.mean))
         means = [replace(cell, ranked=done == len(group.counted)) if cell else None for cell in means]
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
-        rows.append([group.label, Cell(count, done), *means])
+        rows.append([comparison.label(group), Cell(count, done), *means])
     return Table("over seeds: mean ± standard deviation", columns, rows)
 
 
@@ -171,8 +179,8 @@ def baseline_table(comparison: Comparison, baseline: Group) -> Table:
         difference = Cell(form.format(test.difference), test.difference)
         sentences = interval(test.sentences_interval, form), test.sentences, test.sentences_corrected
         seeds = interval(test.seeds_interval, form), test.seeds, test.seeds_corrected
-        rows.append([test.group.label, test.score, difference, *sentences, *seeds])
-    return Table(f"against {baseline.label}", columns, rows, keys=2, note=TESTS if rows else "")
+        rows.append([comparison.label(test.group), test.score, difference, *sentences, *seeds])
+    return Table(f"against {comparison.label(baseline)}", columns, rows, keys=2, note=TESTS if rows else "")
 
 
 def interval(ends: tuple[float, float] | None, form: str) -> Cell | None:
@@ -181,14 +189,29 @@ def interval(ends: tuple[float, float] | None, form: str) -> Cell | None:
 
 
 def factor_table(factor: Factor) -> Table:
-    """Return the settings that vary with a factor; each row lists what distinguishes its value from most values."""
+    """Return the settings that vary with a factor; each row lists what distinguishes its value from most values.
+
+    Settings that no other value has are counted if there are more than a few, since they follow from the value.
+    """
     counts = [Counter(column) for column in zip(*factor.values.values(), strict=True)]
     rows = []
     for value, row in factor.values.items():
-        settings = zip(factor.others, row, counts, strict=True)
-        rare = [f"{key} {setting}" for key, setting, count in settings if 2 * count[setting] <= count.total()]
-        rows.append([value, ", ".join(rare)])
+        settings = list(zip(factor.others, row, counts, strict=True))
+        own = [key for key, setting, count in settings if setting != ABSENT and count[ABSENT] == count.total() - 1]
+        folded = own if len(own) > UNFOLDED else []
+        rare = [
+            f"{key} {setting}"
+            for key, setting, count in settings
+            if 2 * count[setting] <= count.total() and setting != ABSENT and key not in folded
+        ]
+        rows.append([value, ", ".join([listed(rare, LISTED), *_folded(folded)] if rare else _folded(folded))])
     return Table(f"what else differs by {factor.key}", texts(factor.key, "unlike most"), rows)
+
+
+def _folded(keys: Sequence[str]) -> list[str]:
+    """Count settings by the first part of their key, such as `5 settings of optimizer`."""
+    counts = Counter(key.partition(".")[0] for key in keys)
+    return [f"{count} setting{'s' * (count > 1)} of {first} that the others lack" for first, count in counts.items()]
 
 
 def _time(seconds: float | None) -> Cell | None:

@@ -140,10 +140,15 @@ def _hashable(value: Setting) -> Hashable:
 
 
 def _factor(keys: Sequence[str], known: Sequence[Mapping[str, Setting]]) -> Factor:
-    def rank(key: str) -> tuple[bool, bool, bool, int, str]:
-        """Put the names of the model and the task first, then other names, then keys with fewer parts."""
+    def rank(key: str) -> tuple[bool, bool, bool, bool, int, bool, str]:
+        """Put the names of the model and the task first, then other names, then keys with fewer parts.
+
+        A key that each run has precedes others, such as the `name` of an optimizer and its own settings.
+        """
+        absent = any(key not in settings for settings in known)
         named = any(isinstance(settings.get(key), str) for settings in known)
-        return key != MODEL, key != TASK, not named, key.count("."), key
+        is_name = key.rpartition(".")[2] in ("name", "kind")
+        return key != MODEL, key != TASK, absent, not named, key.count("."), not is_name, key
 
     def repeats(key: str, other: str) -> bool:
         return key != other and all(settings.get(key, ABSENT) == settings.get(other, ABSENT) for settings in known)

@@ -17,26 +17,18 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 from markupsafe import Markup
-from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.report.charts import Line, LineChart, line_charts
-from tfm_blocks.report.comparison import Comparison, matrix_of
-from tfm_blocks.report.matrix import ALPHA, Matrix
+from tfm_blocks.report.charts import Line, LineChart
 from tfm_blocks.runs.files import write_bytes
 
 WIDTH = 3.3  # inches of a column
 PAGE = 6.9  # inches of a page with two columns
 FEW = 4  # panels of a figure of a column's width
-SHADES = "Blues"  # from the worst score to the best; light to dark, so it prints in grey
-ROW = 0.2  # inches of a model
-HEADINGS = 0.09  # inches of a letter of a rotated heading
-WIDEST = 5  # columns of a heat map of a column's width
-SMALL, NARROW = 5, 12  # font size of the numbers of a heat map with more than NARROW columns
 HEIGHT = {1: 2.0, 2: 1.6, 4: 1.4}  # inches of a panel, by columns of panels
 HANDLE, LETTER = 0.45, 0.052  # inches of the line and of a letter in a legend
 # Colours of Okabe and Ito (2008), which most colour-blind readers can distinguish; dashes and markers need no colour.
@@ -46,6 +38,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 MARKED = 8  # most markers on a line of a paper
 ALL_MARKED, MANY = 50, 16  # points up to which a page marks each; markers on a longer line
 CHART, SAMPLE = (7.0, 4.1), (0.8, 0.2)  # inches of a chart of a page, and of a line in its legend
+LIMIT_COLOUR = "#777777"  # of chance and the ceiling
 INK, FAINT = "#000000", "#d4d4d4"  # replaced by colours of the page
 UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 STYLE: dict[Any, Any] = {
@@ -174,6 +167,11 @@ def _draw_panel(
         if (line.high > line.low).any():
             options: dict[str, Any] = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
             artists[line.label].append(panel.fill_between(x, line.low, line.high, **options))
+    for limit in chart.limits:
+        panel.axhline(limit, color=FAINT if few == ALL_MARKED else LIMIT_COLOUR, linestyle=":", linewidth=0.6, zorder=0)
+    if chart.limits:  # an axis of a part of the possible values would magnify noise
+        low, high = panel.get_ylim()
+        panel.set_ylim(min(low, -0.04), max(high, 1.04))
     if chart.log_x:
         rates = sorted({float(x) for line in chart.lines for x in line.x[axis]})
         panel.set_xscale("log")
@@ -247,64 +245,6 @@ def _flatten(element: ElementTree.Element) -> None:
         element.set("style", shared)
         for child in children:
             del child.attrib["style"]
-
-
-def draw_heat_map(matrix: Matrix) -> Figure:
-    """Draw a cell for each model and task, with its mean and its marks."""
-    grid = matrix.grid
-    height = ROW * len(grid.models) + HEADINGS * max(map(len, grid.tasks))
-    drawn = Figure(figsize=(WIDTH if len(grid.tasks) <= WIDEST else PAGE, height + 0.2), layout="constrained")
-    axes = drawn.subplots()
-    shades = np.full((len(grid.models), len(grid.tasks)), np.nan)
-    for place, shade in matrix.shades().items():
-        shades[place] = shade
-    axes.imshow(shades, cmap=SHADES, vmin=0, vmax=1, aspect="auto")
-    size = SMALL if len(grid.tasks) > NARROW else None
-    for (row, column), cell in matrix.cells.items():
-        dark = np.mean(colormaps[SHADES](shades[row, column])[:3]) < 0.5
-        text, color = matrix.score.cell.format(cell.mean) + cell.marks, "white" if dark else "black"
-        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
-    axes.set_xticks(range(len(grid.tasks)), grid.tasks, rotation=90)
-    axes.set_yticks(range(len(grid.models)), grid.labels)
-    axes.set_xlabel(matrix.score.heading)
-    axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
-    axes.spines[:].set_visible(False)
-    return drawn
-
-
-def draw_means(matrix: Matrix) -> Figure:
-    """Draw for each task the mean of each model with its 95 % interval; empty markers differ from the reference."""
-    labels, tasks = matrix.grid.labels, sorted({column for _, column in matrix.cells})
-    drawn, axes = panels(len(tasks), 0.5 + 0.13 * len(matrix.grid.models))
-    style: dict[str, Any] = {"color": "black", "markersize": 3, "linewidth": 0.8, "capsize": 1.5}
-    for number, (panel, column) in enumerate(zip(axes, tasks, strict=True)):
-        for row in range(len(labels)):
-            if cell := matrix.cells.get((row, column)):
-                face = "white" if cell.differs else "black"
-                panel.errorbar(cell.mean, row, xerr=cell.half, fmt="o", markerfacecolor=face, **style)
-        panel.set_yticks(range(len(labels)), [] if number % panel_columns(len(tasks)) else labels)
-        panel.set_ylim(len(labels) - 0.5, -0.5)
-        if len(tasks) > 1:
-            panel.set_title(matrix.grid.tasks[column])
-    reference = "the best" if matrix.baseline is None else labels[matrix.baseline]
-    marks = f"\nempty: differs from {reference}, p < {ALPHA} corrected" if matrix.tests else ""
-    drawn.supxlabel(f"{matrix.score.heading}, with 95 % intervals over seeds{marks}", fontsize=7)
-    return drawn
-
-
-def save_figures(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write the figures of a comparison into a folder. Return the paths."""
-    with drawing_style():
-        drawings: list[tuple[str, Figure]] = []
-        if matrix := matrix_of(comparison):
-            drawings.append(("means", draw_means(matrix)))
-            if comparison.grid.crossed:
-                drawings.append(("matrix", draw_heat_map(matrix)))
-        by_title: dict[str, list[LineChart]] = {}
-        for chart in line_charts(comparison, comparison.grid.by_task(), matrix):
-            by_title.setdefault(chart.title, []).append(chart)
-        drawings += [(re.sub(r"\W+", "-", title), draw_lines(charts)) for title, charts in by_title.items()]
-        return save_drawings(drawings, folder)
 
 
 def save_drawings(drawings: Sequence[tuple[str, Figure]], folder: Path) -> list[Path]:

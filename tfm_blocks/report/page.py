@@ -22,7 +22,8 @@ from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.confusion import confusions_of
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.drawing import chart_svg, legend_svg
-from tfm_blocks.report.matrix import Matrix, legend, matrix_table, verdict
+from tfm_blocks.report.matrix import Matrix
+from tfm_blocks.report.matrix_tables import aggregates_table, legend, matrix_table, verdict
 from tfm_blocks.report.model_page import ViewedModel, render_view
 from tfm_blocks.report.samples import MOST_SAMPLES, choose_drawn, choose_models, common_test_set, left_out, samples_of
 from tfm_blocks.report.show import nodes_table
@@ -46,6 +47,7 @@ def render_report(
     script = asset("page.js")
     groups = choose_drawn(comparison.best_rate_groups)
     matrix = matrix_of(comparison)
+    over_all_tasks = [aggregates_table(matrix)] if matrix and matrix.has_aggregates else []
     models = _models(groups, plugins)
     pages = json.dumps([model["page"] for model in models])
     return page_template("page.html").render(
@@ -55,7 +57,7 @@ def render_report(
         style=Markup(asset("page.css")),
         comparison=comparison,
         most_rows=MOST_ROWS,
-        tables=tables_of(replace(comparison, matrix=None)),
+        tables=[*tables_of(replace(comparison, matrix=None)), *over_all_tasks],
         **_answer(matrix, comparison.grid),
         **_charts(comparison, matrix),
         **_samples(comparison.grid, sentence, plugins),

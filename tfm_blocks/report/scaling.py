@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,13 +15,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from tfm_blocks.errors import ConfigError, Problem, listed
-from tfm_blocks.metric_schema import OBJECTIVE
+from tfm_blocks.errors import ConfigError, Problem, listed, shown
+from tfm_blocks.metric_schema import OBJECTIVE, find_score
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.weights import list_weights
+from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.report.comparison import NAMED, Comparison
-from tfm_blocks.report.differences import ABSENT, MODEL, Factor, Group
+from tfm_blocks.report.differences import ABSENT, MODEL, RATES, Factor, Group, without_seed
 from tfm_blocks.report.drawing import WIDTH, line_style
+from tfm_blocks.report.rates import best_groups, rate_curves
 from tfm_blocks.report.table import COUNT, Table, Value, mean_cell, numbers, texts
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
@@ -35,7 +37,6 @@ from tfm_blocks.scoring.scaling_law import (
 )
 from tfm_blocks.scoring.significance import correct
 
-LOOKED_UP = frozenset({"embedding", "position"})  # roles of weights of which a token reads one row
 RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
 SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
 FURTHER = 10  # times the largest compute, to which factors are extrapolated
@@ -48,12 +49,13 @@ class Ladder:
     """The final losses of runs of several sizes and lengths, and their scaling law.
 
     `with_trends` is a second fit, in which the factor of each model may change with compute; None if the runs do not
-    determine it. `notes` name the runs that are left out, and what the sizes cannot show.
+    determine it. `notes` name the runs that are left out, and what the sizes cannot show. `measure` names the loss.
     """
 
     fit: LadderFit
     with_trends: LadderFit | None
     notes: Sequence[str]
+    measure: str = OBJECTIVE
 
     @property
     def largest(self) -> float:
@@ -65,27 +67,17 @@ class Ladder:
         return correct({model: statistic(fit, model).p for model in range(1, len(fit.models))} if fit else {})
 
 
-def read_ladder(comparison: Comparison, plugins: Sequence[str] = ()) -> Ladder:
+def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str | None = None) -> Ladder:
     """Fit a scaling law to the losses of the last validations of the finished runs of a comparison.
 
     Models differ in their name, or in another setting that is a name, such as `mixer`; numbers distinguish the rungs.
-    Of several learning rates, only the best one of each model and size counts. Runs from which others branched off are
-    left out, because their learning rate has not decayed. Raises ConfigError if the runs do not determine the law, or
-    cannot be compared.
+    Of several learning rates of a model and size, only the one with the most results counts, or of these the best one;
+    others were only tried. Runs from which others branched off before any decay of their own are left out. With
+    `metric`, the distance of this score from 100 % stands in place of the loss. Raises ConfigError if the runs do not
+    determine the law, or cannot be compared.
     """
     parents = {path for run in comparison.runs for path in _parent_folders(run)}
-    left: dict[str, list[SavedRun]] = {}
-    kept: list[tuple[Group, SavedRun, float]] = []
-    groups = {id(run): group for group in comparison.best_rate_groups for run in group.counted}
-    for run in comparison.runs:
-        loss, group = run.last_validation_loss, groups.get(id(run))
-        if reason := _why_left_out(run, parents, is_counted=group is not None):
-            left.setdefault(reason, []).append(run)
-        elif group and loss is not None:
-            kept.append((group, run, loss))
-    if not kept:
-        rule = f"no finished run has a {OBJECTIVE}"
-        raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
+    kept, left = _select_runs(comparison, parents, metric)
     _expect_comparable([run for _, run, _ in kept])
     factors = [factor for factor in comparison.factors if _names_models(factor, [group for group, *_ in kept])]
     size_of = _sizes(plugins)
@@ -100,19 +92,72 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = ()) -> Ladder:
     ]
     _expect_seeds({id(point): group for point, (group, *_) in zip(points, kept, strict=True)}, points)
     model_of_run = {id(run): point.model for point, (_, run, _) in zip(points, kept, strict=True)}
-    models = _baseline_first(model_of_run, comparison)
+    usable = {id(run) for run in comparison.runs if not _why_left_out(run, parents, 1.0, is_counted=True)}
+    models = _baseline_first({id(run): run for _, run, _ in kept}, model_of_run, comparison, usable)
     try:
         with_trends = fit_ladder(points, models, trend=True)
     except ConfigError:
         with_trends = None
-    return Ladder(fit_ladder(points, models), with_trends, list(_notes(points, left)))
+    return Ladder(fit_ladder(points, models), with_trends, list(_notes(points, left)), metric or OBJECTIVE)
 
 
-def _baseline_first(model_of_run: Mapping[int, str], comparison: Comparison) -> list[str]:
-    """Return the models, that of the baseline first. Raises ConfigError if no run of the baseline is in the fit."""
+def _select_runs(
+    comparison: Comparison, parents: Collection[Path], metric: str | None
+) -> tuple[list[tuple[Group, SavedRun, float]], dict[str, list[SavedRun]]]:
+    """Return the runs in the fit with their groups and losses, and the others by reason. Raises ConfigError."""
+    left: dict[str, list[SavedRun]] = {}
+    kept: list[tuple[Group, SavedRun, float]] = []
+    tried = _groups_with_most_results(comparison.groups)
+    best = best_groups(tried, rate_curves(tried, comparison.factors))
+    groups = {id(run): group for group in best for run in group.counted}
+    for run in comparison.runs:
+        loss, group = run.last_validation_loss if metric is None else _distance(run, metric), groups.get(id(run))
+        if reason := _why_left_out(run, parents, loss, is_counted=group is not None):
+            left.setdefault(reason, []).append(run)
+        elif group and loss is not None:
+            kept.append((group, run, loss))
+    if not kept:
+        rule = f"no finished run has a {metric or OBJECTIVE}"
+        raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
+    return kept, left
+
+
+def _of_all_lengths(run: SavedRun) -> frozenset[tuple[str, Hashable]]:
+    """Return the settings of a run that its model and size share over all lengths, rates and seeds."""
+    return frozenset(item for item in without_seed(run).items() if item[0].partition(".")[0] not in RUNG)
+
+
+def _groups_with_most_results(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups of each model and size whose learning rate has the most finished runs, over all lengths."""
+    counts: dict[Hashable, Counter[Hashable]] = {}
+    keys: list[tuple[Hashable, Hashable]] = []
+    for group in groups:
+        run = group.runs[0]
+        keys.append((_of_all_lengths(run), tuple(run.settings.get(key) for key in RATES)))
+        done = sum(run.state == "done" for run in group.counted)
+        counts.setdefault(keys[-1][0], Counter())[keys[-1][1]] += done
+    most = {size: max(rates.values()) for size, rates in counts.items()}
+    return [group for group, (size, rate) in zip(groups, keys, strict=True) if counts[size][rate] == most[size]]
+
+
+def _distance(run: SavedRun, metric: str) -> float | None:
+    """Return the distance of a score in percent from 100 %, as a fraction. Raises ConfigError for another score."""
+    score = find_score(metric)
+    if not score.in_percent or score.better != "higher":
+        rule = f"is {shown(metric)}, but in place of the loss stands a score whose best value is 100 %"
+        raise ConfigError(Problem("--metric", rule, help="write --metric accuracy@64, or leave it out for the loss"))
+    value = run.value_of(score.name)
+    return None if value is None else 1 - value / 100
+
+
+def _baseline_first(
+    kept: Mapping[int, SavedRun], model_of_run: Mapping[int, str], comparison: Comparison, usable: Collection[int]
+) -> list[str]:
+    """Return the models, that of the baseline first. Raises ConfigError if no run of the baseline can be in the fit."""
     models = list(dict.fromkeys(model_of_run.values()))
     if baseline := comparison.baseline:
-        named = [model_of_run[id(run)] for run in baseline.runs if id(run) in model_of_run]
+        same = {_of_all_lengths(run) for run in baseline.runs if id(run) in usable}
+        named = [model_of_run[key] for key, run in kept.items() if _of_all_lengths(run) in same]
         if not named:
             rule = f"{baseline.label} is not in the fit"
             raise ConfigError(Problem("--baseline", rule, help="name a finished run whose learning rate has decayed"))
@@ -126,16 +171,16 @@ def _parent_folders(run: SavedRun) -> list[Path]:
     return [Path(parent).resolve(), (run.folder.parent / Path(parent).name).resolve()] if parent else []
 
 
-def _why_left_out(run: SavedRun, parents: Collection[Path], *, is_counted: bool) -> str:
+def _why_left_out(run: SavedRun, parents: Collection[Path], loss: float | None, *, is_counted: bool) -> str:
     """Return why a run is not in the fit, or an empty text."""
     if run.state != "done":
         return "they are not done"
-    if run.folder.resolve() in parents:
+    if run.folder.resolve() in parents and "schedule.decay" not in run.settings:
         return "others branched off them, so their learning rate has not decayed"
     if not is_counted:
-        return "another learning rate is better, or a newer run has the same settings and seed"
-    if run.last_validation_loss is None or "tokens_seen" not in run.numbers:
-        return f"they have no {OBJECTIVE}, or no number of tokens"
+        return "another learning rate is better or has more results, or a newer run has the same settings and seed"
+    if loss is None or "tokens_seen" not in run.numbers:
+        return f"they have no {OBJECTIVE} or score, or no number of tokens"
     return ""
 
 
@@ -177,8 +222,7 @@ def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
     def size_of(run: SavedRun) -> float:
         text = (run.folder / "model.json").read_bytes()
         if text not in known:
-            weights = list_weights(network_without_values(read_spec(run.folder, plugins)))
-            known[text] = sum(weight.size for weight in weights if not LOOKED_UP.issuperset(weight.roles))
+            known[text] = count_without_embeddings(network_without_values(read_spec(run.folder, plugins)))
         return known[text]
 
     return size_of
@@ -195,11 +239,8 @@ def _notes(points: Sequence[LadderPoint], left: Mapping[str, Sequence[SavedRun]]
 
 
 def answers(ladder: Ladder) -> Iterator[str]:
-    """Yield the results as sentences: the noise, the law, the factor of each model, and the held-out check."""
+    """Yield the results as sentences: the law, the factor of each model, and the held-out check."""
     fit = ladder.fit
-    noise = seed_deviation(fit.points)
-    varied = "no size has several seeds" if noise is None else f"losses vary by {100 * noise:.2f} % over seeds"
-    yield f"noise: {varied}; {len(fit.laws_without)} sizes of models with {len(fit.points)} results"
     law = fit.law
     irreducible, alpha, beta = (
         fit.estimate(value) for value in (lambda law: law.irreducible, lambda law: law.alpha, lambda law: law.beta)
@@ -211,12 +252,57 @@ def answers(ladder: Ladder) -> Iterator[str]:
     )
     for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
         yield _answer(ladder, model, p)
+    errors = _held_out(fit)
+    if isinstance(errors, str):
+        yield f"held-out check: none, because without the largest size {errors}"
+    else:
+        listed_errors = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors.items())
+        yield f"held-out check: the fit without the largest size predicts its losses with an error of {listed_errors}"
+
+
+def _held_out(fit: LadderFit) -> dict[str, float] | str:
+    """Return the error of each model at the largest size, or why the smaller ones do not predict it."""
     try:
-        errors = held_out_errors(fit.points, fit.models)
-        shown = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors.items())
-        yield f"held-out check: the fit without the largest size predicts its losses with an error of {shown}"
+        return held_out_errors(fit.points, fit.models)
     except ConfigError as error:
-        yield f"held-out check: none, because without the largest size {error.problems[0].rule}"
+        return error.problems[0].rule
+
+
+def noise_sentences(ladder: Ladder) -> Iterator[str]:
+    """Yield the deviation over seeds, and the smallest difference that the ladder can see."""
+    fit = ladder.fit
+    noise = seed_deviation(fit.points)
+    varied = "no size has several seeds" if noise is None else f"losses vary by {100 * noise:.2f} % over seeds"
+    yield f"noise: {varied}; {len(fit.laws_without)} sizes of models with {len(fit.points)} results"
+    for model in range(1, len(fit.models)):
+        factor = fit.smallest_visible(model)
+        yield f"this ladder would see a factor of {factor:.2f} on compute for {fit.models[model]} in four of five cases"
+
+
+def noise_table(ladder: Ladder) -> Table:
+    """Return the deviation of log loss over seeds at each size of each model, before any result."""
+    sizes: dict[tuple[str, float], list[LadderPoint]] = {}
+    for point in ladder.fit.points:
+        sizes.setdefault((point.model, point.parameters), []).append(point)
+    columns = [*texts("model"), *numbers(COUNT, "parameters", "runs"), *numbers("{:.2f}", "deviation, %")]
+    rows: list[list[Value]] = []
+    for (model, parameters), points in sorted(sizes.items(), key=lambda item: (item[0][0], item[0][1])):
+        deviation = seed_deviation(points)
+        rows.append([model, parameters, len(points), None if deviation is None else 100 * deviation])
+    note = "\n".join(noise_sentences(ladder))
+    return Table(f"standard deviation of the {ladder.measure} over seeds", columns, rows, keys=2, note=note)
+
+
+def exponents_table(ladder: Ladder) -> Table:
+    """Return the law of each model alone. Raises ConfigError if its own runs do not determine it."""
+    columns = [*texts("model", "irreducible loss", "alpha", "beta")]
+    rows: list[list[Value]] = []
+    for model in ladder.fit.models:
+        own = fit_ladder([point for point in ladder.fit.points if point.model == model], [model])
+        found = [own.estimate(lambda law, name=name: getattr(law, name)) for name in ("irreducible", "alpha", "beta")]  # type: ignore[misc]
+        rows.append([model, *(f"{one.value:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in found)])
+    note = "warning: the exponents of small ladders cannot be distinguished; the factor on compute is the comparison"
+    return Table("a law for each model, with 95 % intervals", columns, rows, note=note)
 
 
 def _answer(ladder: Ladder, model: int, p: float) -> str:
@@ -230,10 +316,11 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
         visible = f"it would see a factor of {fit.smallest_visible(model):.2f} in four of five cases"
         text = f"this ladder cannot tell {name} from {baseline}: {needed}; {visible}"
     trended, p = ladder.with_trends, ladder.corrected(ladder.with_trends, LadderFit.trend).get(model, 1.0)
-    if trended and p < ALPHA:
+    if trended:
         further = _factor(trended.factor(model, FURTHER * ladder.largest))
-        text += f"; the factor changes with compute, {_p(p)} (corrected): "
-        text += f"at {FURTHER} times the largest run it is {further}"
+        text += f"; extrapolated to {FURTHER} times the largest run: {further}"
+    if trended and p < ALPHA:
+        text += f"; the factor changes with compute, {_p(p)} (corrected)"
         crossing = trended.law.centre * math.exp(-trended.law.log_factors[model] / trended.law.trends[model])
         if min(point.compute for point in fit.points) <= crossing <= ladder.largest:
             text += f"; the curves cross at {crossing:.2g} operations"
@@ -253,7 +340,11 @@ def _factor(logarithm: Estimate) -> str:
 def rungs_table(ladder: Ladder) -> Table:
     """Return a row for each model, size and number of tokens, with the mean loss and the loss of the law."""
     fit = ladder.fit
-    columns = [*texts("model"), *numbers(COUNT, "parameters", "tokens", "runs"), *numbers("{:.4f}", OBJECTIVE, "law")]
+    columns = [
+        *texts("model"),
+        *numbers(COUNT, "parameters", "tokens", "runs"),
+        *numbers("{:.4f}", ladder.measure, "law"),
+    ]
     rows: list[list[Value]] = [
         [
             rung[0].model,
@@ -303,12 +394,25 @@ def scaling_record(ladder: Ladder) -> dict[str, Any]:
             "p_corrected": p,
             "smallest_visible": fit.smallest_visible(model),
             "trend": asdict(trend) | {"p": trend.p} if trend else None,
+            "extrapolated": _extrapolated(ladder, model),
         }
     errors = {name: fit.estimate(lambda law, name=name: getattr(law, name)).error for name in CONSTANTS}  # type: ignore[misc]
-    record: dict[str, Any] = {"law": asdict(fit.law), "standard_errors": errors, "answers": list(answers(ladder))}
+    sentences = [*noise_sentences(ladder), *answers(ladder)]
+    record: dict[str, Any] = {"law": asdict(fit.law), "standard_errors": errors, "answers": sentences}
+    held_out = _held_out(fit)
+    record |= {"measure": ladder.measure, "held_out_errors": held_out if isinstance(held_out, dict) else None}
     record |= {"baseline": fit.models[0], "factors": factors}
     record["points"] = [{**asdict(point), "compute": point.compute} for point in fit.points]
     return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
+
+
+def _extrapolated(ladder: Ladder, model: int) -> dict[str, Any] | None:
+    """Return the factor at FURTHER times the largest compute; None if the runs do not determine its change."""
+    if ladder.with_trends is None:
+        return None
+    factor = ladder.with_trends.factor(model, FURTHER * ladder.largest)
+    interval = [math.exp(bound) for bound in factor.interval]
+    return {"compute": FURTHER * ladder.largest, "factor": math.exp(factor.value), "interval": interval}
 
 
 def draw_scaling(ladder: Ladder) -> Figure:
@@ -342,6 +446,6 @@ def draw_scaling(ladder: Ladder) -> Figure:
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel("operations of the training, 6 N D\n(right of the line: extrapolated)")
-    panel.set_ylabel("validation loss")
+    panel.set_ylabel("validation loss" if ladder.measure == OBJECTIVE else f"1 - {ladder.measure}")
     panel.legend()
     return drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +20,16 @@ LATEX = str.maketrans(
     | {letter: f"${letter}$" for letter in "<>|"}
     | {"[": "{[}"}  # in the next row, \\ reads [ as its argument
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "²": "$^2$", "→": r"$\to$", "–": "--", "…": r"\dots{}"}
+    | {
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "·": r"$\cdot$",
+        "²": "$^2$",
+        "→": r"$\to$",
+        "–": "--",
+        "…": r"\dots{}",
+        "†": r"$\dagger$",
+    }
 )
 
 
@@ -144,11 +154,14 @@ def latex(table: Table) -> str:
         is_long = max((len(cell.text) for cell in cells), default=0) > WRAPPED
         alignment += "r" if column.form else r"p{0.5\linewidth}" if is_long else "l"
     headings, *rows = (" & ".join(row) + r" \\" for row in _escaped(table, latex_text, r"\textbf{{{}}}"))
-    note = [f"\\par\\smallskip {{\\footnotesize {latex_text(table.note)}\\par}}"] if table.note else []
+    note = [f"\\par\\smallskip {{\\footnotesize\\raggedright {latex_text(table.note)}\\par}}"] if table.note else []
+    name = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
     return "\n".join(
         [
             r"\begin{table}",
+            r"\centering",
             f"\\caption{{{latex_text(table.title)}}}",
+            f"\\label{{tab:{name}}}",
             f"\\begin{{tabular}}{{{alignment}}}",
             r"\toprule",
             headings,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, cut, printable
-from tfm_blocks.metric_schema import LABEL_SCORES, OBJECTIVE, TEST_KEYS, VAL_KEYS, find_score
+from tfm_blocks.metric_schema import LABEL_SCORES, OBJECTIVE, SOLVED, SOLVED_FROM, TEST_KEYS, VAL_KEYS, find_score
 from tfm_blocks.runs.files import Setting, damaged, parse_mapping, read_settings_part, read_text
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, STATUS, SWEEP, WEIGHTS, step_files, step_of
 from tfm_blocks.runs.lock import holder_of
@@ -274,6 +274,9 @@ class SavedRun:
         if "@" in name:
             fraction = self.values.get(find_score(name).key)
             return None if fraction is None else 100 * fraction
+        if name == SOLVED.name:
+            scaled = self.values.get("scaled_accuracy")
+            return None if scaled is None else 100.0 * (100 * scaled >= SOLVED_FROM)
         return self.scores[name].value if name in self.scores else self.values.get(name)
 
     def method_of(self, name: str) -> str:

@@ -64,11 +64,11 @@ class JobChecker:
         """
         if self.budget is None or not (like := self.budget.like):
             return overrides, {}
-        job = self._compose(overrides)
+        job = self.compose(overrides)
         kept = [text for text in (*ignored, *overrides) if override_key(text) not in like]
         changes = [f"{key}={value}" for key, value in like.items()]
         unused = self.composer.unused([*kept, *changes])
-        reference = self._compose([*(text for text in kept if text not in unused), *changes])
+        reference = self.compose([*(text for text in kept if text not in unused), *changes])
         solution = self._solve(job, reference, self.budget)
         values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
         record = {
@@ -81,7 +81,8 @@ class JobChecker:
         }
         return [*(text for text in overrides if override_key(text) not in values), *values.values()], record
 
-    def _compose(self, overrides: Sequence[str]) -> Composed:
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        """Return the config of a job with the vocabulary that its data has. Raises ConfigError and DataError."""
         composed = compose_job(overrides, self.composer)
         load_plugins(composed.mapping["plugins"])
         key = json.dumps([composed.mapping["data"], composed.mapping.get("vocab")])

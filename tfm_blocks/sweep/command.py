@@ -15,6 +15,7 @@ from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job, shorten_name
 from tfm_blocks.compose.sweep import (
+    LADDER,
     SweepRequest,
     choose_first_values,
     combinations,
@@ -35,7 +36,9 @@ from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.checks import JobChecker, find_used, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
-from tfm_blocks.sweep.job import DONE, SweepJob
+from tfm_blocks.sweep.job import DIVERGED, DONE, SweepJob
+from tfm_blocks.sweep.ladder_jobs import LadderJobs
+from tfm_blocks.sweep.ladder_plan import plan_ladder
 from tfm_blocks.sweep.launcher import read_launcher
 from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings
 from tfm_blocks.sweep.sources import JobSource, TunedGrid, draw_jobs, expect_tunable, fixed_keys
@@ -56,18 +59,23 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
     plan = read_sweep(request)
     chosen = read_launcher(plan.launcher)
     settings = read_sweep_settings(plan.settings, on_cluster=chosen.on_cluster)
-    jobs, checker = _check(plan, settings, chosen.check)
+    ladder = plan_ladder(plan, settings, chosen.check, ROOT)
+    jobs, checker = (ladder.first_jobs(), ladder.checker) if ladder else _check(plan, settings, chosen.check)
     command = shlex.join([*program, *request.arguments])
     launcher = chosen.open(settings.parallel, settings.timeout)
-    name = settings.name or sweep_name(plan.swept)
+    name = settings.name or (LADDER if ladder else sweep_name(plan.swept))
+    if ladder and "--yes" not in request.flags and not ladder.begun:
+        rule = "nothing was trained yet; this takes the hours above"
+        raise ConfigError(Problem("--yes", rule, help="add --yes to confirm, or lower ladder.sizes or ladder.budget"))
     configs = [job.config for job in jobs if settings.method != "optuna"]  # a search is known by its overrides alone
     folder = claim_sweep(ROOT, name, plan.texts, command, [*program, *request.job_options], configs)
     with launcher, hold(folder.path):
-        source = _source(folder, jobs, plan, settings, checker)
+        source = LadderJobs(folder, ladder) if ladder else _source(folder, jobs, plan, settings, checker)
         folder.expect_unchanged(source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         before = sum(job.state != WAITING for job in source.jobs)
         count, kind = (settings.trials, "trials") if settings.method == "optuna" else (len(source.jobs), "jobs")
+        count = ladder.runs if ladder else count
         size = f"{count} {kind}{f', {before} done before' if before else ''}, {min(settings.parallel, count)} at a time"
         print(f"sweep: {folder.path}, {size}{f', in {launcher.queue}' if launcher.queue else ''}", flush=True)
         number = running.run()
@@ -77,7 +85,9 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
 def check_sweep(arguments: Sequence[str], check: Callable[[Composed], CheckedModel]) -> None:
     """Print all jobs of the sweep that `tfm train` would run. Raises ConfigError if `check` refuses any of them."""
     request = read_sweep(parse_request(arguments))
-    _check(request, read_sweep_settings(request.settings), check)
+    settings = read_sweep_settings(request.settings)
+    if plan_ladder(request, settings, check) is None:
+        _check(request, settings, check)
 
 
 def _check(
@@ -121,8 +131,25 @@ def _source(
         if folder.state_before(job) == "done":
             job.state = DONE
     if settings.tune:
-        return TunedGrid(jobs, settings.tune, fixed_keys(settings.tune, request.swept, settings.together))
+        is_paired = any(settings.tune in group for group in settings.together)
+        fixed = fixed_keys(settings.tune, request.swept, settings.together)
+        widen, make = 0 if is_paired else settings.widen, partial(make_job_like, request.swept, folder, checker)
+        return TunedGrid(jobs, settings.tune, fixed, widen, make)
     return JobSource(jobs)
+
+
+def make_job_like(
+    swept: Sequence[str], folder: SweepFolder, checker: JobChecker, other: SweepJob, overrides: Sequence[str]
+) -> SweepJob:
+    """Return a job with other overrides and the budget of another job. A rate that diverged before is not repeated."""
+    job = replace(checker, budget=None, used=()).check_job(overrides)
+    job.match, job.parameters = other.match, other.parameters
+    (job.name,) = job_names(swept, [overrides])
+    if not job.problems:
+        folder.adopt_names([job])
+        if folder.state_before(job) == DIVERGED:
+            job.state, job.reason = DIVERGED, "in an earlier command"
+    return job
 
 
 def make_trial(
@@ -175,7 +202,7 @@ def _print_results(sweep: Sweep, command: str, number: int) -> int:
     """Print the result of each job, the comparison of finished runs, and the next command. Return the exit status."""
     jobs = sweep.source.jobs
     show_end(jobs, sweep.folder.path)
-    if sum(job.state == DONE for job in jobs) > 1:
+    if sum(job.state == DONE for job in jobs) > 1 and not isinstance(sweep.source, LadderJobs):
         comparison = compare_runs([sweep.folder.path])
         show_tables(tables_of(comparison), comparison.notes)
     if news := sweep.source.news():

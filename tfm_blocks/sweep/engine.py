@@ -170,10 +170,14 @@ class Sweep:
                 return
             if state in ("", "diverged"):
                 self.folder.archive_previous(job)
+            plugins = job.composed.mapping["plugins"]  # a run folder never imports code, so the command names them
+            named = [f"plugins=[{','.join(plugins)}]"] if plugins else []
+            if state not in ("", "diverged"):
+                arguments = [f"resume={run}", *named]
+            elif job.parent:
+                arguments = [*self.folder.cooldown_arguments(job), *named]
+            else:
                 arguments = ["--job", str(self.folder.write_job(job))]
-            else:  # a run folder never imports code, so the command names the plug-ins
-                plugins = job.composed.mapping["plugins"]
-                arguments = [f"resume={run}", *([f"plugins=[{','.join(plugins)}]"] if plugins else [])]
             log, command = run.with_name(job.log), [*self.command, *arguments]
             worker = self.launcher.start(job.name, command, log, job.settings.trainer)
             self._add(job, worker, before)

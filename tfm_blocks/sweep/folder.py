@@ -19,6 +19,7 @@ from tfm_blocks.runs.folder import METRICS, RUN, numbered_names
 from tfm_blocks.runs.records import FORMAT, JobEntry, Status, SweepFile
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.sweep.job import UNHASHED_KEYS, SweepJob
+from tfm_blocks.training.schedules import WsdSettings
 
 JOBS = ".jobs"  # folder of the job files, each with a checked config
 JOURNAL = "optuna.journal"  # journal of a search
@@ -59,6 +60,13 @@ class SweepFolder:
         changes |= {"match": job.match} if job.match else {}
         write_json(path, job_record(job.composed, changes, command))
         return path
+
+    def cooldown_arguments(self, job: SweepJob) -> list[str]:
+        """Return the overrides that branch a job off its parent."""
+        schedule = job.settings.schedule
+        assert job.parent and isinstance(schedule, WsdSettings)
+        branch = f"cooldown={self.run(job.parent)}@{job.settings.trainer.steps - schedule.decay}"
+        return [branch, f"schedule.decay={schedule.decay}", f"name={job.name}", f"sweep.name={self.path.name}"]
 
     def read_progress(self, job: SweepJob) -> None:
         """Read the new metrics of a job."""

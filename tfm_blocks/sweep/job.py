@@ -73,6 +73,7 @@ class Progress:
                 file.seek(self.offset - len(self.last))
                 if size < self.offset or file.read(len(self.last)) != self.last:
                     self.offset, self.header, self.last = 0, [], b""
+                    self.best, self.scores = math.nan, {}
                 file.seek(self.offset)
                 whole, newline, _ = file.read().rpartition(b"\n")  # the last row may be incomplete
             self.offset += len(whole) + len(newline)
@@ -110,6 +111,7 @@ class SweepJob:
     The check sets `composed`, `settings`, `parameters` and `match`, the budget of `match.like` for run.json, or it sets
     `problems`. `parameters` counts the vocabulary of the solved budget. `state` is one of the constants of this module,
     which `reason` explains. `failures` are the reasons of retries. Since `held_since`, another process trains the job.
+    A job with a `parent` is a cooldown that branches off this longer run.
 
     `worker` is its last start. `before` is the `status_time` before the start, or 0 if an earlier command started the
     job. At `deadline` the job is stopped for exceeding its timeout; at `kill_at` it is killed. `stopped` is its result
@@ -128,6 +130,7 @@ class SweepJob:
     progress: Progress = field(default_factory=Progress)
     failures: list[str] = field(default_factory=list)
     held_since: float | None = None
+    parent: SweepJob | None = None
     worker: Worker = _UNCHECKED
     before: int = 0
     deadline: float = math.inf

@@ -44,7 +44,7 @@ class MethodSettings(Settings):
     """Settings of all methods.
 
     timeout: seconds that each start of a job may take. together: groups of keys whose values move together. tune: a key
-    of which a grid trains only the best value with all seeds.
+    of which a grid trains only the best value with all seeds. widen: learning rates that `tune` may add to a grid.
     """
 
     name: str | None
@@ -53,6 +53,7 @@ class MethodSettings(Settings):
     retries: CountOrZero
     together: KeyGroups
     tune: str | None = None
+    widen: CountOrZero = 4
 
     @field_validator("tune")
     @classmethod
@@ -129,7 +130,7 @@ class MatchSettings(Settings):
 
     like: Reference
     by: list[str]
-    budget: Literal["parameters", "multiply_adds", "decode_state"]
+    budget: Literal["parameters", "non_embedding", "multiply_adds", "decode_state"]
     within: Annotated[float, Field(gt=0)] | None
 
     @field_validator("by")

@@ -18,6 +18,7 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model, count_parameters, network_without_values, read_model
 from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import count_without_embeddings
 
 GROWTH = 256  # largest factor by which a knob grows
 TRIES = 128  # neighbouring values that are tried if the check refuses a value
@@ -49,6 +50,9 @@ def _measured(spec: Spec, cost: Callable[[Network, Mapping[str, int]], Cost]) ->
 
 BUDGETS = {
     "parameters": Budget("parameters", 0.005, count_parameters),
+    "non_embedding": Budget(
+        "parameters without embeddings", 0.005, lambda spec: count_without_embeddings(network_without_values(spec))
+    ),
     "multiply_adds": Budget("multiply-adds", 0.01, lambda spec: sum(_measured(spec, multiply_adds).values())),
     "decode_state": Budget("floats of decoding state", 0.01, lambda spec: _measured(spec, decoding_state)),
 }

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from tfm_blocks.compose.sweep import Choices, Interval, OpenKey, Part, list_values
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import OBJECTIVE
+from tfm_blocks.report.differences import RATES
 from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.job import DONE, FAILED, NOT_STARTED, PRUNED, SweepJob
 
 DRAWS = 100  # per requested job; if too few combinations exist, there are fewer jobs
 SEED = "seed"
+MakeLike = Callable[[SweepJob, Sequence[str]], SweepJob]
 
 
 class JobSource:
@@ -52,35 +54,52 @@ class TunedGrid(JobSource):
 
     After all jobs of a group with the first seed have ended, its other seeds are trained with the value that has the
     lowest validation loss. Their jobs with other values are pruned. `fixed` are the swept keys that are equal in a
-    group.
+    group. While the best learning rate of a group is an end of its grid, a rate beyond this end is trained with the
+    first seed, at most `widen` rates for each group. `make` returns a job like another one with other overrides, which
+    may be unable to start.
     """
 
-    def __init__(self, jobs: list[SweepJob], key: str, fixed: Sequence[str]) -> None:
+    def __init__(
+        self, jobs: list[SweepJob], key: str, fixed: Sequence[str], widen: int = 0, make: MakeLike | None = None
+    ) -> None:
         super().__init__(jobs)
         self.key, self.fixed, self.first_seed = key, fixed, list_values(jobs[0].overrides, [SEED])
+        self.make = make
+        self.given = list(jobs)  # without the jobs at added rates
         self.first_seed_jobs: dict[tuple[str, ...], list[SweepJob]] = {}
         for job in filter(self._has_first_seed, jobs):
             self.first_seed_jobs.setdefault(self._group(job), []).append(job)
         self.waiting.sort(key=lambda job: not self._has_first_seed(job))
+        # how many rates may still be added to each group that has no best rate yet
+        self.open = dict.fromkeys(self.first_seed_jobs, widen if make and key in RATES else 0)
 
     @property
     def succeeded(self) -> bool:
-        """Return True if each job is done or pruned."""
-        return all(job.state in (DONE, PRUNED) for job in self.jobs)
+        """Return True if each job is done or pruned; with the first seed, an added rate may also fail."""
+        needed = [job for job in self.jobs if job in self.given or not self._has_first_seed(job)]
+        return all(job.state in (DONE, PRUNED) for job in needed)
+
+    def news(self) -> str:
+        """Return how many rates were added to the grids."""
+        added = [job for job in self.jobs if job not in self.given and self._has_first_seed(job)]
+        count = f"{len(added)} value{'s' * (len(added) > 1)}"
+        return f"tune: {count} of {self.key} added beyond ends of the grid that were the best" if added else ""
 
     def next(self) -> SweepJob | None:
         """Return a job of the first seed, or the next job with the best value of its group."""
+        for group in list(self.open):
+            if all(job.state in {DONE, *FAILED} for job in self.first_seed_jobs[group]):
+                self._widen_or_close(group)
         for job in list(self.waiting):
-            best = job
             if not self._has_first_seed(job):
-                tried = self.first_seed_jobs[self._group(job)]
-                if any(other.state not in {DONE, *FAILED} for other in tried):
+                if (group := self._group(job)) in self.open:
                     continue
-                best = min(tried, key=_loss)
+                if self._value(job) != self._value(min(self.first_seed_jobs[group], key=loss_of)):
+                    self.waiting.remove(job)
+                    job.state, job.reason = PRUNED, f"another {self.key} has a lower {OBJECTIVE}"
+                    continue
             self.waiting.remove(job)
-            if list_values(job.overrides, [self.key]) == list_values(best.overrides, [self.key]):
-                return job
-            job.state, job.reason = PRUNED, f"another {self.key} has a lower {OBJECTIVE}"
+            return job
         return None
 
     def ended(self, job: SweepJob) -> None:
@@ -91,6 +110,36 @@ class TunedGrid(JobSource):
                 self.waiting.remove(other)
                 other.state, other.reason = NOT_STARTED, f"all jobs with {SEED}={self.first_seed[0]} failed"
 
+    def _widen_or_close(self, group: tuple[str, ...]) -> None:
+        """Add a rate if the best of a group is an end of its grid, or else jobs of the other seeds at an added rate."""
+        tried = self.first_seed_jobs[group]
+        best = min(tried, key=loss_of)
+        while self.open[group] and not math.isinf(loss_of(best)):
+            if not (value := _beyond([self._value(job) for job in tried], self._value(best))):
+                break
+            self.open[group] -= 1
+            tried.append(self._add(best, value))
+            if tried[-1].state == WAITING:
+                return
+        del self.open[group]
+        if best not in self.given:
+            first = self._value(tried[0])
+            for job in self.given:
+                if self._group(job) == group and self._value(job) == first and not self._has_first_seed(job):
+                    self._add(job, self._value(best))
+
+    def _add(self, like: SweepJob, value: str) -> SweepJob:
+        """Create a job like another one with another rate; a job that is refused is not part of the sweep."""
+        assert self.make
+        name = f"{self.key}="
+        job = self.make(like, [f"{name}{value}" if text.startswith(name) else text for text in like.overrides])
+        self.jobs += [job] * (not job.problems)
+        self.waiting += [job] * (job.state == WAITING)
+        return job
+
+    def _value(self, job: SweepJob) -> str:
+        return list_values(job.overrides, [self.key])[0]
+
     def _has_first_seed(self, job: SweepJob) -> bool:
         return list_values(job.overrides, [SEED]) == self.first_seed
 
@@ -98,7 +147,23 @@ class TunedGrid(JobSource):
         return tuple(list_values(job.overrides, self.fixed))
 
 
-def _loss(job: SweepJob) -> float:
+def _beyond(values: Sequence[str], best: str) -> str:
+    """Return the value beyond the best one if this is an end of the grid, at the ratio of the two values there.
+
+    The text is empty if the best value is inside the grid, or the grid has a value that is not a number above 0.
+    """
+    try:
+        grid = sorted(map(float, values))
+    except ValueError:  # such as null
+        return ""
+    if grid[0] <= 0 or len(grid) < 2:
+        return ""
+    ends = {grid[0]: grid[1], grid[-1]: grid[-2]}
+    return f"{float(best) ** 2 / ends[float(best)]:.3g}" if float(best) in ends else ""
+
+
+def loss_of(job: SweepJob) -> float:
+    """Return the lowest validation loss of a job; infinity if it is not done."""
     return math.inf if job.state != DONE or math.isnan(job.progress.best) else job.progress.best
 
 

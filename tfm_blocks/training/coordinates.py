@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,6 +60,20 @@ class Training:
                 group["lr"] = self.rate * group["rate"]
             optimizer.step()
         return dict(sizes)
+
+    def seconds(self, spec: Spec, seed: int = 1) -> float:
+        """Return the seconds of an optimizer step: the least of `steps` steps after the first."""
+        network = build_network(spec, seed=seed)
+        optimizer, inputs, durations = optimizer_of(network, self.optimizer), self._inputs(network, seed), list[float]()
+        for _ in range(self.steps + 1):
+            start = time.perf_counter()
+            logits = network(**inputs)
+            labels = torch.randint(1, logits.shape[-1], logits.shape[:-1])
+            optimizer.zero_grad()
+            torch.autograd.backward(F.cross_entropy(logits.flatten(0, -2), labels.flatten()))
+            optimizer.step()
+            durations.append(time.perf_counter() - start)
+        return min(durations[1:])
 
     def _inputs(self, network: Network, seed: int) -> dict[str, Tensor]:
         """Draw the batch: ids from 1 on, or normally distributed vectors."""

@@ -160,7 +160,7 @@ def dot_product_attention(
 
     `mask` broadcasts to BHTS: boolean (true = may attend) or added to the scores. β defaults to 1/√K. On the CPU,
     bfloat16 is upcast to float32, which is faster for sentences (tests/benchmarks/attention_precision.py), and torch's
-    kernel reads grouped keys and values without a copy (docs/experiments.md#grouped-queries).
+    kernel reads grouped keys and values without a copy (docs/notebook/experiments.md#grouped-queries).
     Source: Vaswani et al. 2017, section 3.2.1.
     """
     heads, on_cpu = q_BHTK.shape[1], q_BHTK.device.type == "cpu"
@@ -213,7 +213,7 @@ def few_queries(q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | N
 
     The mask must allow at least one key for each query. The query heads of a key-value head become its queries, so keys
     and values are not repeated. On the CPU, torch's fused kernel is slow for few queries with a mask, so two matrix
-    products replace it: docs/experiments.md#small-products-and-masks-as-biases.
+    products replace it: docs/notebook/experiments.md#small-products-and-masks-as-biases.
     """
     B, H, M, K = q_BHMK.shape
     G, S = k_BGSK.shape[1:3]

@@ -1,0 +1,157 @@
+"""Figures of a comparison for a paper: means, heat map, profiles and curves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tfm_blocks.metric_schema import SOLVED
+from tfm_blocks.report.charts import LineChart, line_charts
+from tfm_blocks.report.comparison import Comparison, matrix_of
+from tfm_blocks.report.drawing import (
+    PAGE,
+    WIDTH,
+    draw_lines,
+    drawing_style,
+    line_style,
+    panel_columns,
+    panels,
+    save_drawings,
+)
+from tfm_blocks.report.matrix import ALPHA, Matrix
+from tfm_blocks.report.matrix import FEW as FEW_SEEDS
+from tfm_blocks.scoring.aggregate import bootstrap, profile
+
+SHADES = "Blues"  # from the worst score to the best; light to dark, so it prints in grey
+HEAT_ROW = 0.27  # inches of a model
+SHOWN_SEEDS = 10  # seeds of a model up to which each is drawn
+SEED_COLOUR = "#777777"
+LEAST_SPAN = 0.1  # of the largest score: the shortest axis of scores that are not percents
+HEADINGS = 0.09  # inches of a letter of a rotated heading
+WIDEST = 5  # columns of a heat map of a column's width
+SMALL, NARROW = 5, 12  # font size of the numbers of a heat map with more than NARROW columns
+
+
+def draw_heat_map(matrix: Matrix) -> Figure:
+    """Draw a cell for each model and task: its mean with its marks, and below it its interval or range."""
+    grid = matrix.grid
+    height = HEAT_ROW * len(grid.models) + HEADINGS * max(map(len, grid.tasks))
+    drawn = Figure(figsize=(WIDTH if len(grid.tasks) <= WIDEST else PAGE, height + 0.3), layout="constrained")
+    axes = drawn.subplots()
+    shades = np.full((len(grid.models), len(grid.tasks)), np.nan)
+    for place, shade in matrix.shades().items():
+        shades[place] = shade
+    axes.imshow(shades, cmap=SHADES, vmin=0, vmax=1, aspect="auto")
+    size = SMALL if len(grid.tasks) > NARROW else None
+    same = len(set(matrix.seeds)) == 1
+    for (row, column), cell in matrix.cells.items():
+        dark = np.mean(colormaps[SHADES](shades[row, column])[:3]) < 0.5
+        style: dict[str, Any] = {"ha": "center", "color": "white" if dark else "black"}
+        spread = cell.spread_text.strip() + ("" if same else f" n={len(cell.values)}")
+        axes.text(column, row, cell.mean_text + cell.marks, va="bottom" if spread else "center", fontsize=size, **style)
+        axes.text(column, row + 0.06, spread.strip(), va="top", fontsize=SMALL - (size is not None), **style)
+    axes.set_xticks(range(len(grid.tasks)), grid.tasks, rotation=90)
+    axes.set_yticks(range(len(grid.models)), grid.labels)
+    axes.set_xlabel(f"{matrix.score.heading}; {_seeds_and_spread(matrix)}")
+    axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    return drawn
+
+
+def _seeds_and_spread(matrix: Matrix) -> str:
+    """Return the number of seeds, and the meaning of the interval or range."""
+    least, most = matrix.seeds
+    seeds = f"{least} seed{'s' * (least > 1)}" if least == most else f"{least} to {most} seeds"
+    if matrix.score is SOLVED or most == 1:
+        return seeds
+    return f"{seeds}, {'lowest to highest' if most <= FEW_SEEDS else '95 % intervals'}"
+
+
+def draw_means(matrix: Matrix) -> Figure:
+    """Draw for each task the mean of each model with its 95 % interval, and its seeds if there are few.
+
+    Empty markers differ from the reference. Dotted lines are chance and the ceiling of the score.
+    """
+    labels, tasks = matrix.grid.labels, sorted({column for _, column in matrix.cells})
+    drawn, axes = panels(len(tasks), 0.55 + 0.16 * len(matrix.grid.models))
+    style: dict[str, Any] = {"color": "black", "markersize": 3, "linewidth": 0.8, "capsize": 1.5, "zorder": 3}
+    for number, (panel, column) in enumerate(zip(axes, tasks, strict=True)):
+        cells = {row: cell for (row, other), cell in matrix.cells.items() if other == column}
+        for row, cell in cells.items():
+            low, high = cell.interval or (cell.mean, cell.mean)
+            face = "white" if cell.differs else "black"
+            ends = [[cell.mean - low], [high - cell.mean]] if cell.interval else None
+            panel.errorbar(cell.mean, row, xerr=ends, fmt="o", markerfacecolor=face, **style)
+            if 1 < len(cell.values) <= SHOWN_SEEDS:
+                panel.plot(cell.values, [row + 0.28] * len(cell.values), "|", color=SEED_COLOUR, markersize=3)
+        _frame_scores(panel, matrix, [value for cell in cells.values() for value in (*cell.spread, *cell.values)])
+        panel.set_yticks(range(len(labels)), [] if number % panel_columns(len(tasks)) else labels)
+        panel.set_ylim(len(labels) - 0.5, -0.5)
+        if len(tasks) > 1:
+            panel.set_title(matrix.grid.tasks[column])
+    reference = "the best" if matrix.baseline is None else labels[matrix.baseline]
+    marks = f"\nempty: differs from {reference}, p < {ALPHA} corrected" if matrix.tests else ""
+    if matrix.seeds_needed:
+        marks = f"\nno test of a single task: this needs {matrix.seeds_needed} seeds"
+    ticks = "; grey: single seeds" if 1 < matrix.seeds[0] <= SHOWN_SEEDS else ""
+    spread = _seeds_and_spread(matrix).replace(", lowest to highest", "")
+    drawn.supxlabel(f"{matrix.score.heading}\nmean of {spread}{ticks}{marks}", fontsize=7)
+    return drawn
+
+
+def _frame_scores(panel: Axes, matrix: Matrix, values: Sequence[float]) -> None:
+    """Show all possible percents, or else at least LEAST_SPAN of the largest score, so that noise is not magnified."""
+    score, low, high = matrix.score, min(values), max(values)
+    if score.in_percent:
+        chance = [0.0] if score.kind == "scaled" else []
+        low, high = min(0.0, low), 100.0
+        for limit in (*chance, 100.0):
+            panel.axvline(limit, color=SEED_COLOUR, linestyle=":", linewidth=0.6, zorder=0)
+    elif (missing := LEAST_SPAN * max(abs(low), abs(high)) - (high - low)) > 0:
+        low, high = low - missing / 2, high + missing / 2
+    margin = 0.04 * (high - low) or 1.0
+    panel.set_xlim(low - margin, high + margin)
+
+
+def draw_profiles(matrix: Matrix) -> Figure:
+    """Draw for each model the fraction of runs above each score, mean over tasks, with bootstrap intervals."""
+    thresholds = np.linspace(0, 100, 101)
+    drawn = Figure(figsize=(WIDTH, 2.2), layout="constrained")
+    axes = drawn.subplots()
+    for number, row in enumerate(matrix.overall):
+        scores, style = matrix.scores_of(row), line_style(number)
+        low, high = bootstrap(lambda drawn_scores: profile(drawn_scores, thresholds), scores)
+        label = matrix.grid.labels[row]
+        axes.step(
+            thresholds, profile(scores, thresholds), where="post", label=label, markevery=(4 * number % 20, 20), **style
+        )
+        axes.fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.15, linewidth=0)
+    axes.set_xlabel(f"{matrix.score.heading}, s")
+    axes.set_ylabel("fraction of runs above s")
+    axes.set_ylim(-0.03, 1.03)
+    drawn.legend(loc="outside lower center", ncols=2, handlelength=3)
+    return drawn
+
+
+def save_figures(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write the figures of a comparison into a folder. Return the paths."""
+    with drawing_style():
+        drawings: list[tuple[str, Figure]] = []
+        if matrix := matrix_of(comparison):
+            drawings.append(("means", draw_means(matrix)))
+            if comparison.grid.crossed:
+                drawings.append(("matrix", draw_heat_map(matrix)))
+            if matrix.has_aggregates and matrix.score.in_percent and matrix.score is not SOLVED:
+                drawings.append(("profiles", draw_profiles(matrix)))
+        by_title: dict[str, list[LineChart]] = {}
+        for chart in line_charts(comparison, comparison.grid.by_task(), matrix):
+            by_title.setdefault(chart.title, []).append(chart)
+        drawings += [(re.sub(r"\W+", "-", title), draw_lines(charts)) for title, charts in by_title.items()]
+        return save_drawings(drawings, folder)
