@@ -67,10 +67,11 @@ class Mamba2(Recurrence):
         super().__init__()
         self.heads = heads
         self.groups = groups
-        self.widths = (d_inner, groups * d_state, groups * d_state)  # of v, B and C
+        self.widths = [d_inner, groups * d_state, groups * d_state]  # of v, B and C
+        self.parts = [d_inner, sum(self.widths), heads]  # of the gate, what is convolved, and the steps
         self.steps = (step_min, step_max)
         self.eps = eps
-        self.maps = Linear(D, d_inner + sum(self.widths) + heads, parts=(d_inner, *self.widths, heads), bias=bias)
+        self.maps = Linear(D, sum(self.parts), parts=(d_inner, *self.widths, heads), bias=bias)
         self.near = nn.Parameter(torch.empty(sum(self.widths), 1, kernel_size))
         self.near_bias = nn.Parameter(torch.empty(sum(self.widths)))
         self.step_bias = nn.Parameter(torch.empty(heads))
@@ -102,23 +103,23 @@ class Mamba2(Recurrence):
         }
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
-        gate_BTI, near_BTC, step_BTH = self.maps(x_BTD).split((self.widths[0], sum(self.widths), self.heads), 2)
+        gate_BTI, near_BTC, step_BTH = torch.split(self.maps(x_BTD), self.parts, 2)
         near_BNC, past_BNC = continue_from(memory["past_RNC"], near_BTC)
         wide = memory["memory_RHKV"].dtype
         near_BTC = F.silu(convolve_channels(near_BNC, self.near[:, 0], self.near_bias)).to(wide)
-        v_BTI, *b_c_BTX = near_BTC.split(self.widths, 2)
-        v_BHTV = v_BTI.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        v_BTI, *b_c_BTX = torch.split(near_BTC, self.widths, 2)
+        v_BHTV = torch.unflatten(v_BTI, 2, (self.heads, -1)).transpose(1, 2)
         k_BHTK, q_BHTK = (self._of_each_head(x_BTX) for x_BTX in b_c_BTX)
         step_BHT = F.softplus(step_BTH.to(wide) + self.step_bias.to(wide)).clamp(*self.steps).mT
         log_rate_BHT = -self.fade.to(wide).exp()[:, None] * step_BHT
         parts = q_BHTK, k_BHTK, v_BHTV * step_BHT[..., None], log_rate_BHT
         y_BHTV, after_BHKV = by_chunks(decayed_sum, memory["memory_RHKV"], *parts)
         y_BHTV = y_BHTV + v_BHTV * self.skip.to(wide)[:, None, None]
-        y_BTGI = (merge_heads(y_BHTV) * F.silu(gate_BTI.to(wide))).unflatten(2, (self.groups, -1))
+        y_BTGI = torch.unflatten(merge_heads(y_BHTV) * F.silu(gate_BTI.to(wide)), 2, (self.groups, -1))
         y_BTI = F.rms_norm(y_BTGI, y_BTGI.shape[3:], eps=self.eps).flatten(2) * self.gain.to(wide)
         return self.out(y_BTI.to(x_BTD.dtype)), {"past_RNC": past_BNC, "memory_RHKV": after_BHKV}
 
     def _of_each_head(self, x_BTX: Tensor) -> Tensor:
         """Repeat the channels of a group for each of its heads: x_BHTK."""
-        x_BTGK = x_BTX.unflatten(2, (self.groups, -1))
+        x_BTGK = torch.unflatten(x_BTX, 2, (self.groups, -1))
         return x_BTGK.repeat_interleave(self.heads // self.groups, 2).transpose(1, 2)

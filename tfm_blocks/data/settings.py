@@ -366,7 +366,8 @@ class TextSettings(PairSettings):
     @field_validator("mix")
     @classmethod
     def _is_a_mix(cls, mix: dict[str, MixedPairs] | None, info: ValidationInfo) -> dict[str, MixedPairs] | None:
-        expect_mix(mix, list(info.data.get("train", ())) or [*next(iter((mix or {}).values())).train])
+        columns = info.data.get("train") or (next(iter(mix.values())).train if mix else ())
+        expect_mix(mix, list(columns))
         return mix
 
     @field_validator("temperature")
