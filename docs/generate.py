@@ -36,6 +36,7 @@ from tfm_blocks.training.settings import run_settings
 FOLDER = Path(__file__).parent / "reference"
 FIGURES = Path(__file__).parent / "figures"
 COOKBOOK = Path(__file__).parent / "cookbook"
+IMAGES = Path(__file__).parent / "images"
 COMING_FROM = Path(__file__).parent / "coming-from.md"
 README = Path(__file__).parents[1] / "README.md"
 HOME = Path(__file__).parent / "index.md"
@@ -67,7 +68,7 @@ BENCHMARKS = """\
 This page compares the speed and the values of tfm-blocks with other libraries. `python tests/benchmarks/peers.py`
 measured everything on {date}: {machine}, idle, no accelerator; torch {torch}, transformers {transformers}.
 
-![Bars: speed beside other libraries. Dots: agreement of logits with transformers](figures/benchmarks.svg)
+![Bars: speed beside other libraries. Dots: agreement of logits with transformers](images/benchmarks.svg)
 
 ## Speed
 
@@ -128,7 +129,7 @@ def pages() -> dict[Path, str]:
     names = COMING_FROM.read_text("utf-8").partition(ALL_NAMES)[0] + f"{ALL_NAMES}\n{_foreign_names()}\n"
     recipes = _cookbook()
     files = {**references, **figures, **recipes, COMING_FROM: names, SITE: _site(recipes)}
-    badges = {FIGURES / f"{name}.svg": _badge(*words) for name, words in BADGES.items()}
+    badges = {IMAGES / f"{name}.svg": _badge(*words) for name, words in BADGES.items()}
     texts = {HOME: _home(), BENCHMARKS_PAGE: _benchmarks()}
     return {**files, **badges, **texts, DECLARATIONS: write_declarations(REGISTRY)}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "docs" / "figures" / "terminal.svg"
+FILE = ROOT / "docs" / "images" / "terminal.svg"
 COMMANDS = (
     "tfm check base heads=7",
     "python train.py model=base heads=8 layers=6",

@@ -3,7 +3,7 @@
     python tests/benchmarks/peers.py
     python tests/benchmarks/peers.py --draw
 
-Write docs/benchmarks.json and draw docs/figures/benchmarks.svg from it; with --draw, only draw. The machine must be idle.
+Write docs/benchmarks.json and draw docs/images/benchmarks.svg from it; with --draw, only draw. The machine must be idle.
 Each row of the speeds has its own command, which measures it alone.
 """
 
@@ -35,7 +35,7 @@ from tfm_blocks.launch.precision import choose_precision  # noqa: E402
 from tfm_blocks.report.drawing import COLOURS, PAGE, STYLE  # noqa: E402
 
 JSON = ROOT / "docs" / "benchmarks.json"
-FIGURE = ROOT / "docs" / "figures" / "benchmarks.svg"
+FIGURE = ROOT / "docs" / "images" / "benchmarks.svg"
 S, T = 7, 6  # tokens of the sources and targets whose logits are compared
 
 

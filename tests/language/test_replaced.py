@@ -36,7 +36,7 @@ def check_child(tmp_path):
         header = "# @package _global_\n"
         (tmp_path / "model/parent.yaml").write_text(header + PARENT)
         (tmp_path / "model/child.yaml").write_text(f"{header}defaults: [parent, _self_]\n{child}\n")
-        assert len(config_folders(tmp_path)) == 2
+        assert config_folders(tmp_path)[1] == tmp_path
         composed = compose_model("child", overrides, tmp_path)
         return check_model(composed.model, composed.sources)
 
