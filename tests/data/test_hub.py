@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.conftest import SENTENCES, read_data
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.errors import ConfigError
+from tfm_blocks.errors import ConfigError, DataError
 
 PAIRS = [{"en": src, "de": tgt} for src, tgt in zip(SENTENCES["src"], SENTENCES["tgt"], strict=True)]
 SPLITS = {"train": "train", "val": "validation", "test": "test"}
@@ -44,6 +44,31 @@ def test_a_dataset_by_name_has_the_rows_of_its_splits(folder):
     mixed = {"dir": ".", "mix": {"a": {"dir": f"hub:{folder}", **SPLITS}, "b": {"dir": str(folder), **files}}}
     together = prepare(settings_of(folder, **files | mixed), 300, lambda text: None)
     assert pairs(together.train) == pairs(read.train) * 2
+
+
+def test_a_cache_in_the_working_folder_and_a_home_folder_work_and_each_dataset_is_read_once(folder, monkeypatch):
+    datasets, reads = pytest.importorskip("datasets"), []
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    load = datasets.load_dataset
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *name, split: reads.append((name, split)) or load(*name, split=split)
+    )
+    settings = settings_of(folder, dir="hub:~/named", cache="cache", **SPLITS | {"test": None})
+    assert pairs(prepare(settings, 300, lambda text: None).train) == [tuple(pair.values()) for pair in PAIRS]
+    assert reads == [((str(folder),), ["train", "validation"])]
+
+
+def test_a_wrong_column_or_configuration_is_an_error_with_the_setting_that_names_it(folder):
+    pytest.importorskip("datasets")
+    sizes = {"step_tokens": 64, "batch_tokens": 64, "cache": str(folder.parent / "cache"), "test": None}
+    plain = {"kind": "lm", "dir": f"hub:{folder}", "train": "train", "val": "validation", "context": 16}
+    with pytest.raises(ConfigError, match=r"data\.dir: names no dataset(.|\n)*data\.dir=hub:NAME"):
+        prepare(settings_of(folder, dir="hub:", **SPLITS), 300, lambda text: None)
+    with pytest.raises(ConfigError, match=r"cannot be read(.|\n)*load_dataset\('.*named', 'other'\)\.save_to_disk"):
+        prepare(settings_of(folder, dir=f"hub:{folder}:other", **SPLITS), 300, lambda text: None)
+    with pytest.raises(DataError, match=r"has no column text; its columns: en, de(.|\n)*data\.text_key=COLUMN"):
+        prepare(read_data(plain | sizes), 300, lambda text: None)
 
 
 def test_an_unknown_split_or_name_is_an_error_with_a_fix(folder, monkeypatch):

@@ -87,6 +87,7 @@ def test_the_counts_of_a_temperature_are_those_of_its_formula():
     counts = counts_of(sizes, parts)
     assert sum(counts) == 1110 and all(abs(count - value) < 1 for count, value in zip(counts, exact, strict=True))
     assert counts_of(sizes, sizes) == sizes and counts_of([3, 3, 1], [1, 1, 1]) == [3, 2, 2]
+    assert counts_of([3, 3], [1e308, 1e308]) == [3, 3]
 
 
 def test_resumed_devices_and_caps_read_the_same_rows(text):
@@ -184,6 +185,16 @@ def test_what_each_corpus_has_and_how_often_it_is_read_are_reported(text):
         ({"temperature": 5.0}, "data.temperature", "but data.mix is null"),
         ({"mix": {"a": {"weight": 2}}, "temperature": 5.0}, "data.temperature", "data.mix.a has a weight"),
         ({"mix": {"a": {"dir": "nowhere"}}}, "data.mix.a.train.src", "there is no file"),
+        (
+            {"mix": {"a": {"weight": 1e-9}, "b": {}}},
+            "data.mix.a.weight",
+            "an epoch of 6 rows reads none of the 3 rows of a",
+        ),
+        (
+            {"mix": {"a": {}, "b": {"first": 1}}, "temperature": 0.0001},
+            "data.temperature",
+            "an epoch of 4 rows reads none of the 1 rows of b",
+        ),
     ],
 )
 def test_a_wrong_mix_is_an_error_with_its_key_and_rule(text, changes, address, rule):
@@ -200,3 +211,5 @@ def test_a_corpus_has_its_own_folder_within_that_of_the_data(text, tmp_path):
         (tmp_path / "more" / name).write_bytes((tmp_path / name).read_bytes())
     data, _ = prepared(text({}, mix={"a": {}, "b": {"dir": "more", "val": None, "test": None}}))
     assert len(data.train) == 24 and settings.dir == str(tmp_path)
+    named = text({}, dir="hub:wmt/wmt14:de-en", mix={"a": {}, "b": {"dir": "more"}, "c": {"dir": "hub:other"}})
+    assert [corpus.dir for corpus in named.mix.values()] == ["hub:wmt/wmt14:de-en", "more", "hub:other"]

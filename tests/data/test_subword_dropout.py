@@ -14,6 +14,7 @@ from tfm_blocks.data.layout import Sides
 from tfm_blocks.data.noise import SUBWORD, uniforms
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.subword_dropout import SubwordDropout
+from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.training.data import EvalStream, PlannedCorpus
 
@@ -155,3 +156,6 @@ def test_combinations_that_cannot_work_are_errors(text, tmp_path):
     Pieces(models.WordLevel({"</s>": 0, "a": 1}, unk_token="a")).save(str(tmp_path / "other.json"))
     with pytest.raises(ConfigError, match=r"the merges of .*other\.json are not those of a learned tokenizer"):
         prepared(text(LINES, bpe_dropout=0.1, tokenizer=str(tmp_path / "other.json")))
+    Tokenizer.of_words(["a", "b"]).save(tmp_path / "words.json")  # of a probe task
+    with pytest.raises(ConfigError, match=r"data\.bpe_dropout: is 0\.1, but the merges of .*words\.json are not those"):
+        prepared(text(LINES, bpe_dropout=0.1, tokenizer=str(tmp_path / "words.json")))

@@ -66,7 +66,8 @@ def read_documents(path: Path, address: str, kind: str, key: str = "text") -> It
     """Yield the documents of a file. Raises DataError with file and line."""
     texts: Iterator[str]
     if file_kind(path) == PARQUET:
-        texts = (text for (text,) in read_fields(path, [key], address))
+        help = "name the column of the text: data.text_key=COLUMN"
+        texts = (text for (text,) in read_fields(path, [key], address, help=help))
     elif kind == LINES:
         texts = read_lines(path, address)
     else:

@@ -34,6 +34,7 @@ OTHER_KINDS = {  # first bytes of files of other kinds: the kind, and a command 
 DATASET, DATASETS = "state.json", "dataset_dict.json"  # files in the folder of a saved dataset, and of several
 COMPRESSED = (".gz", ".zst")
 LINES, JSONL, TSV, PARQUET = "lines", "jsonl", "tsv", "parquet"
+FIELDS_HELP = "data.fields names the fields of src and tgt: data.fields={src: FIELD, tgt: FIELD}"
 KINDS = {".jsonl": JSONL, ".ndjson": JSONL, ".tsv": TSV, ".parquet": PARQUET}  # by the end of a file's name
 
 
@@ -139,16 +140,16 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
 
 
 def read_fields(
-    path: Path, fields: Sequence[str], address: str, labels: Collection[int] = ()
+    path: Path, fields: Sequence[str], address: str, labels: Collection[int] = (), *, help: str = FIELDS_HELP
 ) -> Iterator[tuple[str, ...]]:
     """Yield the texts of these fields of every row; without names, and in plain text, each field is the line.
 
     A field of JSON lines, Parquet and datasets may be inside another one: translation.en. The fields of TSV are names
     of its first line, or, if all are numbers, columns from 1, and no line has names. The fields with the numbers
-    `labels` may be numbers, or lists, which become words. Raises DataError with the row.
+    `labels` may be numbers, or lists, which become words. Raises DataError with the row, and with `help` for a field.
     """
     kind = file_kind(path) if all(fields) else LINES
-    rows: Iterator[Any] = _table_rows(path, fields, address) if kind == PARQUET else read_lines(path, address)
+    rows: Iterator[Any] = _table_rows(path, fields, address, help) if kind == PARQUET else read_lines(path, address)
     parse: Callable[[Any], Mapping[str, Any]] = partial(dict.fromkeys, fields)
     first = 1
     if kind == JSONL:
@@ -164,7 +165,6 @@ def read_fields(
             record = parse(row) if kind != JSONL or row.strip() else dict.fromkeys(fields, "")
             texts = tuple(text_of(record, field, label=place in labels) for place, field in enumerate(fields))
         except ValueError as error:
-            help = "data.fields names the fields of src and tgt: data.fields={src: FIELD, tgt: FIELD}"
             raise DataError(Problem(address, str(error), Place(str(path), number), help=help)) from None
         yield texts
 
@@ -214,7 +214,7 @@ def text_of(record: Mapping[str, Any], field: str, *, label: bool = False) -> st
     return text
 
 
-def _table_rows(path: Path, fields: Sequence[str], address: str) -> Iterator[dict[str, Any]]:
+def _table_rows(path: Path, fields: Sequence[str], address: str, help: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet file or a saved dataset, of which only the columns of these fields are read."""
     try:
         if path.is_dir():
@@ -228,7 +228,6 @@ def _table_rows(path: Path, fields: Sequence[str], address: str) -> Iterator[dic
         columns = {field if field in known else field.split(".")[0]: field for field in fields}
         if unknown := [field for column, field in columns.items() if column not in known]:
             rule = f"has no column {unknown[0]}; its columns: {listed(known, 8) or 'none'}"
-            help = "data.fields={src: COLUMN, tgt: COLUMN} names them"
             raise DataError(Problem(address, rule, Place(str(path)), help=help))
         names = list(columns)
         batches: Iterable[Any]

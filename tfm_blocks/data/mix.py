@@ -128,8 +128,9 @@ def counts_of(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
 
     The largest remainders are rounded up.
     """
-    total, weight = sum(sizes), sum(weights)
-    exact = [total * (part / weight) for part in weights]
+    total, largest = sum(sizes), max(weights)
+    parts = [weight / largest for weight in weights]  # their sum is finite
+    exact = [total * (part / sum(parts)) for part in parts]
     counts = [int(count + 1e-9) for count in exact]
     by_remainder = sorted(range(len(counts)), key=lambda part: (counts[part] - exact[part], part))
     for part in by_remainder[: total - sum(counts)]:

@@ -91,9 +91,10 @@ def prepare(
         for part, split in splits.get(name, {}).items():
             encoded = _corpus(cache / "corpora", split, tokenizer, settings, mix.get(part), training=name == "train")
             by_split.setdefault(name, {})[part] = encoded
-    corpora: dict[str, Corpus] = {name: parts[""] if "" in parts else Mix(parts) for name, parts in by_split.items()}
-    if mix:
-        corpora["train"] = _mixed(by_split["train"], settings)
+    corpora: dict[str, Corpus] = {
+        name: Mix(parts, _counts(parts, settings) if name == "train" else ()) if mix else parts[""]
+        for name, parts in by_split.items()
+    }
     if isinstance(settings, TextSettings) and settings.bpe_dropout:
         corpora["train"].dropout = _dropout(cache, by_split["train"].values(), tokenizer, settings)
     for name in splits:
@@ -152,19 +153,23 @@ def _splits(settings: LinesSettings) -> dict[str, dict[str, Split]]:
     return {name: splits[name] for name in ("train", "val", "test") if name in splits}
 
 
-def _mixed(parts: Mapping[str, Corpus], settings: LinesSettings) -> Mix:
-    """Return the training text of a mix."""
-    sizes, mix = [len(part) for part in parts.values()], _mix_of(settings)
-    weights = [part.weight for part in mix.values()]
+def _counts(parts: Mapping[str, Corpus], settings: LinesSettings) -> list[int]:
+    """Return the rows that an epoch of a mix reads of each corpus. Raises ConfigError if it reads none of a corpus."""
+    sizes, weights = [len(part) for part in parts.values()], [part.weight for part in _mix_of(settings).values()]
     temperature = 1.0 if isinstance(settings, DatesSettings) else settings.temperature
-    by_size = [size ** (1 / temperature) for size in sizes]
-    factors = [weight or 1.0 for weight in weights] if any(weights) else by_size
-    return Mix(parts, counts_of(sizes, factors))
+    by_size = [(size / max(sizes)) ** (1 / temperature) for size in sizes]  # a power of at most 1, which is finite
+    counts = counts_of(sizes, [weight or 1.0 for weight in weights] if any(weights) else by_size)
+    if unread := [name for name, count in zip(parts, counts, strict=True) if not count]:
+        rule = f"an epoch of {sum(sizes):,} rows reads none of the {len(parts[unread[0]]):,} rows of {unread[0]}"
+        help = "write weights that differ less" if any(weights) else "write a larger temperature"
+        address = f"data.mix.{unread[0]}.weight" if any(weights) else "data.temperature"
+        raise ConfigError(Problem(address, rule, help=f"{help}, or leave the corpus out"))
+    return counts
 
 
 def _dropout(cache: Path, corpora: Iterable[Corpus], tokenizer: Tokenizer, settings: TextSettings) -> SubwordDropout:
     """Write which tokens of the training text begin a word, and return what draws its subwords. Raises ConfigError."""
-    if isinstance(tokenizer, PublishedTokenizer):
+    if isinstance(tokenizer, PublishedTokenizer) or tokenizer.merges is None:
         rule = (
             f"is {settings.bpe_dropout:g}, but the merges of {settings.tokenizer} are not those of a learned tokenizer"
         )

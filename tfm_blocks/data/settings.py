@@ -257,7 +257,8 @@ class MixedCorpus(Settings):
 
     weight: how often its rows are read, relative to the weights of the other corpora; if one has a weight, that of the
     others is 1 by default. tag: a token in front of each source, or of each document of plain text.
-    dir: a folder, relative to data.dir. val and test may be null: the corpus has no such rows.
+    dir: a folder, relative to data.dir unless that is a dataset by name. val and test may be null: the corpus has no
+    such rows.
     """
 
     weight: Above0 | None = None
@@ -300,9 +301,9 @@ def with_defaults(mix: object, info: ValidationInfo) -> object:
 def _with_defaults(corpus: object, defaults: Mapping[str, Any]) -> object:
     if not isinstance(corpus, dict):
         return corpus
-    folder = corpus.get("dir", ".")
-    if isinstance(folder, str) and not folder.startswith(("~", HUB)):
-        corpus = corpus | {"dir": str(Path(defaults.get("dir", "")) / folder)}
+    folder, parent = corpus.get("dir"), str(defaults.get("dir", ""))
+    if isinstance(folder, str) and not folder.startswith(("~", HUB)) and not parent.startswith(HUB):
+        corpus = corpus | {"dir": str(Path(parent) / folder)}
     return dict(defaults) | corpus
 
 

@@ -5,7 +5,6 @@ The draws depend only on the seed, the epoch and the row, unlike those of the to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,9 +83,7 @@ class Merges:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Merges:
         ids, special = tokenizer.ids, tokenizer.special_ids
-        merges = [
-            (ids[left], ids[right], ids[left + right]) for left, right in json.loads(tokenizer.text)["model"]["merges"]
-        ]
+        merges = [(ids[left], ids[right], ids[left + right]) for left, right in tokenizer.merges or ()]
         merges_M3 = np.array(merges, np.int64).reshape(-1, 3)
         keys_M = merges_M3[:, 0] * tokenizer.size + merges_M3[:, 1]
         order_M = np.argsort(keys_M, kind="stable")

@@ -165,6 +165,12 @@ class Tokenizer:
         return [ids[name] for name in takewhile(ids.__contains__, map(sentinel, count()))]
 
     @property
+    def merges(self) -> list[list[str]] | None:
+        """Return the pairs of subwords that BPE merges, the first ones first, or None for a fixed alphabet."""
+        merges: list[list[str]] | None = json.loads(self.text)["model"].get("merges")
+        return merges
+
+    @property
     def text(self) -> str:
         """Return the tokenizer as JSON, in the format of the tokenizers library."""
         return self._pieces.to_str()
