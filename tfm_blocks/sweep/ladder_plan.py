@@ -257,7 +257,7 @@ def _sizes_begun(path: Path, texts: Sequence[str]) -> int | None:
             sizes = read_json(folder / FILE).get("sizes")
             if type(sizes) is not int or sizes < 1:
                 raise damaged(folder / FILE, f"sizes must be a number from 1, but is {shown(sizes)}")
-            return sizes
+            return int(sizes)
     raise AssertionError
 
 
