@@ -79,6 +79,14 @@ def test_a_new_job_whose_name_is_taken_gets_a_number(small: Small, tmp_path: Pat
     assert list(claim_sweep(tmp_path, "x", ["d_ff=24"], "").known) == ["a", "b", "b-2", "b-3"]
 
 
+def test_of_jobs_with_one_config_each_keeps_its_name(small: Small, tmp_path: Path) -> None:
+    """A ladder tries a rate, and trains a result with the same config if this rate is the best."""
+    claim_sweep(tmp_path, "x", [], "").write([job_of(small(), "rate-0.01"), job_of(small(), "x1_seed-1")])
+    folder, job = claim_sweep(tmp_path, "x", [], ""), job_of(small(), "x1_seed-1")
+    folder.adopt_names([job])
+    assert job.name == "x1_seed-1"
+
+
 def test_a_job_with_the_overrides_of_an_earlier_job_keeps_its_name(small: Small, tmp_path: Path) -> None:
     claim_sweep(tmp_path, "x", [], "").write([job_of(small(), "a", ["heads=2", "seed=1"])])
     folder, job = claim_sweep(tmp_path, "x", [], ""), job_of(small("dropout=0.2"), "a", ["seed=1", "heads=2"])

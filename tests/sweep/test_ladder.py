@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +88,21 @@ def test_a_ladder_is_printed_and_trains_nothing_until_it_is_confirmed(
     assert not (text.parent / "runs").exists()
 
 
+@pytest.mark.grid
+def test_a_checked_ladder_has_its_sizes_and_each_model_has_another_name(
+    text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("a/b", "a-b"):
+        shutil.copytree(text, text.parent / folder)
+    kept = [text for text in ARGUMENTS[1:] if not text.startswith("model=")]
+    words = [*kept, "model=decoder_only", "data.dir=a/b,a-b", "ladder.budget=3h"]
+    request = read_sweep(parse_request(["-m", *words]))
+    plan = plan_ladder(request, read_sweep_settings(request.settings), check_run)
+    assert plan is not None and len(plan.rungs) == 3
+    assert list(plan.labels) == ["a-b", "a-b-2"]
+    assert "note: ladder.budget chooses the number of sizes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("overrides", "address", "rule"), [
     (["ladder.lengths=[1,0.5]"], "ladder.lengths", "must grow"),
     (["ladder.grow={heads:-1}"], "ladder.grow.heads", "must be a number or a fraction above 0"),
@@ -96,6 +112,8 @@ def test_a_ladder_is_printed_and_trains_nothing_until_it_is_confirmed(
     (["schedule.peak=1e-3"], "schedule.peak", "is set by the ladder at each size"),
     pytest.param(["ladder.warmup=9"], "ladder.lengths", "cooldowns of 10k parameters would begin", marks=pytest.mark.grid),
     (["sweep=random"], "sweep", "a ladder tunes its rates itself"),
+    (["seed=1,1"], "seed", "lists one value twice"),
+    (["seed=interval(1,3)"], "seed", "is an interval from 1 to 3"),
 ])  # fmt: skip
 def test_settings_that_make_no_ladder_are_refused(text: Path, overrides: list[str], address: str, rule: str) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -159,6 +177,12 @@ def test_a_diverged_rate_is_an_upper_end(small: Small, tmp_path: Path) -> None:
     train(jobs, 0.012, {"m_10k_rate-0.02": DIVERGED})
     assert jobs.rates[0][0] == pytest.approx(0.01)
     assert jobs.succeeded
+
+
+def test_a_result_that_diverged_is_no_success(small: Small, tmp_path: Path) -> None:
+    jobs = ladder_of(small, tmp_path)
+    train(jobs, 0.013, {"m_20k_x1_seed-2": DIVERGED})
+    assert jobs.rates and not jobs.succeeded and "next: tfm compare" not in jobs.news()
 
 
 def test_a_failed_rate_stops_the_tuning(small: Small, tmp_path: Path) -> None:

@@ -107,6 +107,19 @@ def test_a_grid_grows_until_its_best_rate_is_inside(
     assert grid.succeeded
 
 
+def test_an_added_rate_has_the_key_as_it_was_typed(small: Small) -> None:
+    composed = small()
+    overrides = [[f"seed={seed}", f"++schedule.peak={rate}"] for seed in "12" for rate in ("1e-3", "1e-2")]
+    jobs = [job_of(composed, " ".join(each), each) for each in overrides]
+    grid = TunedGrid(jobs, "schedule.peak", [], 1, lambda _, each: job_of(composed, " ".join(each), each))
+    for loss in (1.0, 2.0, 3.0):
+        job = grid.next()
+        assert job
+        job.state, job.progress.best = DONE, loss
+        grid.ended(job)
+    assert list(job.overrides) == ["seed=1", "++schedule.peak=0.0001"]
+
+
 @pytest.mark.parametrize(("overrides", "message"), [
     (["seed=1,2", "sweep.tune=schedule.peak"], "but schedule.peak has no list of values"),
     (["schedule.peak=1e-3,1e-2", "sweep.tune=schedule.peak"], "but seed has no list of values"),

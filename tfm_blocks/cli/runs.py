@@ -186,11 +186,12 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
     if find_spec("scipy") is None:
         help = "pip install -c constraints.txt 'tfm-blocks[scaling]'"
         raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
-    from tfm_blocks.report import scaling
+    from tfm_blocks.report import scaling_tables as scaling
+    from tfm_blocks.report.scaling import read_ladder
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
-    ladder = scaling.read_ladder(comparison, arguments.plugins, arguments.metric)
+    ladder = read_ladder(comparison, arguments.plugins, arguments.metric)
     if arguments.json:
         print_json(scaling.scaling_record(ladder))
     elif arguments.csv:

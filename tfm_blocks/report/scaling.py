@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
-
-import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from tfm_blocks.errors import ConfigError, Problem, listed, shown
 from tfm_blocks.metric_schema import OBJECTIVE, find_score
@@ -21,27 +14,14 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.report.comparison import NAMED, Comparison
 from tfm_blocks.report.differences import ABSENT, MODEL, RATES, Factor, Group, without_seed
-from tfm_blocks.report.drawing import WIDTH, line_style
 from tfm_blocks.report.rates import best_groups, rate_curves
-from tfm_blocks.report.table import COUNT, Table, Value, mean_cell, numbers, texts
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.scaling_law import (
-    Estimate,
-    LadderFit,
-    LadderPoint,
-    fit_ladder,
-    held_out_errors,
-    rungs,
-    seed_deviation,
-)
+from tfm_blocks.scoring.scaling_law import Estimate, LadderFit, LadderPoint, fit_ladder, rungs
 from tfm_blocks.scoring.significance import correct
 
 RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
 SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
-FURTHER = 10  # times the largest compute, to which factors are extrapolated
-ALPHA = 0.05
-CONSTANTS = ("irreducible", "parameter_coefficient", "token_coefficient", "alpha", "beta")
 
 
 @dataclass(frozen=True)
@@ -236,216 +216,3 @@ def _notes(points: Sequence[LadderPoint], left: Mapping[str, Sequence[SavedRun]]
             f"all models have fewer than {SMALL:,} parameters, at which a learning rate that is not tuned can decide "
             "more than the architecture; check that larger models agree"
         )
-
-
-def answers(ladder: Ladder) -> Iterator[str]:
-    """Yield the results as sentences: the law, the factor of each model, and the held-out check."""
-    fit = ladder.fit
-    law = fit.law
-    irreducible, alpha, beta = (
-        fit.estimate(value) for value in (lambda law: law.irreducible, lambda law: law.alpha, lambda law: law.beta)
-    )
-    yield (
-        f"law: L = {law.irreducible:.3f} + {law.parameter_coefficient:.4g} / N^{law.alpha:.3f} + "
-        f"{law.token_coefficient:.4g} / D^{law.beta:.3f}, with standard errors of {irreducible.error:.3f}, "
-        f"{alpha.error:.3f} and {beta.error:.3f} for the irreducible loss and the exponents"
-    )
-    for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
-        yield _answer(ladder, model, p)
-    errors = _held_out(fit)
-    if isinstance(errors, str):
-        yield f"held-out check: none, because without the largest size {errors}"
-    else:
-        listed_errors = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors.items())
-        yield f"held-out check: the fit without the largest size predicts its losses with an error of {listed_errors}"
-
-
-def _held_out(fit: LadderFit) -> dict[str, float] | str:
-    """Return the error of each model at the largest size, or why the smaller ones do not predict it."""
-    try:
-        return held_out_errors(fit.points, fit.models)
-    except ConfigError as error:
-        return error.problems[0].rule
-
-
-def noise_sentences(ladder: Ladder) -> Iterator[str]:
-    """Yield the deviation over seeds, and the smallest difference that the ladder can see."""
-    fit = ladder.fit
-    noise = seed_deviation(fit.points)
-    varied = "no size has several seeds" if noise is None else f"losses vary by {100 * noise:.2f} % over seeds"
-    yield f"noise: {varied}; {len(fit.laws_without)} sizes of models with {len(fit.points)} results"
-    for model in range(1, len(fit.models)):
-        factor = fit.smallest_visible(model)
-        yield f"this ladder would see a factor of {factor:.2f} on compute for {fit.models[model]} in four of five cases"
-
-
-def noise_table(ladder: Ladder) -> Table:
-    """Return the deviation of log loss over seeds at each size of each model, before any result."""
-    sizes: dict[tuple[str, float], list[LadderPoint]] = {}
-    for point in ladder.fit.points:
-        sizes.setdefault((point.model, point.parameters), []).append(point)
-    columns = [*texts("model"), *numbers(COUNT, "parameters", "runs"), *numbers("{:.2f}", "deviation, %")]
-    rows: list[list[Value]] = []
-    for (model, parameters), points in sorted(sizes.items(), key=lambda item: (item[0][0], item[0][1])):
-        deviation = seed_deviation(points)
-        rows.append([model, parameters, len(points), None if deviation is None else 100 * deviation])
-    note = "\n".join(noise_sentences(ladder))
-    return Table(f"standard deviation of the {ladder.measure} over seeds", columns, rows, keys=2, note=note)
-
-
-def exponents_table(ladder: Ladder) -> Table:
-    """Return the law of each model alone. Raises ConfigError if its own runs do not determine it."""
-    columns = [*texts("model", "irreducible loss", "alpha", "beta")]
-    rows: list[list[Value]] = []
-    for model in ladder.fit.models:
-        own = fit_ladder([point for point in ladder.fit.points if point.model == model], [model])
-        found = [own.estimate(lambda law, name=name: getattr(law, name)) for name in ("irreducible", "alpha", "beta")]  # type: ignore[misc]
-        rows.append([model, *(f"{one.value:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in found)])
-    note = "warning: the exponents of small ladders cannot be distinguished; the factor on compute is the comparison"
-    return Table("a law for each model, with 95 % intervals", columns, rows, note=note)
-
-
-def _answer(ladder: Ladder, model: int, p: float) -> str:
-    """Return what a model needs of the compute of the baseline, or that the ladder cannot tell."""
-    fit, name, baseline = ladder.fit, ladder.fit.models[model], ladder.fit.models[0]
-    factor = fit.factor(model)
-    needed = f"{_factor(factor)} times the compute of {baseline} for the same loss, {_p(p)} (corrected)"
-    if p < ALPHA:
-        text = f"{name} needs {needed}"
-    else:
-        visible = f"it would see a factor of {fit.smallest_visible(model):.2f} in four of five cases"
-        text = f"this ladder cannot tell {name} from {baseline}: {needed}; {visible}"
-    trended, p = ladder.with_trends, ladder.corrected(ladder.with_trends, LadderFit.trend).get(model, 1.0)
-    if trended:
-        further = _factor(trended.factor(model, FURTHER * ladder.largest))
-        text += f"; extrapolated to {FURTHER} times the largest run: {further}"
-    if trended and p < ALPHA:
-        text += f"; the factor changes with compute, {_p(p)} (corrected)"
-        crossing = trended.law.centre * math.exp(-trended.law.log_factors[model] / trended.law.trends[model])
-        if min(point.compute for point in fit.points) <= crossing <= ladder.largest:
-            text += f"; the curves cross at {crossing:.2g} operations"
-    return text
-
-
-def _p(p: float) -> str:
-    return f"p = {p:.4f}" if p >= 0.0001 else "p < 0.0001"
-
-
-def _factor(logarithm: Estimate) -> str:
-    """Return a factor with its 95 % interval: `0.81 [0.74, 0.90]`."""
-    low, high = map(math.exp, logarithm.interval)
-    return f"{math.exp(logarithm.value):.2f} [{low:.2f}, {high:.2f}]"
-
-
-def rungs_table(ladder: Ladder) -> Table:
-    """Return a row for each model, size and number of tokens, with the mean loss and the loss of the law."""
-    fit = ladder.fit
-    columns = [
-        *texts("model"),
-        *numbers(COUNT, "parameters", "tokens", "runs"),
-        *numbers("{:.4f}", ladder.measure, "law"),
-    ]
-    rows: list[list[Value]] = [
-        [
-            rung[0].model,
-            rung[0].parameters,
-            tokens := fmean(point.tokens for point in rung),
-            len(rung),
-            mean_cell([point.loss for point in rung], "{:.4f}"),
-            fit.law.loss(rung[0].parameters, tokens, fit.models.index(rung[0].model)),
-        ]
-        for rung in rungs(fit.points)
-    ]
-    return Table("rungs: parameters without embeddings, mean ± standard deviation over seeds", columns, rows, keys=3)
-
-
-def factors_table(ladder: Ladder) -> Table:
-    """Return the factor of each model on the compute of the baseline, with its tests, and the answers below."""
-    fit = ladder.fit
-    columns = [*texts("model", "factor and 95 % interval"), *numbers("{:.4f}", "p", "corrected")]
-    columns += [*numbers("{:.2f}", "visible"), *texts(f"at {FURTHER} times the largest run")]
-    rows: list[list[Value]] = [
-        [
-            fit.models[model],
-            _factor(fit.factor(model)),
-            fit.factor(model).p,
-            p,
-            fit.smallest_visible(model),
-            _factor(ladder.with_trends.factor(model, FURTHER * ladder.largest)) if ladder.with_trends else "",
-        ]
-        for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items()
-    ]
-    title = f"compute for the same loss, as a factor of that of {fit.models[0]}"
-    return Table(title, columns, rows, note="\n".join(answers(ladder)))
-
-
-def scaling_record(ladder: Ladder) -> dict[str, Any]:
-    """Return the law, the factors and the points as JSON values, unrounded."""
-    fit = ladder.fit
-    factors: dict[str, Any] = {}
-    for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
-        factor = fit.factor(model)
-        low, high = map(math.exp, factor.interval)
-        trend = ladder.with_trends.trend(model) if ladder.with_trends else None
-        factors[fit.models[model]] = {
-            "factor": math.exp(factor.value),
-            "interval": [low, high],
-            "p": factor.p,
-            "p_corrected": p,
-            "smallest_visible": fit.smallest_visible(model),
-            "trend": asdict(trend) | {"p": trend.p} if trend else None,
-            "extrapolated": _extrapolated(ladder, model),
-        }
-    errors = {name: fit.estimate(lambda law, name=name: getattr(law, name)).error for name in CONSTANTS}  # type: ignore[misc]
-    sentences = [*noise_sentences(ladder), *answers(ladder)]
-    record: dict[str, Any] = {"law": asdict(fit.law), "standard_errors": errors, "answers": sentences}
-    held_out = _held_out(fit)
-    record |= {"measure": ladder.measure, "held_out_errors": held_out if isinstance(held_out, dict) else None}
-    record |= {"baseline": fit.models[0], "factors": factors}
-    record["points"] = [{**asdict(point), "compute": point.compute} for point in fit.points]
-    return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
-
-
-def _extrapolated(ladder: Ladder, model: int) -> dict[str, Any] | None:
-    """Return the factor at FURTHER times the largest compute; None if the runs do not determine its change."""
-    if ladder.with_trends is None:
-        return None
-    factor = ladder.with_trends.factor(model, FURTHER * ladder.largest)
-    interval = [math.exp(bound) for bound in factor.interval]
-    return {"compute": FURTHER * ladder.largest, "factor": math.exp(factor.value), "interval": interval}
-
-
-def draw_scaling(ladder: Ladder) -> Figure:
-    """Draw the loss over compute on logarithmic axes: all results, and the lowest loss of the law with its 95 % band.
-
-    A result lies above the curve if its size is not the best one for its compute.
-    """
-    fit = ladder.fit
-    drawn = Figure(figsize=(WIDTH, 2.4), layout="constrained")
-    panel = drawn.subplots()
-    computes = np.geomspace(min(point.compute for point in fit.points), FURTHER * ladder.largest, 60)
-    for model, name in enumerate(fit.models):
-        own = [point for point in fit.points if point.model == name]
-        curve = [
-            fit.estimate(lambda law, model=model, compute=compute: math.log(law.lowest_loss(compute, model)))  # type: ignore[misc]
-            for compute in computes
-        ]
-        style = line_style(model)
-        marker, colour = style.pop("marker"), style["color"]
-        panel.plot(computes, [math.exp(one.value) for one in curve], label=name, **style)
-        low, high = np.exp([one.interval for one in curve]).T
-        panel.fill_between(computes, low, high, color=colour, alpha=0.15, linewidth=0)
-        results = [point.compute for point in own], [point.loss for point in own]
-        panel.scatter(*results, s=6, color=colour, marker=marker)
-    panel.axvline(ladder.largest, color="0.6", linewidth=0.6)
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_ylim(0.95 * fit.law.lowest_loss(computes[-1]), 1.05 * max(point.loss for point in fit.points))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e")))
-    panel.yaxis.set_major_locator(MaxNLocator(6))
-    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    panel.yaxis.set_minor_formatter(NullFormatter())
-    panel.set_xlabel("operations of the training, 6 N D\n(right of the line: extrapolated)")
-    panel.set_ylabel("validation loss" if ladder.measure == OBJECTIVE else f"1 - {ladder.measure}")
-    panel.legend()
-    return drawn

@@ -100,7 +100,8 @@ class SweepFolder:
         for job in jobs:
             before = self.known.get(job.name)
             if known := names[job.config]:
-                job.name = known.pop(0)
+                known.remove(name := job.name if job.name in known else known[0])
+                job.name = name
             elif before and set(before.overrides) != set(job.overrides):
                 job.name = next(name for name in numbered_names(job.name) if name not in taken)
                 taken.add(job.name)

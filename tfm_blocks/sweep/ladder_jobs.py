@@ -13,6 +13,8 @@ from tfm_blocks.sweep.job import DIVERGED, DONE, FAILED, NOT_STARTED, SweepJob
 from tfm_blocks.sweep.ladder_plan import FILE, LadderPlan
 from tfm_blocks.sweep.sources import JobSource, loss_of
 
+RATE = -1  # in place of the size of a job that tries a rate
+
 
 class LadderJobs(JobSource):
     """The jobs of a ladder, each of which is made when the results that it needs are known.
@@ -32,9 +34,13 @@ class LadderJobs(JobSource):
 
     @property
     def succeeded(self) -> bool:
-        """Return True if all jobs are done; a rate may diverge."""
-        states = {DONE} if self.plan.tuned == 0 else {DONE, DIVERGED}
-        return len(self.rates) == len(self.plan.variants) and all(job.state in states for job in self.jobs)
+        """Return True if all jobs are done; a rate that is tried may diverge."""
+        return len(self.rates) == len(self.plan.variants) and all(
+            job.state == DONE or (job.state == DIVERGED and self._is_tried(job)) for job in self.jobs
+        )
+
+    def _is_tried(self, job: SweepJob) -> bool:
+        return self.rung_of[job.name] == RATE
 
     def news(self) -> str:
         """Return the rates of each variant, and why others have none."""
@@ -73,14 +79,14 @@ class LadderJobs(JobSource):
                         self._add(job, rung)
         self.waiting.sort(key=lambda job: self.rung_of[job.name])  # a ladder that is stopped has whole sizes
 
-    def _add(self, job: SweepJob, rung: int = -1) -> None:
-        """Add a job of a size, with its state if an earlier command trained it. Rates have the rung -1."""
+    def _add(self, job: SweepJob, rung: int = RATE) -> None:
+        """Add a job of a size or of a rate that is tried, with its state if an earlier command trained it."""
         if job in self.jobs:
             return
         self.folder.adopt_names([job])
         self.rung_of[job.name] = rung
         before = self.folder.state_before(job)
-        if before == "done" or (before == "diverged" and "_rate-" in job.name):
+        if before == "done" or (before == "diverged" and rung == RATE):
             job.state = DONE if before == "done" else DIVERGED
         self.folder.read_progress(job)
         self.jobs.append(job)
@@ -109,7 +115,10 @@ class LadderJobs(JobSource):
                 return float(middle * law.step ** (best + vertex([losses[best + side] for side in (-1, 0, 1)])))
             if max(-low, high) > law.widen:
                 label = self.plan.rungs[rung].label
-                self.failures[variant] = f"not tuned, because its best rate at {label} is an end of {len(jobs)} rates"
+                self.failures[variant] = (
+                    f"not tuned, because its best rate at {label} is an end of {len(jobs)} rates; "
+                    "write a larger ladder.rate.widen, or a ladder.rate.value that is closer to it"
+                )
                 return None
             low, high = (low - 1, high) if best == low else (low, high + 1)
 

@@ -11,15 +11,16 @@ from pathlib import Path
 import torch
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.sweep import LADDER, Choices, SweepRequest, combinations, join_parts, list_values
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.compose.run import shorten_name
+from tfm_blocks.compose.sweep import LADDER, SweepRequest, combinations, join_parts, list_values
+from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.check import CheckedModel
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.report.screen import clock, print_table
 from tfm_blocks.report.table import COUNT, Table, Value, numbers, texts
-from tfm_blocks.runs.files import read_json
+from tfm_blocks.runs.files import damaged, read_json
 from tfm_blocks.runs.folder import SWEEP, numbered_names
 from tfm_blocks.runs.records import SweepFile
 from tfm_blocks.sweep.checks import JobChecker, find_used, refuse_wrong
@@ -36,6 +37,7 @@ SMALL_SIZES = (
     "models of fewer than 4,000,000 parameters show large differences, such as those of position and normalisation; "
     "small ones can come from learning rates, and reverse in larger models"
 )
+LONGEST_LABEL = 60  # characters; leaves room for the size, the rate or length, and the seed
 SEED = "seed"
 FILE = "ladder.json"  # in the folder of a ladder: its number of sizes, which a budget may have chosen
 KEYS = (
@@ -180,8 +182,8 @@ def plan_ladder(
 ) -> LadderPlan | None:
     """Print and return the plan of a ladder, whose sizes `ladder.budget` may choose; None without a ladder.
 
-    `root` is the folder of sweeps, in which the ladder may have begun before; without it, no time is measured. Raises
-    ConfigError if any of its jobs cannot start.
+    `root` is the folder of sweeps, in which the ladder may have begun before; without it, no time is measured, and
+    `ladder.sizes` sizes are planned. Raises ConfigError if any of its jobs cannot start.
     """
     settings = read_ladder_settings(request.ladder)
     if settings is None:
@@ -194,7 +196,7 @@ def plan_ladder(
     begun = _sizes_begun(root / (sweep.name or LADDER), request.texts) if root else None
     plan = LadderPlan(settings, variants, labels, seeds, checker, begun=begun is not None)
     context = int(checker.compose(variants[0]).mapping["data"].get("context") or 1)
-    for rung in range(begun or (MOST if settings.budget else settings.sizes)):
+    for rung in range(begun or (MOST if settings.budget and root else settings.sizes)):
         plan.rungs.append(plan_rung(settings, match, rung, variants[0], checker.compose))
         knobs = [f"{knob}={value}" for knob, value in plan.rungs[rung].knobs.items()]
         used |= find_used([[*variant, *knobs] for variant in variants], request.composer)
@@ -203,12 +205,14 @@ def plan_ladder(
             if settings.budget and plan.hours * 3600 / sweep.parallel > settings.budget:
                 plan.rungs.pop()
                 break
-    if settings.budget and len(plan.rungs) < FEWEST:
+    if settings.budget and root and len(plan.rungs) < FEWEST:
         rule = f"allows {len(plan.rungs)} sizes, but a scaling law needs at least {FEWEST}"
         raise ConfigError(Problem("ladder.budget", rule, help="allow more time, or lower ladder.from or ladder.tokens"))
     jobs = plan.first_jobs()
     refuse_wrong(jobs)
     show_ladder(plan, sweep.parallel)
+    if settings.budget and not root:
+        print("note: ladder.budget chooses the number of sizes when the ladder is trained")
     return plan
 
 
@@ -217,12 +221,17 @@ def _variants(
 ) -> tuple[list[list[str]], list[str], list[str], dict[str, str]]:
     """Return the overrides and the labels of each variant, the seeds, and the overrides of the first variant."""
     parts = join_parts([part for part in request.parts if part.key != SEED], sweep.together)
-    typed = [text for part in request.parts if part.key == SEED and isinstance(part, Choices) for text in part.texts]
-    seeds = [text.partition("=")[2] for text in typed] or [str(seed) for seed in range(1, settings.seeds + 1)]
+    typed = [part for part in request.parts if part.key == SEED]
+    listed_seeds = [text.partition("=")[2] for row in combinations(typed) for text in row]
+    seeds = listed_seeds or [str(seed) for seed in range(1, settings.seeds + 1)]
     variants, swept = combinations(parts), [key for key in request.swept if key != SEED]
-    labels = ["_".join(filter(None, list_values(variant, swept))) or "run" for variant in variants]
+    labels: list[str] = []
+    for variant in variants:
+        text = re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(filter(None, list_values(variant, swept)))).strip("_.-")
+        names = numbered_names(shorten_name(text, LONGEST_LABEL) or "run")
+        labels.append(next(name for name in names if name not in labels))
     like = dict(zip(swept, list_values(variants[0], swept), strict=True)) or {SEED: seeds[0]}
-    return variants, [re.sub(r"[^A-Za-z0-9_.-]+", "-", label) for label in labels], seeds, like
+    return variants, labels, seeds, like
 
 
 def _expect_grid(request: SweepRequest, sweep: SweepSettings, settings: LadderSettings) -> None:
@@ -237,12 +246,18 @@ def _expect_grid(request: SweepRequest, sweep: SweepSettings, settings: LadderSe
 
 
 def _sizes_begun(path: Path, texts: Sequence[str]) -> int | None:
-    """Return the number of sizes of a ladder that an earlier command began with the same overrides, or None."""
+    """Return the number of sizes of a ladder that an earlier command began with the same overrides, or None.
+
+    Raises RunError for a damaged file.
+    """
     for folder in (path.with_name(name) for name in numbered_names(path.name)):
         if not (folder / SWEEP).is_file():
             return None
         if SweepFile.read_if_exists(folder).asked == tuple(texts) and (folder / FILE).is_file():
-            return int(read_json(folder / FILE)["sizes"])
+            sizes = read_json(folder / FILE).get("sizes")
+            if type(sizes) is not int or sizes < 1:
+                raise damaged(folder / FILE, f"sizes must be a number from 1, but is {shown(sizes)}")
+            return int(sizes)
     raise AssertionError
 
 

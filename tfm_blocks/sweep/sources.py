@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
+from tfm_blocks.compose.overrides import override_key
 from tfm_blocks.compose.sweep import Choices, Interval, OpenKey, Part, list_values
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.metric_schema import OBJECTIVE
@@ -131,8 +132,8 @@ class TunedGrid(JobSource):
     def _add(self, like: SweepJob, value: str) -> SweepJob:
         """Create a job like another one with another rate; a job that is refused is not part of the sweep."""
         assert self.make
-        name = f"{self.key}="
-        job = self.make(like, [f"{name}{value}" if text.startswith(name) else text for text in like.overrides])
+        keys = {text: text.partition("=")[0] for text in like.overrides if override_key(text) == self.key}  # or ++key
+        job = self.make(like, [f"{keys[text]}={value}" if text in keys else text for text in like.overrides])
         self.jobs += [job] * (not job.problems)
         self.waiting += [job] * (job.state == WAITING)
         return job
