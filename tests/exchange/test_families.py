@@ -1,6 +1,7 @@
 """Families that are only doors: equal logits, equal greedy output, the same bytes back, and errors by key."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ from tests.exchange.test_import import far_apart, files_of, logits_of_both, logi
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.vocabulary import OwnVocabulary
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.exchange.config import read_published
+from tfm_blocks.exchange.config import read_published, with_knobs, write_published
 from tfm_blocks.exchange.exporting import export_run, find_published
 from tfm_blocks.exchange.family import families, is_shipped
 from tfm_blocks.exchange.importing import import_folder
@@ -96,6 +97,76 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
             read_published(family, changed, {}, 10**6, "config.json")
         text = str(error.value)
         assert f"config.json: {key}: " in text and "help: " in text, text
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "without"),
+    [
+        ("dbrx", "ffn_config.moe_normalize_expert_weights", None, ""),  # its weights of experts are not normalised
+        ("deepseek_v3", "norm_topk_prob", None, ""),
+        ("camembert", "is_decoder", True, ""),
+        ("gemma3", "sliding_window_pattern", 3, "layer_types"),
+        ("cohere2", "sliding_window_pattern", 3, "layer_types"),
+        ("gpt_neo", "attention_types", [[["global"], 3]], "attention_layers"),
+        ("gpt_neo", "attention_types", 7, "attention_layers"),
+        ("gemma", "hidden_act", "relu", ""),
+    ],
+)
+def test_a_value_that_changes_the_model_of_transformers_is_refused(name, key, value, without):
+    config = json.loads(json.dumps(sizes_of(name)))
+    config.pop(without, None)
+    *outer, inner = key.split(".")
+    place = config
+    for part in outer:
+        place = place[part]
+    place[inner] = value
+    with pytest.raises(RunError) as error:
+        read_published(families()[name], config, {}, 10**6, "config.json")
+    assert f"config.json: {'attention_layers' if name == 'gpt_neo' else key}: " in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["attn_logit_softcapping", "final_logit_softcapping"])
+def test_a_gemma_2_without_one_of_its_caps_is_refused(key):
+    read_published(families()["gemma2"], {"model_type": "gemma2"}, {}, 10**6, "config.json")
+    with pytest.raises(RunError) as error:
+        read_published(families()["gemma2"], {"model_type": "gemma2", key: None}, {}, 10**6, "config.json")
+    assert f"config.json: {key}: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "without"),
+    [
+        ("gemma3", "sliding_window_pattern", 6, "layer_types"),
+        ("exaone4", "sliding_window_pattern", "LLLG", ""),  # layer_types decides
+        ("gpt_neo", "attention_types", [[["global", "local"], 2]], "attention_layers"),
+        ("gemma", "hidden_act", "gelu", ""),  # the first releases wrote it, and transformers reads gelu_pytorch_tanh
+    ],
+)
+def test_another_spelling_of_the_same_model_is_read(name, key, value, without):
+    config = {**sizes_of(name), key: value}
+    config.pop(without, None)
+    expected = read_published(families()[name], sizes_of(name), {}, 10**6, "config.json")
+    assert read_published(families()[name], config, {}, 10**6, "config.json") == expected
+
+
+def test_gpt_neo_states_the_kinds_of_its_layers_as_its_class_reads_them():
+    sizes = ["d_model=16", "heads=2", "layers=3", "vocab=30", "d_ff=64", "max_length=8"]
+    composed = compose_model("gpt_neo", sizes)
+    published = find_published(check_model(composed.model, composed.sources), composed.mapping, OwnVocabulary(30, 1, 2))
+    written = write_published(published, "float32")
+    assert transformers.GPTNeoConfig.from_dict(written).attention_layers == ["global", "local", "global"]
+    deeper = replace(published, knobs={**published.knobs, "layers": 4})
+    changed = with_knobs(written, published, deeper, "float32")
+    assert transformers.GPTNeoConfig.from_dict(changed).attention_layers == ["global", "local"] * 2
+
+
+def test_gpt_bigcode_with_one_head_of_keys_for_each_query_has_equal_logits(tmp_path, monkeypatch):
+    monkeypatch.setitem(DOORS, "gpt_bigcode", {"n_inner": 28, "multi_query": False})
+    theirs = door("gpt_bigcode", tmp_path / "theirs")
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / "run"))) < 1e-5
+    export_run(tmp_path / "run", tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
 
 
 HARMFUL = (

@@ -1,5 +1,6 @@
 """Masks of a text are filled by the most probable tokens, at once or step by step."""
 
+import re
 from copy import deepcopy
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.layout import batch_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
-from tfm_blocks.errors import RunError
+from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.scoring.perplexity import pseudo_perplexity
 from tfm_blocks.training.loss import Objective
@@ -58,14 +59,21 @@ def test_steps_change_the_text(filler):
     assert filler.fill(TEXTS[3:], steps=7)[0].text != filler.fill(TEXTS[3:])[0].text
 
 
-def test_unknown_words_around_masks_stay_as_they_are():
+def filler_of_words(**sizes):
+    """Return a filler of a model that knows two words."""
     names = {name: id for id, name in enumerate([*SPECIAL, MASK, "ban", "den"])}
     pieces = tokenizers.Tokenizer(tokenizers.models.WordLevel(names, unk_token="<unk>"))
     pieces.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     pieces.add_special_tokens([*SPECIAL, MASK])
     tokenizer = Tokenizer(pieces)
-    network = tfm.build("encoder_only", d_model=16, d_ff=24, heads=2, layers=1, vocab=tokenizer.size, seed=3)
-    (filled,) = Filler(network, tokenizer).fill([f"ban Zug {MASK} den {MASK}"])
+    sizes = {"model": "encoder_only", "d_model": 16, "d_ff": 24, "heads": 2, "layers": 1, **sizes}
+    return Filler(tfm.build(sizes.pop("model"), vocab=tokenizer.size, seed=3, **sizes), tokenizer)
+
+
+def test_unknown_words_around_masks_stay_as_they_are():
+    filler = filler_of_words()
+    tokenizer = filler.tokenizer
+    (filled,) = filler.fill([f"ban Zug {MASK} den {MASK}"])
     (first, _), (second, _) = (best[0] for best in filled.masks)
     assert tokenizer.decode(tokenizer.encode("ban Zug den")) == "ban den"
     assert filled.text == f"ban Zug {first} den {second}"
@@ -105,6 +113,20 @@ def test_the_pseudo_perplexity_hides_each_token_once(filler, batch_tokens):
     result = pseudo_perplexity(filler, texts, batch_tokens=batch_tokens)
     assert result.nll == pytest.approx(nll, rel=1e-5)
     assert (result.tokens, result.words, result.bytes, result.pseudo) == (tokens, 4, 15, True)
+
+
+@pytest.mark.parametrize(("texts", "rule"), [(["", " "], "has no words$"), (["", "Zug"], "that the tokenizer")])
+def test_a_text_without_known_words_has_no_pseudo_perplexity(texts, rule):
+    with pytest.raises(DataError) as error:
+        pseudo_perplexity(filler_of_words(), texts, batch_tokens=64)
+    assert re.search(rule, error.value.problems[0].rule)
+
+
+def test_a_document_that_is_too_long_for_a_pseudo_perplexity_is_named_by_its_line():
+    short = filler_of_words(model="bert", max_length=4)
+    with pytest.raises(DataError) as error:
+        pseudo_perplexity(short, ["ban", "", "ban den ban den"], batch_tokens=64)
+    assert error.value.problems[0].place.line == 3
 
 
 def test_a_classifier_with_a_mask_fills_nothing() -> None:

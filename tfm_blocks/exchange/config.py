@@ -22,6 +22,9 @@ from tfm_blocks.exchange.family import MISSING, Family, families, leaves, rope_r
 FILE = "config.json"
 EOS = "eos_token_id"
 LARGEST = 2**31
+MOST_LAYERS = 1000
+KINDS = "attention_types"  # of the layers of GPT-Neo: its class computes attention_layers from them
+PERIOD = "sliding_window_pattern"  # its last layer is global; of configs without layer_types
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values of an unknown key that cannot enable a feature
 ACTIVATIONS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}  # two names of one function
 QUANTIZATION = "quantization_config"
@@ -82,7 +85,9 @@ def _differs(flat: Mapping[str, Any], key: str, family: Family) -> bool:
     value, fixed = flat.get(key, family.missing.get(key)), family.fixed[key]
     if isinstance(value, list) and isinstance(fixed, list):
         return value != list(islice(cycle(fixed), len(value)))
-    return value is not None and _same_activation(value) != _same_activation(fixed)
+    if value is None:  # null disables a feature, or leaves the name of a function or the kinds of layers to the class
+        return isinstance(fixed, int | float) and bool(fixed) and key in flat
+    return _same_activation(value) != _same_activation(fixed)
 
 
 def _same_activation(value: Any) -> Any:
@@ -98,6 +103,8 @@ class _Reader:
         if any(key.startswith("rope_") for key in given):  # the default positions are complete
             missing = {key: value for key, value in missing.items() if not key.startswith("rope_")}
         self.family, self.flat = family, {**missing, **given}  # encoders write null for ids that they have
+        if KINDS in given:
+            self.flat["attention_layers"] = _expanded(given[KINDS])
         self.rows = (*family.config, *(rope_rows(self.flat) if family.rope else ()))
         self.problems: list[tuple[str, str, str]] = []
 
@@ -142,6 +149,7 @@ class _Reader:
             if _differs(self.flat, key, self.family):
                 fixed, value = shown(self.family.fixed[key]), shown(self.flat[key])
                 self.problems.append((key, f"must be {fixed} for our blocks, but is {value}", OTHER))
+        self._expect_period()
         known = {*self.family.fixed, *self.family.unused, *self.family.start}
         known |= {key for row in self.rows for key in row.keys}
         for key, value in self.flat.items():
@@ -149,6 +157,22 @@ class _Reader:
             if not {key, first} & known and not unused_keys().match(first) and value not in NOTHING:
                 help = DEQUANTIZE if first == QUANTIZATION else DELETE
                 self.problems.append((key, f"has no counterpart in our blocks: {shown(value)}", help))
+
+    def _expect_period(self) -> None:
+        """Add a problem if the kinds of layers are missing, and their period is not the family's."""
+        kinds, period = self.family.fixed.get("layer_types", ()), self.flat.get(PERIOD)
+        is_read = PERIOD in self.family.unused and period is not None and self.flat.get("layer_types") is None
+        if is_read and period != len(kinds):
+            self.problems.append((PERIOD, f"must be {len(kinds)} for our blocks, but is {shown(period)}", OTHER))
+
+
+def _expanded(kinds: Any) -> Any:
+    """Return the attention of each layer for the `attention_types` of GPT-Neo, or other content unchanged."""
+    try:
+        names = (name for some, count in kinds for name in [*some][:MOST_LAYERS] * min(count, MOST_LAYERS))
+        return list(islice(names, MOST_LAYERS))
+    except (TypeError, ValueError):
+        return kinds
 
 
 def _several(value: Any, bound: int) -> list[int]:
@@ -185,6 +209,8 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
     for key, value in family.fixed.items():
         if isinstance(value, list):  # one value for each layer
             flat[key] = list(islice(cycle(value), flat[_layers(family)]))
+    if KINDS in family.unused:
+        flat[KINDS] = [[[kind], 1] for kind in flat["attention_layers"]]
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
     flat |= {"vocab_size": vocabulary.size, EOS: vocabulary.written_eos, family.start[0]: vocabulary.start}
     flat = {"pad_token_id": vocabulary.pad, **flat}  # the default of transformers may be beyond the vocabulary
@@ -228,6 +254,9 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
             for key in family.fixed if row.knob == "layers" else ():
                 if isinstance(family.fixed[key], list):
                     changed.pop(key, None)  # one value for each layer; transformers repeats those of the family
+                if key == "attention_layers":
+                    kinds = islice(cycle(family.fixed[key]), published.knobs["layers"])
+                    changed[KINDS] = [[[kind], 1] for kind in kinds]
     return changed
 
 

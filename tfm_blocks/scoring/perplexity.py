@@ -88,14 +88,15 @@ def perplexity(translator: Translator, documents: Iterable[str], *, context: int
 def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, batch_tokens: int) -> Perplexity:
     """Compute the pseudo-perplexity of documents: each token is predicted from all others (Salazar et al. 2020).
 
-    Special tokens are not predicted. Raises DataError for a text without words, or with a document that is too long.
+    Special tokens, and unknown ones, are not predicted. Raises DataError for a text without words that the tokenizer
+    knows, or with a document that is too long.
     """
-    texts = [text for text in documents if text.strip()]
-    if not texts:
-        raise DataError(Problem("--text", "has no words", help="name a file with text"))
+    numbered = [(number, text) for number, text in enumerate(documents, 1) if text.strip()]
+    texts = [text for _, text in numbered]
+    rows = [ids for number, text in numbered for ids in filler.encode([text], name="--text", first=number)]
     network, special, nll, tokens = filler.network, filler.tokenizer.special_ids, 0.0, 0
     with evaluating(network):
-        for ids in filler.encode(texts, name="--text"):
+        for ids in rows:
             row_S = filler.padded([ids])[0]
             places_N = torch.tensor([place for place, id in enumerate(ids) if id not in special], device=row_S.device)
             tokens += len(places_N)
@@ -106,6 +107,9 @@ def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, batch_tokens:
                 masked_NS = row_S.repeat(len(part_N), 1).index_put((number_N, part_N), torch.tensor(filler.mask))
                 x_ND = network.trunk_with_losses({filler.input: masked_NS})[0][number_N, part_N]
                 nll += float(cross_entropy(network.head(x_ND).float(), row_S[part_N], reduction="sum"))
+    if not tokens:
+        rule = "has no words that the tokenizer of the run knows" if texts else "has no words"
+        raise DataError(Problem("--text", rule, help="name a file with text"))
     words, bytes = (sum(map(len, parts)) for parts in (map(str.split, texts), map(str.encode, texts)))
     return Perplexity(nll, tokens, words, bytes, pseudo=True)
 
