@@ -105,6 +105,7 @@ def test_three_seeds_cannot_mark_a_single_task_but_all_tasks_together(sweep):
     shown, report = said(*runs, "--matrix", "--markdown"), comparison(*runs, "--matrix")
     assert all(one["p_corrected"] is None or one["p_corrected"] >= 0.1 for one in report["matrix"])
     assert "a * on a single task needs 5 seeds" in shown
+    assert "of 3 seeds or fewer, the intervals are too narrow" in shown
     means = {one["mixer"]: (one["mean"], one["against"], one["p_corrected"]) for one in report["all_tasks"]}
     assert means["lstm"] == (pytest.approx(60.5), None, None)
     for mixer in ("attention", "rnn"):
@@ -247,6 +248,7 @@ def test_scores_over_all_tasks_have_the_aggregates_of_rliable(sweep):
     shown = said(sweep, "--matrix", "--markdown")
     head, table = shown.split("scaled accuracy, % over all 2 tasks")
     assert "better than lstm" in table and "better than lstm" not in head
+    assert "too narrow" not in shown
     rows = {row.split(" | ")[0].strip("| "): row for row in table.splitlines() if row.startswith("| ")}
     for mixer in D_FF:
         values = [*percent(mixer, "parity"), *percent(mixer, "mqar")]
@@ -261,7 +263,7 @@ def test_scores_over_all_tasks_have_the_aggregates_of_rliable(sweep):
 def test_models_and_tasks_have_display_names_an_order_and_a_subset(sweep, tmp_path, capsys):
     names = tmp_path / "names.yaml"
     names.write_text("lstm: LSTM\nparity: Parity\n")
-    shown = said(sweep, "--matrix", "--markdown", "--names", names, "--order", "[rnn, parity]")
+    shown = said(sweep, "--matrix", "--markdown", "--names", names, "--order", "[rnn, parity, rnn]")
     assert "| model | Parity | mqar | all tasks |" in shown
     assert [row.split(" | ")[0] for row in shown.splitlines() if row.startswith("| ")][2:5] == [
         "| rnn",

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ import yaml
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.report.scaling import Ladder
+from tfm_blocks.report.scaling_tables import factors_table, scaling_record
+from tfm_blocks.report.table import markdown
 from tfm_blocks.runs.model import write_model
+from tfm_blocks.scoring.scaling_law import LadderFit, LadderPoint, ScalingLaw
 
 FACTOR = 0.7
 EMBEDDINGS = {"decoder_only": 0, "llama": 1}  # llama does not tie the embedding to its logits
@@ -164,6 +169,39 @@ def test_the_noise_is_told_before_the_results_and_exponents_come_with_a_warning(
     )
     assert "warning: the exponents of small ladders cannot be distinguished" in text
     assert "a law for each model" not in said(ladder)
+    alone = json.loads(said(ladder, "--exponents", "--json"))["exponents"]
+    assert alone.keys() == EMBEDDINGS.keys()
+    low, high = alone["llama"]["beta"]["interval"]
+    assert f"{alone['llama']['beta']['value']:.3f} [{low:.3f}, {high:.3f}]" in text
+
+
+def test_a_ladder_without_a_model_or_with_a_subset_is_refused(ladder, tmp_path, capsys):
+    shutil.copytree(ladder, tmp_path / "all")
+    (tmp_path / "all" / "llama-16-10-2" / "model.json").unlink()
+    for options, error in (
+        ([], "llama-16-10-2/model.json: the file is missing"),
+        (["--only", "[llama]"], "--only: does not apply to --scaling"),
+    ):
+        with pytest.raises(SystemExit):
+            said(tmp_path / "all", *options)
+        assert error in capsys.readouterr().err
+
+
+def test_losses_that_hardly_depend_on_size_and_tokens_have_a_note_and_finite_factors():
+    random = np.random.default_rng(3)
+    points = [
+        LadderPoint(model, 1e4 * 2**size, 1e5 * 4**length, 2 * math.exp(random.normal(0, 0.01)))
+        for model in "ab"
+        for size in range(4)
+        for length in range(3)
+    ]
+    law = ScalingLaw(2.0, 1e-320, 0.0, 0.5, 0.5, (0.0, 500.0), (0.0, 0.0), 1e10)
+    without = [replace(law, log_factors=(0.0, factor)) for factor in (-500.0, 0.0, 500.0)]
+    ladder = Ladder(LadderFit(["a", "b"], points, law, without), None, [])
+    assert ladder.fit.unseen == ["size", "number of tokens"]
+    assert law.lowest_loss(1e10, 1) == pytest.approx(2)
+    assert "2.7e+43]" in markdown(factors_table(ladder))
+    assert math.isfinite(scaling_record(ladder)["factors"]["b"]["interval"][1])
 
 
 def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):
@@ -182,6 +220,13 @@ def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         said(tmp_path / "all", "--metric", "loss")
     assert "in place of the loss stands a score whose best value is 100 %" in capsys.readouterr().err
+    best = tmp_path / "all" / "llama-64-40-1" / "status.json"
+    best.write_text(best.read_text().replace('"test/exact_match": 0.', '"test/exact_match": 1, "x": 0.'))
+    with pytest.raises(SystemExit):
+        said(tmp_path / "all", "--metric", "exact match")
+    error = capsys.readouterr().err
+    assert "--metric: llama-64-40-1 has 100 % of exact match, and no law has a distance of 0" in error
+    assert "help: choose a harder score" in error
 
 
 def test_runs_that_differ_in_more_than_their_seed_are_no_seeds_of_a_rung(ladder, tmp_path, capsys):

@@ -193,7 +193,7 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
 
     ladder = read_ladder(comparison, arguments.plugins, arguments.metric)
     if arguments.json:
-        print_json(scaling.scaling_record(ladder))
+        print_json(scaling.scaling_record(ladder, exponents=arguments.exponents))
     elif arguments.csv:
         print(csv_text(scaling.rungs_table(ladder)), end="")
     else:
@@ -214,6 +214,10 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
 
     shape = vars(arguments)
     scaling, tested = shape.get("scaling", False), not (shape.get("scaling") or shape.get("matrix"))
+    for option in ("names", "order", "only"):
+        if scaling and shape[option] is not None:
+            rule = "does not apply to --scaling, which fits all runs"
+            raise ConfigError(Problem(f"--{option}", rule, help="leave it out, or name the folders of fewer runs"))
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
     options = {"held_out_seeds": arguments.held_out_seeds, "several_lengths": scaling, "tested": tested}
     display = read_display(arguments.names, arguments.order, arguments.only)

@@ -48,7 +48,7 @@ class Display:
         """Return the places of the shown names in their order."""
         kept = [name for name in self.only if name in names] or names
         first = [name for name in self.order if name in kept]
-        return [names.index(name) for name in [*first, *(name for name in kept if name not in first)]]
+        return [names.index(name) for name in dict.fromkeys([*first, *kept])]
 
 
 DISPLAY_ALL = Display()

@@ -63,6 +63,8 @@ def aggregates_table(matrix: Matrix) -> Table:
         "95 % intervals: bootstrap of the seeds of each task; interquartile mean: of all runs, without the lowest and "
         "the highest quarter; better: the probability that a run has a better score, a tie counts half, mean over tasks"
     )
+    if min(len(seeds) for own in scores.values() for seeds in own) <= FEW:
+        note += f"; of {FEW} seeds or fewer, the intervals are too narrow, and contain the true mean less often"
     title = f"{matrix.score.heading} over all {len(matrix.grid.tasks)} tasks"
     return Table(title, [*texts("model"), *columns, Column(f"better{against}", "{:.2f}")], rows, note=note)
 

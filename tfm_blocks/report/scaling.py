@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tfm_blocks.errors import ConfigError, Problem, listed, shown
@@ -15,9 +16,11 @@ from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.report.comparison import NAMED, Comparison
 from tfm_blocks.report.differences import ABSENT, MODEL, RATES, Factor, Group, without_seed
 from tfm_blocks.report.rates import best_groups, rate_curves
+from tfm_blocks.runs.files import read_bytes
+from tfm_blocks.runs.folder import MODEL as MODEL_FILE
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.scaling_law import Estimate, LadderFit, LadderPoint, fit_ladder, rungs
+from tfm_blocks.scoring.scaling_law import Estimate, LadderFit, LadderPoint, fit_ladder, held_out_errors, rungs
 from tfm_blocks.scoring.significance import correct
 
 RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
@@ -42,6 +45,14 @@ class Ladder:
         """Return the largest compute of a run, in operations."""
         return max(point.compute for point in self.fit.points)
 
+    @cached_property
+    def held_out(self) -> dict[str, float] | str:
+        """Return the error of each model at the largest size, or why the smaller ones do not predict it."""
+        try:
+            return held_out_errors(self.fit.points, self.fit.models)
+        except ConfigError as error:
+            return error.problems[0].rule
+
     def corrected(self, fit: LadderFit | None, statistic: Callable[[LadderFit, int], Estimate]) -> dict[int, float]:
         """Return the p-value of a statistic of each model but the baseline, corrected for all of them (Holm 1979)."""
         return correct({model: statistic(fit, model).p for model in range(1, len(fit.models))} if fit else {})
@@ -54,7 +65,7 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     Of several learning rates of a model and size, only the one with the most results counts, or of these the best one;
     others were only tried. Runs from which others branched off before any decay of their own are left out. With
     `metric`, the distance of this score from 100 % stands in place of the loss. Raises ConfigError if the runs do not
-    determine the law, or cannot be compared.
+    determine the law, or cannot be compared, and RunError if a run has no model.
     """
     parents = {path for run in comparison.runs for path in _parent_folders(run)}
     kept, left = _select_runs(comparison, parents, metric)
@@ -78,7 +89,8 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
         with_trends = fit_ladder(points, models, trend=True)
     except ConfigError:
         with_trends = None
-    return Ladder(fit_ladder(points, models), with_trends, list(_notes(points, left)), metric or OBJECTIVE)
+    fit = fit_ladder(points, models)
+    return Ladder(fit, with_trends, list(_notes(fit, left)), metric or OBJECTIVE)
 
 
 def _select_runs(
@@ -127,6 +139,9 @@ def _distance(run: SavedRun, metric: str) -> float | None:
         rule = f"is {shown(metric)}, but in place of the loss stands a score whose best value is 100 %"
         raise ConfigError(Problem("--metric", rule, help="write --metric accuracy@64, or leave it out for the loss"))
     value = run.value_of(score.name)
+    if value is not None and value >= score.high:
+        rule = f"{run.name} has 100 % of {metric}, and no law has a distance of 0"
+        raise ConfigError(Problem("--metric", rule, help="choose a harder score, or leave it out for the loss"))
     return None if value is None else 1 - value / 100
 
 
@@ -200,7 +215,7 @@ def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
     known: dict[bytes, float] = {}
 
     def size_of(run: SavedRun) -> float:
-        text = (run.folder / "model.json").read_bytes()
+        text = read_bytes(run.folder / MODEL_FILE)
         if text not in known:
             known[text] = count_without_embeddings(network_without_values(read_spec(run.folder, plugins)))
         return known[text]
@@ -208,10 +223,15 @@ def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
     return size_of
 
 
-def _notes(points: Sequence[LadderPoint], left: Mapping[str, Sequence[SavedRun]]) -> Iterator[str]:
+def _notes(fit: LadderFit, left: Mapping[str, Sequence[SavedRun]]) -> Iterator[str]:
     for reason, runs in left.items():
         yield f"not in the fit: {listed([run.name for run in runs], NAMED)}: {reason}"
-    if max(point.parameters for point in points) < SMALL:
+    for name in fit.unseen:
+        yield (
+            f"the law attributes less than 0.1 % of each loss to the {name}, so its exponent and extrapolations mean "
+            f"nothing; add runs that differ more in their {name}"
+        )
+    if max(point.parameters for point in fit.points) < SMALL:
         yield (
             f"all models have fewer than {SMALL:,} parameters, at which a learning rate that is not tuned can decide "
             "more than the architecture; check that larger models agree"

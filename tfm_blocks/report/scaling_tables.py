@@ -12,17 +12,16 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from tfm_blocks.errors import ConfigError
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.drawing import WIDTH, line_style
 from tfm_blocks.report.scaling import Ladder
 from tfm_blocks.report.table import COUNT, Table, Value, mean_cell, numbers, texts
 from tfm_blocks.scoring.scaling_law import (
+    LARGEST_LOG,
     Estimate,
     LadderFit,
     LadderPoint,
     fit_ladder,
-    held_out_errors,
     rungs,
     seed_deviation,
 )
@@ -46,20 +45,12 @@ def answers(ladder: Ladder) -> Iterator[str]:
     )
     for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
         yield _answer(ladder, model, p)
-    errors = _held_out(fit)
+    errors = ladder.held_out
     if isinstance(errors, str):
         yield f"held-out check: none, because without the largest size {errors}"
     else:
         listed_errors = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors.items())
         yield f"held-out check: the fit without the largest size predicts its losses with an error of {listed_errors}"
-
-
-def _held_out(fit: LadderFit) -> dict[str, float] | str:
-    """Return the error of each model at the largest size, or why the smaller ones do not predict it."""
-    try:
-        return held_out_errors(fit.points, fit.models)
-    except ConfigError as error:
-        return error.problems[0].rule
 
 
 def noise_sentences(ladder: Ladder) -> Iterator[str]:
@@ -90,13 +81,22 @@ def noise_table(ladder: Ladder) -> Table:
 def exponents_table(ladder: Ladder) -> Table:
     """Return the law of each model alone. Raises ConfigError if its own runs do not determine it."""
     columns = [*texts("model", "irreducible loss", "alpha", "beta")]
-    rows: list[list[Value]] = []
-    for model in ladder.fit.models:
-        own = fit_ladder([point for point in ladder.fit.points if point.model == model], [model])
-        found = [own.estimate(lambda law, name=name: getattr(law, name)) for name in ("irreducible", "alpha", "beta")]  # type: ignore[misc]
-        rows.append([model, *(f"{one.value:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in found)])
+    rows: list[list[Value]] = [
+        [model, *(f"{own.value:.3f} [{own.interval[0]:.3f}, {own.interval[1]:.3f}]" for own in values.values())]
+        for model, values in _exponents(ladder).items()
+    ]
     note = "warning: the exponents of small ladders cannot be distinguished; the factor on compute is the comparison"
     return Table("a law for each model, with 95 % intervals", columns, rows, note=note)
+
+
+def _exponents(ladder: Ladder) -> dict[str, dict[str, Estimate]]:
+    """Return the constants of the law of each model alone. Raises ConfigError if its own runs do not determine it."""
+    constants = {}
+    for model in ladder.fit.models:
+        own = fit_ladder([point for point in ladder.fit.points if point.model == model], [model])
+        names = ("irreducible", "alpha", "beta")
+        constants[model] = {name: own.estimate(lambda law, name=name: getattr(law, name)) for name in names}  # type: ignore[misc]
+    return constants
 
 
 def _answer(ladder: Ladder, model: int, p: float) -> str:
@@ -115,7 +115,7 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
         text += f"; extrapolated to {FURTHER} times the largest run: {further}"
     if trended and p < ALPHA:
         text += f"; the factor changes with compute, {_p(p)} (corrected)"
-        crossing = trended.law.centre * math.exp(-trended.law.log_factors[model] / trended.law.trends[model])
+        crossing = trended.law.centre * _exp(-trended.law.log_factors[model] / trended.law.trends[model])
         if min(point.compute for point in fit.points) <= crossing <= ladder.largest:
             text += f"; the curves cross at {crossing:.2g} operations"
     return text
@@ -127,8 +127,17 @@ def _p(p: float) -> str:
 
 def _factor(logarithm: Estimate) -> str:
     """Return a factor with its 95 % interval: `0.81 [0.74, 0.90]`."""
-    low, high = map(math.exp, logarithm.interval)
-    return f"{math.exp(logarithm.value):.2f} [{low:.2f}, {high:.2f}]"
+    value, low, high = (f"{end:.2f}" if end < 1e4 else f"{end:.1e}" for end in map(_exp, _ends(logarithm)))
+    return f"{value} [{low}, {high}]"
+
+
+def _ends(estimate: Estimate) -> tuple[float, float, float]:
+    return estimate.value, *estimate.interval
+
+
+def _exp(logarithm: float) -> float:
+    """Return the exponential, at most that of LARGEST_LOG."""
+    return math.exp(min(LARGEST_LOG, logarithm))
 
 
 def rungs_table(ladder: Ladder) -> Table:
@@ -173,13 +182,13 @@ def factors_table(ladder: Ladder) -> Table:
     return Table(title, columns, rows, note="\n".join(answers(ladder)))
 
 
-def scaling_record(ladder: Ladder) -> dict[str, Any]:
-    """Return the law, the factors and the points as JSON values, unrounded."""
+def scaling_record(ladder: Ladder, *, exponents: bool = False) -> dict[str, Any]:
+    """Return the law, the factors and the points as JSON values, unrounded; with `exponents`, the law of each model."""
     fit = ladder.fit
     factors: dict[str, Any] = {}
     for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
         factor = fit.factor(model)
-        low, high = map(math.exp, factor.interval)
+        low, high = map(_exp, factor.interval)
         trend = ladder.with_trends.trend(model) if ladder.with_trends else None
         factors[fit.models[model]] = {
             "factor": math.exp(factor.value),
@@ -193,10 +202,15 @@ def scaling_record(ladder: Ladder) -> dict[str, Any]:
     errors = {name: fit.estimate(lambda law, name=name: getattr(law, name)).error for name in CONSTANTS}  # type: ignore[misc]
     sentences = [*noise_sentences(ladder), *answers(ladder)]
     record: dict[str, Any] = {"law": asdict(fit.law), "standard_errors": errors, "answers": sentences}
-    held_out = _held_out(fit)
+    held_out = ladder.held_out
     record |= {"measure": ladder.measure, "held_out_errors": held_out if isinstance(held_out, dict) else None}
     record |= {"baseline": fit.models[0], "factors": factors}
     record["points"] = [{**asdict(point), "compute": point.compute} for point in fit.points]
+    if exponents:
+        record["exponents"] = {
+            model: {name: {"value": own.value, "interval": own.interval} for name, own in values.items()}
+            for model, values in _exponents(ladder).items()
+        }
     return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
 
 
@@ -205,7 +219,7 @@ def _extrapolated(ladder: Ladder, model: int) -> dict[str, Any] | None:
     if ladder.with_trends is None:
         return None
     factor = ladder.with_trends.factor(model, FURTHER * ladder.largest)
-    interval = [math.exp(bound) for bound in factor.interval]
+    interval = [_exp(bound) for bound in factor.interval]
     return {"compute": FURTHER * ladder.largest, "factor": math.exp(factor.value), "interval": interval}
 
 
@@ -227,14 +241,15 @@ def draw_scaling(ladder: Ladder) -> Figure:
         style = line_style(model)
         marker, colour = style.pop("marker"), style["color"]
         panel.plot(computes, [math.exp(one.value) for one in curve], label=name, **style)
-        low, high = np.exp([one.interval for one in curve]).T
+        low, high = np.exp(np.clip([one.interval for one in curve], -LARGEST_LOG, LARGEST_LOG)).T
         panel.fill_between(computes, low, high, color=colour, alpha=0.15, linewidth=0)
         results = [point.compute for point in own], [point.loss for point in own]
         panel.scatter(*results, s=6, color=colour, marker=marker)
     panel.axvline(ladder.largest, color="0.6", linewidth=0.6)
     panel.set_xscale("log")
     panel.set_yscale("log")
-    panel.set_ylim(0.95 * fit.law.lowest_loss(computes[-1]), 1.05 * max(point.loss for point in fit.points))
+    lowest = min(fit.law.lowest_loss(computes[-1], model) for model in range(len(fit.models)))
+    panel.set_ylim(0.95 * lowest, 1.05 * max(point.loss for point in fit.points))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}".replace("e+", "e")))
     panel.yaxis.set_major_locator(MaxNLocator(6))
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -25,6 +25,9 @@ EXPONENTS = np.arange(0.1, 1.01, 0.1)  # of the grid on which the fit begins
 BOUNDS = 0.01, 2.0  # of the exponents
 SIZES, LENGTHS = 3, 2  # fewest numbers of parameters and of tokens of each model
 ALIKE = 1.02  # ratio of tokens below which results have the same length
+UNSEEN = 1e-3  # fraction of a loss below which a term of the law is not seen in it
+LARGEST_LOG = 100.0  # of a factor: losses that hardly depend on size and tokens do not determine it
+TINY = 1e-300  # of a term, whose logarithm is taken
 POWER = 0.8  # with which the smallest visible difference is found
 Floats = npt.NDArray[np.float64]
 
@@ -67,8 +70,9 @@ class ScalingLaw:
         return [name for name, value in exponents.items() if not BOUNDS[0] * 1.01 < value < BOUNDS[1] / 1.01]
 
     def log_factor(self, model: int, compute: float) -> float:
-        """Return the logarithm of the factor of a model at a compute."""
-        return self.log_factors[model] + self.trends[model] * math.log(compute / self.centre)
+        """Return the logarithm of the factor of a model at a compute, at most LARGEST_LOG from 0."""
+        log = self.log_factors[model] + self.trends[model] * math.log(compute / self.centre)
+        return max(-LARGEST_LOG, min(LARGEST_LOG, log))
 
     def loss(self, parameters: float, tokens: float, model: int = 0) -> float:
         """Return the loss of a model, by its index."""
@@ -81,8 +85,9 @@ class ScalingLaw:
         """Return the lowest loss at a compute: that of the best number of parameters (Hoffmann et al. 2022, eq. 4)."""
         compute /= math.exp(self.log_factor(model, compute))  # that of the baseline for the same loss
         both = self.alpha + self.beta
-        of_both = self.alpha * self.parameter_coefficient / (self.beta * self.token_coefficient)
-        parameters = of_both ** (1 / both) * (compute / 6) ** (self.beta / both)
+        of_size, of_tokens = self.alpha * self.parameter_coefficient, self.beta * self.token_coefficient
+        ratio, most = math.log(max(of_size, TINY)) - math.log(max(of_tokens, TINY)), math.log(compute / 6)
+        parameters = math.exp(min(most, max(0.0, (ratio + self.beta * most) / both)))  # from 1, for at least one token
         return self.loss(parameters, compute / 6 / parameters)
 
 
@@ -124,6 +129,16 @@ class LadderFit:
         values = [statistic(law) for law in self.laws_without]
         sizes = len(values)
         return Estimate(statistic(self.law), math.sqrt((sizes - 1) ** 2 / sizes * variance(values)), sizes - 1)
+
+    @property
+    def unseen(self) -> list[str]:
+        """Return which of size and number of tokens has less than a fraction UNSEEN of each loss."""
+        law = self.law
+        terms = {
+            "size": [law.parameter_coefficient * one.parameters**-law.alpha / one.loss for one in self.points],
+            "number of tokens": [law.token_coefficient * one.tokens**-law.beta / one.loss for one in self.points],
+        }
+        return [name for name, shares in terms.items() if max(shares) < UNSEEN]
 
     def factor(self, model: int, compute: float | None = None) -> Estimate:
         """Return the logarithm of the factor of a model on the compute of the baseline, the model of index 0."""
@@ -232,7 +247,8 @@ def _law(theta: Floats, centre: tuple[float, float], models: int) -> ScalingLaw:
 def _expect_determined(points: Sequence[LadderPoint], models: Sequence[str], constants: int) -> None:
     for point in points:
         if not 0 < point.loss < math.inf:
-            raise ConfigError(Problem(point.model, f"has a loss of {point.loss}, but a law needs losses above 0"))
+            rule = f"has a loss of {point.loss}, but a law needs losses above 0"
+            raise ConfigError(Problem(point.model, rule, help="leave out the run with this loss"))
     for model in models:
         own = [point for point in points if point.model == model]
         sizes = {round(math.log(point.parameters), 2) for point in own}
