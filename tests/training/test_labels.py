@@ -24,7 +24,7 @@ from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.weights import Conversion, read_weight_table
 from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.report.comparison import compare_runs
-from tfm_blocks.report.confusion import count_confusions
+from tfm_blocks.report.confusion import confusion_png, count_confusions
 from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.scoring.labels import label_statistics
 from tfm_blocks.training.labels import LabelObjective, label_scores
@@ -142,6 +142,11 @@ def test_confusions_are_those_of_torchmetrics(predict):
     )
     expected = confusion_matrix(output_N, right_N, task="multiclass", num_classes=3)
     assert count_confusions(coder, outputs, right).tolist() == expected.tolist()
+
+
+def test_a_picture_reads_no_formulas_in_names_of_classes():
+    coder = LabelCoder("class", (r"$\wrong{$", "b"))
+    assert confusion_png(coder, np.array([[1, 2], [3, 4]])).startswith(b"\x89PNG")
 
 
 TEXTS = ["a good film", "bad", "a day, was good", "so bad so"]

@@ -39,10 +39,9 @@ def confusion_png(coder: LabelCoder, counts_CC: Counts) -> bytes:
     classes = len(coder.names)
     side = 2 + 0.4 * classes
     figure = Figure((side, side), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="output", ylabel="reference", xticks=range(classes), yticks=range(classes), yticklabels=coder.names
-    )
-    axes.set_xticklabels(coder.names, rotation=90)
+    axes = figure.add_subplot(xlabel="output", ylabel="reference")
+    axes.set_xticks(range(classes), coder.names, rotation=90, parse_math=False)
+    axes.set_yticks(range(classes), coder.names, parse_math=False)
     shares_CC = counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
     axes.imshow(shares_CC, "Blues", vmin=0, vmax=1)
     for row, column in np.argwhere(counts_CC) if classes <= MOST_COUNTED else ():
