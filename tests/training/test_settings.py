@@ -58,6 +58,7 @@ def test_problems_of_all_groups_are_reported_together(small: Callable[..., Compo
         (["callbacks.early_stopping.min_delta=-1"], "callbacks.early_stopping.min_delta: must be at least 0"),
         (["+callbacks.early_stoping={}"], "callbacks.early_stoping: no such setting"),
         (["callbacks.early_stopping.monitor=val/bleu", "callbacks.early_stopping.patience=1", "trainer.validate_sentences=0"], "but trainer.validate_sentences is 0"),
+        (["callbacks.early_stopping.monitor=val/loss/a", "callbacks.early_stopping.patience=1"], "the corpora of data.mix with validation text are: none"),
     ],
 )  # fmt: skip
 def test_early_stopping_monitors_metrics_of_the_run(
@@ -75,6 +76,17 @@ def test_early_stopping_does_not_wait_for_translations_of_plain_text(small: Call
         ConfigError, match="val/bleu, which is a score of translations, but plain text is not translated"
     ):
         read_run({**config, "data": lm})
+
+
+def test_early_stopping_monitors_a_corpus_with_validation_text(small: Callable[..., Composed]) -> None:
+    monitor = "callbacks.early_stopping.monitor=val/loss/"
+    lm = yaml.safe_load((CONF / "data" / "lm.yaml").read_text()) | {"dir": "x", "mix": {"a": {}, "b": {"val": None}}}
+    config = small(f"{monitor}a", "callbacks.early_stopping.patience=1").mapping | {"data": lm}
+    assert read_run(config).callbacks.early_stopping.monitor == "val/loss/a"
+    with pytest.raises(
+        ConfigError, match=r"monitors val/loss/b, but the corpora of data\.mix with validation text are: a"
+    ):
+        read_run(small(f"{monitor}b", "callbacks.early_stopping.patience=1").mapping | {"data": lm})
 
 
 VALUES = [None, True, -1, 0, 10**30, 2.5, math.nan, "", "x" * 1000, [], ["{}"], {}, {"lr": 1}, {3: 4}, {None: [0]}]

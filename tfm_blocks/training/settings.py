@@ -299,6 +299,14 @@ class RunSettings(Settings):
         if data and ((required and not any(kinds[kind] for kind in required)) or is_translated):
             rule = f"early_stopping monitors {stop.monitor}, which this data does not measure"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
+        head, corpus, _ = key.name.partition("{corpus}")
+        scored = [name for name, part in (getattr(data, "mix", None) or {}).items() if part.val is not None]
+        if data and corpus and stop.monitor.removeprefix(head) not in scored:
+            known = ", ".join(scored) or "none"
+            rule = (
+                f"early_stopping monitors {stop.monitor}, but the corpora of data.mix with validation text are: {known}"
+            )
+            raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}, or the name of a corpus")
         if not key.translated:
             return callbacks
         reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
