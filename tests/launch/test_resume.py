@@ -569,13 +569,13 @@ def outside(folder: Path) -> dict[str, Any]:
     ],
 )
 def test_a_run_killed_at_random_moments_ends_bit_equal(
-    tmp_path: Path, kills: int, devices: int, options: list[str]
+    small: Callable[..., Composed], tmp_path: Path, kills: int, devices: int, options: list[str]
 ) -> None:
     """Kill all processes or only the parent, and resume with the command in status.json."""
     train_py = [sys.executable, str(ROOT / "train.py")]
     overrides = [
         *SMALL[1:],
-        *options,
+        *taught(small, tmp_path, options),
         f"trainer.steps={30 * kills}",
         f"trainer.devices={devices}",
     ]  # a kill takes up to 20 steps

@@ -105,7 +105,8 @@ def test_panels_can_show_exactly_the_settings_that_runs_log() -> None:
     for names in zip_longest(*groups):
         chosen = [f"{group}={name}" for group, name in zip(GROUPS, names, strict=True) if name]
         files = ["data.dir=."] if names[0] in ("text", "labels", "lm", "multi30k", "multi30k_raw") else []
-        logged |= logged_by(*chosen, *files, "sweep.name=x")
+        teacher = ["objective.teacher=x"] if "objective=distil" in chosen else []
+        logged |= logged_by(*chosen, *files, *teacher, "sweep.name=x")
     for name, path in models.items():
         if not read_yaml(path).keys() - {"defaults", "model"} <= logged:
             logged |= logged_by(f"model={name}")

@@ -131,7 +131,7 @@ class Gate(nn.Module):
 class Pool(nn.Module):
     """Give all positions the mean, the maximum or the vector of the first position: x_BND -> x_BND.
 
-    Padding is left out. With `kind: none` each position keeps its vector.
+    Padding is left out; a sequence of padding alone gets 0. With `kind: none` each position keeps its vector.
 
     Also known as: mean pooling, max pooling, CLS pooling.
     Use: before the output of a classifier, which reads the first position.
@@ -147,9 +147,11 @@ class Pool(nn.Module):
         if self.kind == "first":
             return x_BND[:, :1].expand_as(x_BND)
         if self.kind == "max":
-            return x_BND.masked_fill(~keep_BN[:, :, None], -torch.inf).amax(1, keepdim=True).expand_as(x_BND)
+            largest_B1D = x_BND.masked_fill(~keep_BN[:, :, None], -torch.inf).amax(1, keepdim=True)
+            return largest_B1D.masked_fill(~keep_BN.any(1)[:, None, None], 0).expand_as(x_BND)
         weights_BN1 = keep_BN[:, :, None].to(x_BND.dtype)
-        return ((x_BND * weights_BN1).sum(1, keepdim=True) / weights_BN1.sum(1, keepdim=True)).expand_as(x_BND)
+        sum_B1D = (x_BND * weights_BN1).sum(1, keepdim=True)
+        return (sum_B1D / weights_BN1.sum(1, keepdim=True).clamp_min(1)).expand_as(x_BND)
 
 
 @block(

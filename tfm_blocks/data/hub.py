@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tfm_blocks.data.cache import cache_key, expand_home, find_or_build
 from tfm_blocks.data.files import import_package
@@ -59,7 +60,10 @@ def _stored_splits(written: str, splits: Sequence[str], address: str, cache: Pat
         raise ConfigError(Problem(address, rule, help=help)) from None
     keys = [cache_key("hub", name, config, split, x._fingerprint) for split, x in zip(splits, read, strict=True)]
     folders = [
-        find_or_build(cache / "datasets" / key, lambda folder, x=x: x.save_to_disk(str(folder)))
-        for key, x in zip(keys, read, strict=True)
+        find_or_build(cache / "datasets" / key, partial(_save, one)) for key, one in zip(keys, read, strict=True)
     ]
     return {split: str(folder.absolute()) for split, folder in zip(splits, folders, strict=True)}
+
+
+def _save(dataset: Any, folder: Path) -> None:
+    dataset.save_to_disk(str(folder))

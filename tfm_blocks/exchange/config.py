@@ -87,7 +87,7 @@ def _differs(flat: Mapping[str, Any], key: str, family: Family) -> bool:
         return value != list(islice(cycle(fixed), len(value)))
     if value is None:  # null disables a feature, or leaves the name of a function or the kinds of layers to the class
         return isinstance(fixed, int | float) and bool(fixed) and key in flat
-    return _same_activation(value) != _same_activation(fixed)
+    return bool(_same_activation(value) != _same_activation(fixed))
 
 
 def _same_activation(value: Any) -> Any:
