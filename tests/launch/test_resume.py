@@ -572,10 +572,12 @@ def test_a_run_killed_at_random_moments_ends_bit_equal(
     small: Callable[..., Composed], tmp_path: Path, kills: int, devices: int, options: list[str]
 ) -> None:
     """Kill all processes or only the parent, and resume with the command in status.json."""
+    if options != (options := taught(small, tmp_path, options)):  # the width and the tokenizer are those of the teacher
+        options += [f"d_model={small().mapping['d_model']}", f"data.tokenizer={tmp_path / 'teacher' / 'run'}"]
     train_py = [sys.executable, str(ROOT / "train.py")]
     overrides = [
         *SMALL[1:],
-        *taught(small, tmp_path, options),
+        *options,
         f"trainer.steps={30 * kills}",
         f"trainer.devices={devices}",
     ]  # a kill takes up to 20 steps

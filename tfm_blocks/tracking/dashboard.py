@@ -28,7 +28,7 @@ GROUP = "dashboard"
 STEP = "step"
 WIDTH, HEIGHT, COLUMNS = 8, 6, 3  # of W&B's grid, which is 24 wide
 NOT_LOGGED = frozenset(
-    {"defaults", "hydra", "resume", "cooldown", "match"}
+    {"defaults", "hydra", "resume", "cooldown", "ladder", "match"}
 )  # keys of train.yaml that are not settings of a run
 GOALS = {"min": "minimize", "max": "maximize"}
 DISTRIBUTIONS = {  # W&B's names, by (logarithmic, integer)
