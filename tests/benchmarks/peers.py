@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.oracles.references import REFERENCES, both  # noqa: E402
 from tests.oracles.test_hugging_face import far_apart, ids  # noqa: E402
-from tfm_blocks.launch.precision import choose_precision  # noqa: E402
+from tfm_blocks.launch.run_spec import choose_precision  # noqa: E402
 from tfm_blocks.report.drawing import COLOURS, PAGE, STYLE  # noqa: E402
 
 JSON = ROOT / "docs" / "benchmarks.json"

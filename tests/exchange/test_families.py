@@ -88,6 +88,8 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
     read_published(family, config, {}, 10**6, "config.json")
     for key, value in [*family.fixed.items(), ("another_feature", 7)]:
         changed = json.loads(json.dumps(config))
+        if key == "attention_layers":  # of GPT-Neo, whose class computes it from attention_types
+            changed.pop("attention_types", None)
         *outer, inner = key.split(".")
         place = changed
         for part in outer:
