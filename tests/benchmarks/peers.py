@@ -36,6 +36,7 @@ from tfm_blocks.report.drawing import COLOURS, PAGE, STYLE  # noqa: E402
 
 JSON = ROOT / "docs" / "benchmarks.json"
 FIGURE = ROOT / "docs" / "images" / "benchmarks.svg"
+SMALLEST = 1e-8  # a difference of 0 is drawn here
 S, T = 7, 6  # tokens of the sources and targets whose logits are compared
 
 
@@ -116,14 +117,15 @@ def draw(measured: dict[str, Any]) -> None:
             bars.text(row["ratio"], place, f" {row['ratio']:.2f}", va="center")
         bars.axvline(1, color="black", linewidth=0.5, linestyle=":")
         bars.set_title("Speed relative to the other library")
-        bars.set_xscale("log")
         names = sorted(measured["agreement"], key=measured["agreement"].__getitem__)
-        values = [max(measured["agreement"][name], 1e-8) for name in names]
+        values = [max(measured["agreement"][name], SMALLEST) for name in names]
         dots.plot(values, names, linestyle="", marker="o", color=COLOURS[1])
         dots.axvline(1e-5, color="black", linewidth=0.5, linestyle=":")
         dots.set_xscale("log")
+        dots.minorticks_off()
+        dots.set_xticks(ticks := [SMALLEST, 1e-7, 1e-6, 1e-5], ["0", *(f"{tick:.0e}" for tick in ticks[1:])])
         dots.tick_params(axis="y", labelsize=5)
-        dots.set_title("Largest difference from the logits of transformers")
+        dots.set_title("Difference from the logits of transformers")
         figure.savefig(FIGURE, metadata={"Date": None})
 
 
