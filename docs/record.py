@@ -51,7 +51,7 @@ def record(command: str, folder: Path) -> Iterator[tuple[float, str]]:
         last = time.monotonic()
         for line in process.stdout:
             now = time.monotonic()
-            yield now - last, line.rstrip()
+            yield now - last, line.rstrip().replace(f"{ROOT}/", "")  # as in the folder of the clone
             last = now
 
 
