@@ -21,7 +21,7 @@ CONF_LINK = re.compile(r"\]\(\.\./((?:\.\./)*)(conf/[\w/.-]+)\)")
 
 
 class ConfLinks(Preprocessor):
-    """Point links to conf/, which is beside docs/, to the copy of conf/ in the site."""
+    """Point links from docs/ to conf/ to the copy of conf/ in the site."""
 
     def run(self, lines: list[str]) -> list[str]:
         """Return the lines of a page. Raises FileNotFoundError for a link to a missing file of conf/."""

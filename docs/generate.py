@@ -68,7 +68,7 @@ BENCHMARKS = """\
 This page compares the speed and the values of tfm-blocks with other libraries. `python tests/benchmarks/peers.py`
 measured everything on {date}: {machine}, idle, no accelerator; torch {torch}, transformers {transformers}.
 
-![Bars: speed beside other libraries. Dots: agreement of logits with transformers](images/benchmarks.svg)
+![Bars: speed compared with other libraries. Dots: agreement of logits with transformers](images/benchmarks.svg)
 
 ## Speed
 
@@ -77,7 +77,7 @@ consists of forward pass, loss, backward pass and optimizer; searches and prompt
 
 {speeds}
 
-These commands measure each row alone:
+These commands measure one row each:
 
     {commands}
 
@@ -169,7 +169,7 @@ def _benchmarks() -> str:
     facts = {"date": measured["date"], "machine": measured["machine"], **measured["versions"]}
     return BENCHMARKS.format(
         **facts,
-        speeds=_table(["what", "beside", "tfm-blocks", "the other", "ratio"], speeds),
+        speeds=_table(["operation", "other library", "tfm-blocks", "other library", "ratio"], speeds),
         commands="\n    ".join(row["command"] for row in measured["speed"]),
         agreement=_table(["model", "difference"], [(name, f"{value:.1e}") for name, value in worst]),
         models=len(worst),
@@ -259,7 +259,7 @@ The file is `{path.relative_to(FOLDER.parents[1]).as_posix()}`. It inherits {lin
 
 ![Figure of {recipe["title"]} with two layers]({path.stem}.svg)
 
-**Blocks:** {", ".join(f"[{name}](../blocks.md#{name})" for name in blocks) or "those of the parent"}.
+**Blocks:** {", ".join(f"[{name}](../blocks.md#{name})" for name in blocks) or "the same as in the parent"}.
 
 **Agreement:** with the same random weights, the logits differ from `{theirs}` of transformers by less
 than 1e-5 of the largest logit{unlike},

@@ -24,8 +24,9 @@ from tfm_blocks.language.spec import names
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.data import StepBatches
-from tfm_blocks.training.loss import Objective, backward_scale
+from tfm_blocks.training.loss import backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
+from tfm_blocks.training.objective import Objective
 from tfm_blocks.translation.beam import beam_search, gnmt
 from tfm_blocks.translation.search import Bounds, chooser, likeliest, one_by_one
 from tfm_blocks.translation.settings import Sampling

@@ -1,4 +1,4 @@
-"""Measure the figures of docs/benchmarks.md: speed beside other libraries, and agreement with them.
+"""Measure the figures of docs/benchmarks.md: speed compared with other libraries, and agreement with them.
 
     python tests/benchmarks/peers.py
     python tests/benchmarks/peers.py --draw
@@ -108,7 +108,7 @@ def draw(measured: dict[str, Any]) -> None:
         bars, dots = figure.subplots(1, 2)
         rows = measured["speed"][::-1]
         bars.barh(
-            [f"{row['what']}\nbeside {row['peer']}" for row in rows],
+            [f"{row['what']}\ncompared with {row['peer']}" for row in rows],
             [row["ratio"] for row in rows],
             0.6,
             color=COLOURS[0],

@@ -20,7 +20,7 @@ from tfm_blocks.data.prepare import prepare
 from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.training.data import PlannedCorpus, plan_corpus
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.settings import RunSettings, read_run
 
 SIDES = ("fp32", "bf16")

@@ -22,7 +22,7 @@ from tfm_blocks.data.prepare import prepare
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.network.build import build_network
 from tfm_blocks.training.data import plan_corpus
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 
 TASK = ["experiment=probe/mqar", "data.vocab=8192", "data.train=512", "data.batch=64", "trainer.accelerator=cpu"]
 ROUNDS = 7

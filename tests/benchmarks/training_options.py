@@ -18,7 +18,7 @@ from training_step import SIZES, SMOOTHING, VOCAB, batch_of, speed
 
 import tfm_blocks as tfm
 from tfm_blocks.data.layout import batch_of as collated
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 
 SIDES = ("plain", "recomputed", "compiled")
 

@@ -7,8 +7,9 @@ import pytest
 from tokenizers import Tokenizer as Pieces
 from tokenizers import models, normalizers, pre_tokenizers
 
-from tfm_blocks.data import corpus as corpus_module
-from tfm_blocks.data.corpus import LONGEST, Corpus, write_corpus, write_packed
+from tfm_blocks.data import encoding as encoding_module
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.encoding import LONGEST, write_corpus, write_packed
 from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
@@ -91,7 +92,7 @@ def test_the_chunk_that_is_encoded_at_a_time_changes_nothing(tmp_path, tokenizer
     for folder in (whole, chunked):
         folder.mkdir()
         write_corpus(folder, COLUMNS, PAIRS, tokenizer, max_length=20)
-        monkeypatch.setattr(corpus_module, "CHUNK", 2)
+        monkeypatch.setattr(encoding_module, "CHUNK", 2)
     assert {path.name: path.read_bytes() for path in whole.iterdir()} == {
         path.name: path.read_bytes() for path in chunked.iterdir()
     }

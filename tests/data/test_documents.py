@@ -8,7 +8,7 @@ import torch
 
 from tests.data.conftest import read_data
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.data import corpus as corpus_module
+from tfm_blocks.data import encoding as encoding_module
 from tfm_blocks.data import prepare as prepare_module
 from tfm_blocks.data.documents import find_document_splits
 from tfm_blocks.data.layout import PlainText
@@ -130,7 +130,7 @@ def ids_of(corpus):
 
 @pytest.mark.parametrize("size", [1, 30, 1 << 22])
 def test_pieces_of_any_size_give_the_tokens_of_the_whole_text(plain, monkeypatch, size):
-    monkeypatch.setattr(corpus_module, "CHUNK_SIZE", size)
+    monkeypatch.setattr(encoding_module, "CHUNK_SIZE", size)
     texts = [*TEXTS, "", "the boat is blue " * 50, *TEXTS] * 3
     files = {"1.jsonl": jsonl(texts[:9]), "2.jsonl.gz": jsonl(texts[9:])}
     lines = []

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tfm_blocks.data.corpus import Corpus, write_corpus, write_examples, write_packed
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.encoding import write_corpus, write_examples, write_packed
 from tfm_blocks.data.layout import Appended, AtPositions, OneSequence, PlainText, Sides
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.tokenizer import Tokenizer

@@ -9,7 +9,8 @@ import yaml
 
 from tests.data.test_objectives import WORDS, packed
 from tfm_blocks.compose.folders import CONF
-from tfm_blocks.data.corpus import Corpus, write_corpus
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.encoding import write_corpus
 from tfm_blocks.data.noise import (
     CHOICE,
     COUNT,

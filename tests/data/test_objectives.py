@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tfm_blocks.data.corpus import Corpus, write_corpus, write_packed
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.encoding import write_corpus, write_packed
 from tfm_blocks.data.noise import Flat, Masking, uniforms
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import MaskedSettings

@@ -140,7 +140,7 @@ def test_two_processes_prepare_the_same_at_once(conf, tmp_path):
     code = f"""
 import yaml
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.data.settings import DatesSettings
+from tfm_blocks.data.pair_settings import (DatesSettings)
 mapping = yaml.safe_load(open({str(conf / "dates.yaml")!r}))
 changes = dict(train=3000, val=50, test=50, cache={str(tmp_path)!r})
 data = prepare(DatesSettings(**mapping | changes), 1000)

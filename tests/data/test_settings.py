@@ -3,7 +3,8 @@
 import pytest
 
 from tests.data.conftest import read_data
-from tfm_blocks.data.settings import DatesSettings, TextSettings
+from tfm_blocks.data.pair_settings import DatesSettings
+from tfm_blocks.data.settings import TextSettings
 from tfm_blocks.errors import ConfigError
 
 

@@ -17,7 +17,8 @@ import tfm_blocks as tfm
 from tests.exchange.published import FAMILIES, publish
 from tests.exchange.test_sentencepiece import learned
 from tests.oracles.references import ENCODERS
-from tfm_blocks.data.corpus import Corpus, write_corpus, write_packed
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.encoding import write_corpus, write_packed
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder

@@ -6,13 +6,14 @@ import torch
 
 import tfm_blocks as tfm
 from tests.exchange.published import VOCAB, publish, write_tokenizer
-from tfm_blocks.data.corpus import Corpus, write_packed
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.encoding import write_packed
 from tfm_blocks.data.layout import OneSequence, PlainText, Sides
 from tfm_blocks.data.noise import Masking
 from tfm_blocks.data.objective_layouts import HiddenTokens, NoisyPairs
 from tfm_blocks.data.pair_noise import Denoising, Prefix, SpanCorruption
 from tfm_blocks.exchange.importing import import_folder
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 
 IGNORED = -100
 

@@ -14,7 +14,7 @@ from tfm_blocks.language.spec import Axis, Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.cost import axis_lengths
 from tfm_blocks.scaling.step_trace import Batching
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 
 aten = torch.ops.aten
 CPU_ATTENTION = {  # FlopCounterMode has no formula for the CPU's kernel; these are its formulas for CUDA's

@@ -23,7 +23,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.scoring.corpus import answer_statistics
 from tfm_blocks.training.answers import AnswerScorer, answer_scores
 from tfm_blocks.training.data import EvalStream, PlannedCorpus
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 

@@ -14,7 +14,7 @@ from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.model import read_network
-from tfm_blocks.training.loss import DistilObjective
+from tfm_blocks.training.objective import DistilObjective
 from tfm_blocks.training.settings import LossSettings
 
 SIZES = {"d_model": 16, "d_ff": 24, "heads": 2, "layers": 1, "vocab": 37, "dropout": 0.0}

@@ -17,7 +17,7 @@ from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.scoring.perplexity import pseudo_perplexity
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.split_scorer import MaskedScorer
 from tfm_blocks.translation.fill import Filler
 

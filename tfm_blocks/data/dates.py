@@ -12,7 +12,7 @@ from babel import Locale
 from babel.dates import parse_pattern
 
 from tfm_blocks.data.cache import cache_key
-from tfm_blocks.data.settings import CASES, DatesSettings, days_of
+from tfm_blocks.data.pair_settings import CASES, DatesSettings, days_of
 from tfm_blocks.data.text import Split
 from tfm_blocks.language.spec import TARGET
 

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from tfm_blocks.data.cache import expand_home
+from tfm_blocks.data.file_settings import MixedDocuments
 from tfm_blocks.data.files import (
     LINES,
     PARQUET,
@@ -24,7 +25,7 @@ from tfm_blocks.data.files import (
     read_lines,
     text_of,
 )
-from tfm_blocks.data.settings import LmSettings, MixedDocuments
+from tfm_blocks.data.settings import LmSettings
 from tfm_blocks.data.text import Split
 from tfm_blocks.errors import ConfigError, DataError, Place, Problem
 from tfm_blocks.language.spec import TARGET

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from tfm_blocks.data.cache import cache_key, expand_home, find_or_build
+from tfm_blocks.data.file_settings import HUB, MixedDocuments, MixedPairs
 from tfm_blocks.data.files import import_package
-from tfm_blocks.data.settings import HUB, LmSettings, MixedDocuments, MixedPairs, TextSettings
+from tfm_blocks.data.settings import LmSettings, TextSettings
 from tfm_blocks.errors import ConfigError, Problem, cut, listed
 
 ReadFiles = TypeVar("ReadFiles", bound=TextSettings | LmSettings | MixedPairs | MixedDocuments)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tfm_blocks.data.corpus import Corpus, Ids
+from tfm_blocks.data.corpus import Corpus, Ids, RowTexts
 from tfm_blocks.data.plan import Ints, permute
 
 ORDER = 1  # stream of the draws, which differs from that of plans
@@ -21,7 +21,7 @@ class Mix(Corpus):
 
     Training reads them as `drawn` returns them: an epoch has `counts_P` rows of each corpus. It reads a corpus in
     random orders, one after the other, and the next epoch continues where it ended. So all rows of a corpus are read
-    equally often since the begin of a run, up to 1.
+    equally often since the start of a run, up to 1.
     Without `counts_P`, the rows of all corpora alternate, and `groups` are the names of the corpora.
     """
 
@@ -102,25 +102,16 @@ class Mix(Corpus):
         return self._corpora[part], int(self._rows_N[row] - self._firsts_P[part])
 
 
-class MixedText(Sequence[str]):
+class MixedText(RowTexts):
     """The text of a column of a mix."""
 
     def __init__(self, mix: Mix, column: str) -> None:
+        super().__init__(mix)
         self._mix, self._column = mix, column
 
-    def __len__(self) -> int:
-        return len(self._mix)
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        rows = range(len(self))[place]
-        if isinstance(rows, int):
-            corpus, row = self._mix.place(rows)
-            return corpus.text[self._column][row]
-        return [self[row] for row in rows]
+    def of_row(self, row: int) -> str:
+        corpus, place = self._mix.place(row)
+        return corpus.text[self._column][place]
 
 
 def counts_of(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:

@@ -10,7 +10,8 @@ from typing import Self
 import numpy as np
 import torch
 
-from tfm_blocks.data.corpus import CHUNK_SIZE, Corpus
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.encoding import CHUNK_SIZE
 from tfm_blocks.data.labels import LabelCoder, number_rows
 from tfm_blocks.data.layout import (
     EOS,

@@ -13,36 +13,19 @@ from typing import Any
 import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
-from tfm_blocks.data.corpus import (
-    FORMAT,
-    LONGEST,
-    NO_RULES,
-    Corpus,
-    Tags,
-    write_corpus,
-    write_labelled,
-    write_packed,
-)
+from tfm_blocks.data.corpus import FORMAT, Corpus
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.documents import find_document_splits
+from tfm_blocks.data.encoding import LONGEST, NO_RULES, Tags, write_corpus, write_labelled, write_packed
+from tfm_blocks.data.file_settings import CleanSettings, MixedCorpus, MixedDocuments, MixedPairs
 from tfm_blocks.data.files import LINES
 from tfm_blocks.data.hub import with_stored_splits
 from tfm_blocks.data.mix import Mix, counts_of
+from tfm_blocks.data.pair_settings import DatesSettings
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
-from tfm_blocks.data.settings import (
-    CleanSettings,
-    DataSettings,
-    DatesSettings,
-    LabelsSettings,
-    LmSettings,
-    MixedCorpus,
-    MixedDocuments,
-    MixedPairs,
-    TextSettings,
-    columns_of,
-)
+from tfm_blocks.data.settings import DataSettings, LabelsSettings, LmSettings, TextSettings, columns_of
 from tfm_blocks.data.subword_dropout import WORDS, SubwordDropout, write_words
 from tfm_blocks.data.text import Split, find_splits, join_splits
 from tfm_blocks.data.tokenizer import MASK, Tokenizer, unknown_warning

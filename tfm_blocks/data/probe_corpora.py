@@ -11,7 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
-from tfm_blocks.data.corpus import FORMAT, Corpus, write_examples
+from tfm_blocks.data.corpus import FORMAT, Corpus
+from tfm_blocks.data.encoding import write_examples
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.probes.task import ProbeTask

@@ -15,7 +15,8 @@ from tempfile import TemporaryFile
 import numpy as np
 import numpy.typing as npt
 
-from tfm_blocks.data.corpus import CHUNK, Corpus, Ids
+from tfm_blocks.data.corpus import Corpus, Ids
+from tfm_blocks.data.encoding import CHUNK
 from tfm_blocks.data.noise import SUBWORD, Integers, uniforms
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET

@@ -10,8 +10,9 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from tfm_blocks.data.cache import expand_home
+from tfm_blocks.data.file_settings import MixedPairs
 from tfm_blocks.data.files import PARQUET, file_kind, file_problems, find_files, path_digest, read_fields
-from tfm_blocks.data.settings import MixedPairs, TextSettings
+from tfm_blocks.data.settings import TextSettings
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.language.spec import TARGET
 

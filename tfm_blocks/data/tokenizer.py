@@ -102,13 +102,7 @@ class Tokenizer:
         )
         pieces.train_from_iterator(lines, trainer)
         pieces.pre_tokenizer = words
-        for tag, of_text in tags.items():
-            marks = {
-                "rstrip": of_text and add_prefix_space,
-                "single_word": not of_text,
-            }  # by which a file shows its tags
-            token = AddedToken(tag, special=not of_text, normalized=False, **marks)
-            (pieces.add_tokens if of_text else pieces.add_special_tokens)([token])
+        _add_tags(pieces, tags, add_prefix_space)
         pieces.add_special_tokens(sentinels[::-1])
         del trainer
         _return_freed_memory()
@@ -345,6 +339,14 @@ def _kind(part: object) -> object:
         return part
     members = part.get("decoders")
     return [_kind(member) for member in members] if isinstance(members, list) else part.get("type")
+
+
+def _add_tags(pieces: Pieces, tags: Mapping[str, bool], add_prefix_space: bool) -> None:
+    """Add tags, with marks by which a file of the tokenizer shows which are part of a text."""
+    for tag, of_text in tags.items():
+        strips = of_text and add_prefix_space
+        token = AddedToken(tag, special=not of_text, normalized=False, rstrip=strips, single_word=not of_text)
+        (pieces.add_tokens if of_text else pieces.add_special_tokens)([token])
 
 
 def _return_freed_memory() -> None:

@@ -21,7 +21,7 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.scaling.kernels import KERNELS
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 
 SMOOTHING = 0.1  # any value above 0 has the same cost
 aten = torch.ops.aten

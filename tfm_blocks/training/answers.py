@@ -18,8 +18,8 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.training.gather import gather_json
-from tfm_blocks.training.loss import Objective
 from tfm_blocks.training.metrics import RowAnswers
+from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.split_scorer import Predictions, SplitScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator

@@ -25,7 +25,7 @@ from tfm_blocks.network.weights import list_weights
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.fsdp2 import units_of
 from tfm_blocks.training.groups import assign, count_cautious, count_state, count_trained
-from tfm_blocks.training.loss import Objective
+from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.settings import RunSettings
 
 STATUS = Path("/proc/self/status")

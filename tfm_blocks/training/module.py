@@ -38,9 +38,10 @@ from tfm_blocks.training.evaluation import Scorer
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, full_tensors, shard
 from tfm_blocks.training.groups import build_optimizer, freeze, set_rates
 from tfm_blocks.training.labels import LabelObjective, LabelScorer, class_weights
-from tfm_blocks.training.loss import DistilObjective, Objective, Trunk, backward_scale
+from tfm_blocks.training.loss import backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
+from tfm_blocks.training.objective import DistilObjective, Objective, Trunk
 from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.training.split_scorer import MaskedScorer, SplitScorer
 from tfm_blocks.translation.settings import Search

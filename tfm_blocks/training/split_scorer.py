@@ -14,8 +14,8 @@ from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.devices import sum_dtype
-from tfm_blocks.training.loss import Objective
 from tfm_blocks.training.metrics import PartScores, RowLosses, TokenScores
+from tfm_blocks.training.objective import Objective
 from tfm_blocks.translation.settings import Search
 
 SAMPLED = 40  # tokens of a row of a sample

@@ -1,0 +1,164 @@
+"""The objective of training: the losses of a micro-batch, without and with a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from types import MappingProxyType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tfm_blocks.data.layout import Batch
+from tfm_blocks.devices import sum_dtype
+from tfm_blocks.network.call import Values
+from tfm_blocks.network.graph import TAP, Network
+from tfm_blocks.training.loss import (
+    PLAIN,
+    Lesson,
+    LossWeights,
+    Sums,
+    _weighted,
+    chunk_size,
+    position_losses,
+    smoothed_loss,
+)
+from tfm_blocks.training.settings import LossSettings
+
+Trunk = Callable[[Mapping[str, Tensor]], tuple[Tensor, Values]]
+
+
+class Objective:
+    """The smoothed loss of the predicted positions, plus z-loss and the auxiliary losses of blocks.
+
+    `trunk` is the network's `trunk_with_losses`, or its compiled form. `losses` has the weights of losses in training,
+    which may depend on the `step`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        smoothing: float,
+        trunk: Trunk | None = None,
+        losses: LossSettings = LossSettings(),  # noqa: B008  it is frozen
+    ) -> None:
+        self.network, self.smoothing, self.losses, self.step = network, smoothing, losses, 1
+        self.trunk = trunk or network.trunk_with_losses
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return sums over the batch: the differentiable total, and [smoothed loss, -log p, other losses...].
+
+        The other losses are those that `losses.names_with` names, weighted: the auxiliary loss of each block, which
+        counts for each token of a sequence that the loss is a mean over, z-loss, and the parts of the objective.
+        """
+        x_ND, labels_N, losses = self._predicted(batch)
+        weights = LossWeights(z_loss=self.losses.weight("z_loss", self.step))
+        sums = self._sums(x_ND, labels_N, batch.weights_N, weights)
+        others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        return self.total(batch, sums.total, [sums.loss, sums.nll], losses, others)
+
+    def with_network(self, network: Network) -> Self:
+        """Return the objective of another network, whose trunk is not compiled."""
+        other = copy(self)
+        other.network, other.trunk = network, network.trunk_with_losses
+        return other
+
+    def total(
+        self, batch: Batch, total: Tensor, means: Sequence[Tensor], losses: Values, others: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Add the auxiliary losses of blocks to `total`; also return `means`, these losses, and the `others` in it."""
+        auxiliary = [(loss * batch.counts_B).sum() for loss in losses.values()]
+        factors = [self.losses.factor(address, self.step) for address in losses]
+        auxiliary = [loss if factor == 1 else factor * loss for loss, factor in zip(auxiliary, factors, strict=True)]
+        logged = torch.stack([*means, *auxiliary, *others]).detach()
+        return sum(auxiliary, total), logged.to(sum_dtype(logged.device))
+
+    def scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sums over the batch: the smoothed loss, -log p, and the number of correct tokens.
+
+        Logits are float32, because bf16 would cause ties.
+        """
+        x_ND, labels_N, _ = self._predicted(batch)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            sums = self._sums(x_ND.float(), labels_N, batch.weights_N)
+        return sums.loss, sums.nll, sums.correct
+
+    def position_scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the smoothed loss, -log p and the most probable token of each position of `batch.kept_N`."""
+        x_ND, labels_N, _ = self._predicted(batch)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            x_ND = x_ND.float()
+            loss_N, nll_N, best_N = position_losses(self.network.head, x_ND, labels_N, **self._options(x_ND))
+        return _weighted(loss_N, batch.weights_N), _weighted(nll_N, batch.weights_N), best_N
+
+    def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor, Values]:
+        """Return the trunk's output and the labels of the predicted positions, and the auxiliary losses."""
+        x_BTD, losses = self.trunk(batch.inputs)
+        labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
+        return x_BTD.flatten(0, 1).index_select(0, batch.kept_N), labels_N, losses
+
+    def _sums(
+        self,
+        x_ND: Tensor,
+        labels_N: Tensor,
+        weights_N: Tensor | None,
+        weights: LossWeights = PLAIN,
+        lesson: Lesson | None = None,
+    ) -> Sums:
+        trained = [parameter for parameter in self.network.head_parameters() if parameter.requires_grad]
+        options = {"weights": weights, "weights_N": weights_N, "lesson": lesson, **self._options(x_ND)}
+        return smoothed_loss(self.network.head, trained, x_ND, labels_N, **options)
+
+    def _options(self, x_ND: Tensor) -> dict[str, Any]:
+        return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}
+
+
+class DistilObjective(Objective):
+    """The smoothed loss, and the divergence from a teacher at a temperature: Hinton et al. 2015, section 2.
+
+    The teacher is frozen and in eval mode. It reads the inputs of the model, and predicts at the same positions.
+    `hidden` maps nodes of the model to nodes of the teacher that their outputs follow.
+    """
+
+    def __init__(
+        self, *arguments: Any, teacher: Network, temperature: float, hidden: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        super().__init__(*arguments)
+        self.teacher, self.temperature, self.hidden = teacher.eval().requires_grad_(False), temperature, hidden
+        self.network.tap(hidden)
+        teacher.tap(hidden.values())
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        x_ND, labels_N, losses = self._predicted(batch)
+        weights = LossWeights(**{name: self.losses.weight(name, self.step) for name in LossWeights._fields})
+        lesson, theirs = self._lesson(batch)
+        sums = self._sums(x_ND, labels_N, None, weights, lesson)
+        others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        others, total = [*others, weights.kl * sums.divergence], sums.total
+        states = {address: losses.pop(f"{TAP}{address}") for address in self.hidden}
+        if states:
+            pairs = [(states[own], theirs[f"{TAP}{other}"], own) for own, other in self.hidden.items()]
+            others.append(self.losses.weight("hidden", self.step) * self._distance(batch, pairs))
+            total = total + others[-1]
+        return self.total(batch, total, [sums.loss, sums.nll], losses, others)
+
+    @torch.no_grad()
+    def _lesson(self, batch: Batch) -> tuple[Lesson, Values]:
+        """Return the distribution of the teacher, and the values of its tapped nodes."""
+        teacher = self.teacher.to(batch.labels_BT.device)
+        x_BTD, values = teacher.trunk_with_losses(batch.inputs)
+        x_ND = x_BTD.flatten(0, 1).index_select(0, batch.kept_N)
+        first = max(teacher.first_predicted, self.network.first_predicted)
+        return Lesson(lambda rows: teacher.head(x_ND[rows]).detach(), self.temperature, first), values
+
+    def _distance(self, batch: Batch, pairs: Sequence[tuple[Tensor, Tensor, str]]) -> Tensor:
+        """Return the sum over pairs of the mean squared difference in each sequence, once for each counted token."""
+        masks = self.network.keep_masks(batch.inputs).masks
+        axes = {call.address: str(call.node.shape[1]) for call in self.network.calls}
+        distance_B = torch.zeros(len(batch.labels_BT), device=batch.labels_BT.device)
+        for own_BND, other_BND, address in pairs:
+            square_BN = (own_BND.float() - other_BND.float()).square().mean(2)
+            keep_BN = masks[axes[address]].to(square_BN.dtype)
+            distance_B = distance_B + (square_BN * keep_BN).sum(1) / keep_BN.sum(1).clamp(min=1)
+        return (distance_B * batch.counts_B).sum()
