@@ -397,11 +397,11 @@ def without_shortcuts() -> None:
     """Let the CPU compute all positions in the chunks of an accelerator, so that it rounds and draws alike."""
     from tfm_blocks.blocks.layers.linear import Dropout
     from tfm_blocks.network import call
-    from tfm_blocks.training import loss
+    from tfm_blocks.training import objective
     from tfm_blocks.translation import beam
 
     torch.backends.cuda.enable_flash_sdp(False)  # the CPU's kernel too
     call._has_padding = lambda keep_BN: False
-    loss.chunk_size = lambda x_ND: 4096
+    objective.chunk_size = lambda x_ND: 4096
     beam.chunk = len
     Dropout.forward = lambda self, x: torch.dropout(x, self.rate, self.training)

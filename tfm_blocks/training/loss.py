@@ -179,8 +179,8 @@ def _cross_entropy(
     best_N = wide_NV.amax(1)
     normaliser_N = best_N - p_NV.amax(1).log()
     label_N = wide_NV.gather(1, labels_N[:, None])[:, 0]
-    nll = _weighted(normaliser_N - label_N, weights_N).sum()
-    spread = _weighted(normaliser_N, weights_N).sum() - _weighted(wide_NV[:, first:], weights_N).sum() / vocab
+    nll = weigh(normaliser_N - label_N, weights_N).sum()
+    spread = weigh(normaliser_N, weights_N).sum() - weigh(wide_NV[:, first:], weights_N).sum() / vocab
     loss, squares = (1 - smoothing) * nll + smoothing * spread, normaliser_N.square().sum()
     total = loss if weights.ce == 1 else weights.ce * loss
     total = total + weights.z_loss * squares if weights.z_loss else total
@@ -202,7 +202,7 @@ def _taught(sums: Sums, logits_NV: Tensor, lesson: Lesson, rows: slice, weight: 
     return sums._replace(total=sums.total + weight * divergence, divergence=divergence), slope_NV
 
 
-def _weighted(x_N: Tensor, weights_N: Tensor | None) -> Tensor:
+def weigh(x_N: Tensor, weights_N: Tensor | None) -> Tensor:
     """Return the products of the first axis and the weights."""
     return x_N if weights_N is None else x_N * weights_N.view(-1, *(1,) * (x_N.dim() - 1))
 

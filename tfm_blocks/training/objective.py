@@ -19,10 +19,10 @@ from tfm_blocks.training.loss import (
     Lesson,
     LossWeights,
     Sums,
-    _weighted,
     chunk_size,
     position_losses,
     smoothed_loss,
+    weigh,
 )
 from tfm_blocks.training.settings import LossSettings
 
@@ -90,7 +90,7 @@ class Objective:
         with torch.autocast(x_ND.device.type, enabled=False):
             x_ND = x_ND.float()
             loss_N, nll_N, best_N = position_losses(self.network.head, x_ND, labels_N, **self._options(x_ND))
-        return _weighted(loss_N, batch.weights_N), _weighted(nll_N, batch.weights_N), best_N
+        return weigh(loss_N, batch.weights_N), weigh(nll_N, batch.weights_N), best_N
 
     def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor, Values]:
         """Return the trunk's output and the labels of the predicted positions, and the auxiliary losses."""
