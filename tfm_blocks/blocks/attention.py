@@ -8,7 +8,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.dot_product import AttentionMask, one_hot_values, repeat_kv, weighed_attention, widths
+from tfm_blocks.blocks.layers.dot_product import (
+    AttentionMask,
+    dot_product_weights,
+    one_hot_values,
+    repeat_kv,
+    weighed_attention,
+    widths,
+)
 from tfm_blocks.blocks.layers.linear import normal_
 from tfm_blocks.blocks.layers.multi_head import MultiHead
 from tfm_blocks.registry.blocks import block
@@ -132,6 +139,60 @@ class RelativeAttention(SelfAttention):
         by_distance = w_BHTS.new_zeros(*w_BHTS.shape[:3], 2 * self.radius + 1)
         by_distance = by_distance.scatter_add(3, self._index(q_BHTK, masks), w_BHTS)
         return w_BHTS @ repeat_kv(v_BGSK, self.widths.heads) + by_distance @ self.of_values.to(w_BHTS.dtype)
+
+
+@block(
+    "memory_attention",
+    SIGNATURE,
+    branch=True,
+    sees=SEES,
+    where={**WHERE, "memory >= 1": "there is at least one learned key"},
+    source="Sukhbaatar et al. 2019, section 3, persistent vectors",
+)
+class MemoryAttention(Attention):
+    """Attention that also attends to `memory` learned keys and values of each head: x_BTD, kv_BSE -> x_BTD.
+
+    They have no position, and each query sees all. They are initialised from N(0, 1 / K), for K the width of a key or
+    value. The reported attention weights leave them out and are renormalised.
+
+    Also known as: persistent memory, memory key-values, all-attention.
+    Use: knowledge that does not depend on the sequence.
+    """
+
+    weight_roles: ClassVar = {"memory_k": "position", "memory_v": "position"}
+
+    def __init__(self, D: int, E: int | None, *, memory: int = 16, **options: Any) -> None:
+        super().__init__(D, E, **options)
+        w = self.widths
+        self.memory_k = nn.Parameter(torch.empty(w.kv_heads, memory, w.key))
+        self.memory_v = nn.Parameter(torch.empty(w.kv_heads, memory, w.value))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        if name in ("memory_k", "memory_v"):
+            weight = self.get_parameter(name)
+            normal_(weight, weight.shape[2], generator)
+        else:
+            super().initialise(name, generator)
+
+    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        k_BHXK = repeat_kv(_after(self.memory_k, k_BGSK), self.widths.heads)
+        masks = self._with_memory(q_BHTK, k_BGSK, masks)
+        w_BHTS = dot_product_weights(q_BHTK, k_BHXK, masks, self.scores)[..., self.memory_k.shape[1] :]
+        return w_BHTS / w_BHTS.sum(3, keepdim=True)
+
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        k_BGXK, v_BGXK = _after(self.memory_k, k_BGSK), _after(self.memory_v, v_BGSK)
+        return super().attend(q_BHTK, k_BGXK, v_BGXK, self._with_memory(q_BHTK, k_BGSK, masks))
+
+    def _with_memory(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> AttentionMask:
+        """Return the mask as one bias of the keys, before which the learned keys have the bias 0."""
+        bias = masks.masked_bias(q_BHTK, k_BGSK)
+        return AttentionMask() if bias is None else AttentionMask(bias=F.pad(bias, (self.memory_k.shape[1], 0)))
+
+
+def _after(memory_GMK: Tensor, x_BGSK: Tensor) -> Tensor:
+    """Return the keys or values of the sequence after those of the memory: x_BG(M+S)K."""
+    return torch.cat((memory_GMK.to(x_BGSK.dtype).expand(len(x_BGSK), -1, -1, -1), x_BGSK), 2)
 
 
 @block(

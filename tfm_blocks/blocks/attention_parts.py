@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import ClassVar
+
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import ScoreNormalizer
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.values import Rate
 
 BETA = {"beta > 0": "the more alike, the more attention"}
 
@@ -52,6 +57,93 @@ class Softcap(Softmax):
 
     def transform(self, scores_BHTS: Tensor) -> Tensor:
         return torch.tanh(scores_BHTS / self.cap) * self.cap
+
+
+@block(
+    "top_scores",
+    "x: B T D -> B T D",
+    category="scores",
+    where={**BETA, "k >= 1": "a query attends to at least one key"},
+    source="Zhao et al. 2019, explicit sparse transformer, section 2",
+)
+class TopScores(Softmax):
+    """softmax over the `k` largest scores β s of each query; the other keys get the weight 0.
+
+    Keys whose score equals the k-th largest are kept too. As a node it acts on the width D, where β is 1/√D: x_BTD ->
+    x_BTD.
+
+    Also known as: explicit sparse transformer, top-k attention.
+    Use: queries that attend to a few keys.
+    """
+
+    fused = False
+
+    def __init__(self, D: int, *, k: int = 8, beta: float | None = None) -> None:
+        super().__init__(D, beta=beta)
+        self.k = k
+
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
+        padded_BHTX = F.pad(scores_BHTS, (0, self.k), value=-math.inf)  # there may be fewer than k keys
+        least_BHT1 = padded_BHTX.topk(self.k, -1).values[..., -1:]
+        return torch.softmax(scores_BHTS.masked_fill(scores_BHTS < least_BHT1, -math.inf), -1)
+
+
+@block(
+    "forgetful", "x: B T D -> B T D", category="scores", where=BETA, source="Liu et al. 2022, forgetful causal masking"
+)
+class Forgetful(Softmax):
+    """`softmax` that ignores each key at the rate `forget` in training, for all queries and heads; never the first key.
+
+    As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
+
+    Also known as: forgetful causal mask, FCM.
+    Use: language models that do not rely on single earlier tokens.
+    """
+
+    def __init__(self, D: int, *, forget: Rate = 0.15, beta: float | None = None) -> None:
+        super().__init__(D, beta=beta)
+        self.forget = forget
+
+    @property
+    def fused(self) -> bool:  # type: ignore[override]
+        """Return True if no key is ignored, so that torch's own kernel computes all of it."""
+        return not self.training or self.forget == 0
+
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
+        if not self.fused:
+            size = (scores_BHTS.shape[0], *[1] * (scores_BHTS.ndim - 2), scores_BHTS.shape[-1])
+            ignored = torch.rand(size, device=scores_BHTS.device) < self.forget
+            ignored[..., 0] = False
+            scores_BHTS = scores_BHTS.masked_fill(ignored, torch.finfo(scores_BHTS.dtype).min)
+        return torch.softmax(scores_BHTS, -1)
+
+
+@block(
+    "sigmoid_scores",
+    "x: B T D -> B T D",
+    category="scores",
+    where={**BETA, "offset <= 0": "weights of many keys add up, so each begins below 1/2"},
+    source="Ramapuram et al. 2024, equation 3",
+)
+class SigmoidScores(Softmax):
+    """σ(β s + `offset`) for each key separately; the weights of a query need not sum to 1.
+
+    Ramapuram et al. set `offset` to -ln(n) for sequences of n positions, so that the weights initially sum to about 1.
+    As a node it acts on the width D, where β is 1/√D: x_BTD -> x_BTD.
+
+    Also known as: sigmoid attention.
+    Use: attention without competition between keys.
+    """
+
+    fused = False
+    sums_to_one = False
+
+    def __init__(self, D: int, *, offset: float = -5.0, beta: float | None = None) -> None:
+        super().__init__(D, beta=beta)
+        self.offset = offset
+
+    def normalize(self, scores_BHTS: Tensor) -> Tensor:
+        return torch.sigmoid(scores_BHTS + self.offset)
 
 
 @block(
@@ -135,3 +227,30 @@ class HeadwiseGate(Linear):
     def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:  # type: ignore[override]
         y_BTHK = torch.unflatten(y_BTE, 2, (self.out_features, -1))
         return (y_BTHK * torch.sigmoid(super().forward(x_BTD))[..., None]).flatten(2)
+
+
+@block(
+    "head_gain",
+    SIGNATURE,
+    category="gate",
+    where={"heads >= 1": "there is at least one head", "E % heads == 0": "the width must split evenly into heads"},
+    source="Shleifer et al. 2021 (NormFormer), section 2.1, head-wise scaling",
+)
+class HeadGain(nn.Module):
+    """y times a learned number for each of `heads` equal parts, initially 1: x_BTD, y_BTE -> y_BTE; x has no effect.
+
+    Also known as: HeadScale of NormFormer.
+    Use: attention with `gate: head_gain`.
+    """
+
+    weight_roles: ClassVar = {"weight": "gain"}
+
+    def __init__(self, *, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:
+        return (torch.unflatten(y_BTE, 2, (len(self.weight), -1)) * self.weight[:, None]).flatten(2)

@@ -114,3 +114,37 @@ class DepthwiseConvolution(SlidingKernel):
     def slide(self, x_BLD: Tensor, padding: int = 0) -> Tensor:
         """Return the outputs where the whole kernel fits, with `padding` zeros added at both ends: x_BLD -> x_BTD."""
         return convolve_channels(x_BLD, self.weight[:, 0], self.bias, padding)
+
+
+@block(
+    "token_shift",
+    "x: B T D -> B T D",
+    sees={"x": "mask"},
+    where={"shifts >= 1": "a part of the width is shifted", "D > 2 * shifts": "each shift has a part of the width"},
+    source="Peng 2021 (RWKV), time mixing; Yu et al. 2021 (S²-MLP), section 3.2, spatial shift",
+)
+class TokenShift(SlidingKernel):
+    """Replace equal parts of the width by those of near positions: x_BTD -> x_BTD, without parameters.
+
+    With `mask: causal`, the s-th of `shifts` + 1 parts comes from s positions before. Else there are 2 · shifts + 1
+    parts, from shifts positions after to shifts before. The rest of the width stays. Padding and positions beyond the
+    ends count as 0.
+
+    Also known as: shifted tokens, time mixing.
+    Use: character-level models.
+    """
+
+    def __init__(self, D: int, *, shifts: int = 1, mask: Literal["causal"] | None = None) -> None:
+        super().__init__()
+        self.channels = D
+        self.before, self.after = shifts, 0 if mask else shifts
+        self.part = D // (self.before + self.after + 1)
+
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
+        return self.slide(F.pad(x_BTD.masked_fill(~keep_BT[:, :, None], 0), (0, 0, self.before, self.after)))
+
+    def slide(self, x_BLD: Tensor) -> Tensor:
+        T, places = x_BLD.shape[1] - self.before - self.after, range(-self.after, self.before + 1)
+        parts = x_BLD.split([*[self.part] * len(places), x_BLD.shape[2] - self.part * len(places)], 2)
+        starts = [*(self.before - place for place in places), self.before]
+        return torch.cat([part[:, start : start + T] for part, start in zip(parts, starts, strict=True)], 2)

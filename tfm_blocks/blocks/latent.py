@@ -12,6 +12,7 @@ from tfm_blocks.blocks.layers.dot_product import (
     RotatesHeads,
     Span,
     few_queries,
+    key_rotation,
     merge_heads,
     sequence_mask,
 )
@@ -101,7 +102,7 @@ class LatentAttention(DotProduct):
         plain, rotary = torch.split(q_BHTX, [d_head, d_turned], 3)
         q_BHTK = torch.cat((plain, self.position.rotate(rotary, positions_T)), 3)
         c_BTL, p_BTR = torch.split(self.down(x_BTD), self.down.parts, 2)
-        return q_BHTK, self.norm(c_BTL)[:, None], self.position.rotate(p_BTR[:, None], positions_T)
+        return q_BHTK, self.norm(c_BTL)[:, None], key_rotation(self.position)(p_BTR[:, None], positions_T)
 
     def queries(self, x_BTD: Tensor) -> Tensor:
         q_BTX: Tensor = self.q(x_BTD)

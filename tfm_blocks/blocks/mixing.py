@@ -123,6 +123,37 @@ class Gate(nn.Module):
 
 
 @block(
+    "gru_gate",
+    "x: B N D, ys[M]: B N D -> B N D",
+    category="join",
+    where={"carry >= 0": "at first the gate keeps at least half of its input"},
+    source="Parisotto et al. 2019 (GTrXL), section 3.2, gated-recurrent-unit-type gating",
+)
+class GRUGate(nn.Module):
+    """(1 - z) ⊙ h + z ⊙ x, a GRU cell whose input is y = Σ y_m and whose state is x: x_BND, y_BND -> x_BND.
+
+    z = σ(W_z y + U_z x + `carry`), r = σ(W_r y + U_r x), h = tanh(W_h y + r ⊙ U_h x), all with biases. x is the input
+    of the branches, so this join replaces the residual connection. A large `carry` keeps most of x at first.
+
+    Also known as: gated residual, GTrXL gating.
+    Use: a parallel of one branch with a norm inside, without `add`.
+    """
+
+    def __init__(self, D: int, M: int, *, carry: float = 2.0) -> None:
+        super().__init__()
+        self.carry = carry
+        self.of_y = Linear(D, 3 * D, parts=3)
+        self.of_x = Linear(D, 3 * D, parts=3)
+
+    def forward(self, x_BND: Tensor, ys: list[Tensor]) -> Tensor:
+        y_r, y_z, y_h = self.of_y(torch.stack(ys).sum(0)).chunk(3, 2)
+        x_r, x_z, x_h = self.of_x(x_BND).chunk(3, 2)
+        z_BND = torch.sigmoid(y_z + x_z + self.carry)
+        h_BND = torch.tanh(y_h + torch.sigmoid(y_r + x_r) * x_h)
+        return h_BND + z_BND * (x_BND - h_BND)
+
+
+@block(
     "pool_positions",
     "x: B N D -> B N D",
     sees={"x": "all"},

@@ -13,6 +13,7 @@ from tfm_blocks.registry.blocks import block
 
 SQUARES = {"eps > 0": "a mean of squares may be 0"}
 LENGTH = {"eps > 0": "a vector of zeros is divided by eps"}
+GROUPS = {"groups >= 1": "there is at least one group", "D % groups == 0": "the width must split evenly into groups"}
 
 
 @block(
@@ -116,30 +117,35 @@ class UnitOffsetRMSNorm(nn.Module):
     "l2norm",
     "x: B T D -> B T D",
     category="norm",
-    where=LENGTH,
+    where={**LENGTH, **GROUPS},
     source="Tucci, Bayesuvius, chapter on transformers, add & normalize",
 )
 class L2Norm(nn.Module):
     """x / max(‖x‖₂, eps), over the width: x_BTD -> x_BTD of length 1, without parameters.
 
-    Use: models that follow Bayesuvius: docs/notation.md.
+    With `groups`, each of as many equal parts of the width is normalised separately.
+
+    Use: models that follow Bayesuvius: docs/notation.md; `qk_norm: l2norm` is attention by cosine similarity.
     """
 
     width_rules: ClassVar = {"": "its output has length 1, so its elements become smaller with the width"}
 
-    def __init__(self, *, eps: float = 1e-12) -> None:
+    def __init__(self, *, eps: float = 1e-12, groups: int = 1) -> None:
         super().__init__()
         self.eps = eps
+        self.groups = groups
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.normalize(x_BTD, dim=-1, eps=self.eps)
+        if self.groups == 1:
+            return F.normalize(x_BTD, dim=-1, eps=self.eps)
+        return F.normalize(torch.unflatten(x_BTD, -1, (self.groups, -1)), dim=-1, eps=self.eps).flatten(-2)
 
 
 @block(
     "centred_l2norm",
     "x: B T D -> B T D",
     category="norm",
-    where=LENGTH,
+    where={**LENGTH, **GROUPS},
     source="Tucci, Bayesuvius, chapter on transformers, add & normalize with the mean subtracted",
 )
 class CentredL2Norm(L2Norm):

@@ -227,3 +227,39 @@ class LongRotary(Rotary):
 
     def frequencies(self, device: torch.device) -> Tensor:
         return self._unscaled(device) / torch.tensor(self.factors, dtype=torch.float32, device=device)
+
+
+@block(
+    "xpos",
+    "x: B N D -> B N D",
+    category="position",
+    where={**WHERE, "scale_base > 0": "a distance in positions"},
+    source="Sun et al. 2022 (length-extrapolatable transformer), section 2.2",
+)
+class XPos(Rotary):
+    """`rotary` whose pairs decay with the distance: q·k of pair i is multiplied by ζ_i^(distance / `scale_base`).
+
+    ζ_i = (2i / R + 0.4) / 1.4, where R is the rotated width. Queries are multiplied by ζ_i^(pos / scale_base), keys are
+    divided by it, so positions must stay below about 60 · scale_base in float32. As a node it acts on the width as on
+    queries: x_BND -> x_BND.
+
+    Also known as: xPos, LeX.
+    Use: causal attention to sequences longer than in training.
+    """
+
+    def __init__(self, D: int, *, scale_base: float = 512.0, **options: Any) -> None:
+        super().__init__(D, **options)
+        self.scale_base = scale_base
+
+    def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+        return self._decayed(super().rotate(x_BHNK, positions_N), positions_N / self.scale_base)
+
+    def rotate_keys(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+        return self._decayed(super().rotate(x_BHNK, positions_N), -positions_N / self.scale_base)
+
+    def _decayed(self, x_BHNK: Tensor, power_N: Tensor) -> Tensor:
+        pairs, rest = torch.split(x_BHNK, [self.rotated, x_BHNK.shape[-1] - self.rotated], -1)
+        even_I = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=x_BHNK.device)
+        zeta_NI = ((even_I / self.rotated + 0.4) / 1.4) ** power_N[:, None]
+        zeta_NR = zeta_NI.repeat_interleave(2, 1) if self.layout == "pairs" else zeta_NI.repeat(1, 2)
+        return torch.cat((pairs * zeta_NR.to(x_BHNK.dtype), rest), -1)

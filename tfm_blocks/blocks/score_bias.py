@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import ClassVar, Literal
 
@@ -10,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import ScoreBias
+from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import block
 
 HEADS = {"heads >= 1": "there is at least one head"}
@@ -92,3 +94,37 @@ class RelativeBias(ScoreBias):
         ranged = (single + (fraction * (self.side - single)).long()).clamp(max=self.side - 1)
         bucket_TS = torch.where(far < single, far, ranged)
         return bucket_TS + self.side * (distance_TS > 0) if self.both else bucket_TS
+
+
+@block(
+    "dynamic_bias",
+    "x: B N D -> heads N N",
+    category="position",
+    where={**HEADS, "d_bias >= 1": "the network has a width", "depth >= 1": "the network has at least one layer"},
+    source="Wang et al. 2021 (CrossFormer), section 3.3; Liu et al. 2021 (Swin v2), section 3.3 (distances: log)",
+)
+class DynamicBias(ScoreBias):
+    """A bias for each head, computed by a network from the distance: `depth` layers of width `d_bias` with SiLU.
+
+    The network reads the distance from key to query, or with `distances: log` its sign times ln(1 + |distance|). As a
+    node it returns bias_HNN for all pairs of positions of x_BND, whatever the values of x.
+
+    Also known as: dynamic position bias, continuous relative position bias.
+    Use: distances that did not occur in training.
+    """
+
+    def __init__(
+        self, *, heads: int, d_bias: int = 32, depth: int = 2, distances: Literal["linear", "log"] = "linear"
+    ) -> None:
+        super().__init__()
+        self.log = distances == "log"
+        sizes = [1, *[d_bias] * depth, heads]
+        self.maps = nn.ModuleList(Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(sizes))
+
+    def of_distance(self, distance_TS: Tensor) -> Tensor:
+        y_TSF = -distance_TS[..., None].to(self.maps[0].weight.dtype)
+        y_TSF = y_TSF.sign() * y_TSF.abs().log1p() if self.log else y_TSF
+        for layer in self.maps[:-1]:
+            y_TSF = F.silu(layer(y_TSF))
+        bias_TSH: Tensor = self.maps[-1](y_TSF)
+        return bias_TSH.permute(2, 0, 1)

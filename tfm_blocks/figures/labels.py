@@ -134,7 +134,8 @@ def _operation(steps: Sequence[Step]) -> Box:
             notes += [step.block] if step.block != "layernorm" else []
         elif step.kind == "add":
             words.append("Add")
-            notes += [f"residual × {step.value:.3g}"] if step.value != 1 else []
+            learned = ["residual × learned gains"] if step.per_channel else []
+            notes += learned or ([f"residual × {step.value:.3g}"] if step.value != 1 else [])
         elif step.kind == "scale":
             words.append(f"× {step.value:g}")
         elif step.kind == "gain":

@@ -13,6 +13,7 @@ from tfm_blocks.registry.values import Kind
 
 STEPS = ("dropout", "add", "norm", "scale", "gain", "droppath")
 VALUED = {"scale": "scale: 0.5", "gain": "gain: 0.0", "droppath": "droppath: 0.1"}
+PER = {"gain": ("channel", "branch"), "add": ("channel",)}  # operations with learned factors
 NumberedStep = Literal["scale", "gain", "droppath", "add"]
 KINDS = dict.fromkeys(("scale", "gain", "add"), Kind("float")) | dict.fromkeys(("droppath", "dropout"), Kind("rate"))
 
@@ -89,7 +90,7 @@ def _read_steps(when: str, steps: Any, path: Path) -> tuple[WrittenStep, ...]:
 
 
 def _read_step(when: str, step: Any) -> WrittenStep:
-    """Read `norm`, `{scale: 0.5}`, `{add: 2.0}` or `{gain: 1e-4, per: channel}`."""
+    """Read `norm`, `{scale: 0.5}`, `{add: 2.0}`, `{gain: 1e-4, per: channel}` or `{add: 1.0, per: channel}`."""
     if not isinstance(step, Mapping):
         if step not in STEPS:
             raise ValueError(f"{when} has the unknown operation {shown(step)}; {suggest(str(step), STEPS)}")
@@ -102,8 +103,10 @@ def _read_step(when: str, step: Any) -> WrittenStep:
             f"{when} has {shown(dict(step))}: an operation with a number is one of {', '.join(VALUED)}, add"
         )
     (kind,) = kinds
-    if "per" in step and (kind != "gain" or step["per"] not in ("channel", "branch")):
-        raise ValueError(f"{when} has {shown(dict(step))}: only a gain is per channel or per branch")
+    if "per" in step and step["per"] not in PER.get(kind, ()):
+        raise ValueError(
+            f"{when} has {shown(dict(step))}: a gain is per channel or per branch, and the factor of add per channel"
+        )
     return WrittenStep(kind, step[kind], step.get("per") == "channel")
 
 

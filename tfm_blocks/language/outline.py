@@ -208,7 +208,7 @@ def write_step(step: Step, registry: Registry) -> str:
     """Write an operation of add & norm, such as `dropout 0.1`, `add` or `rmsnorm(eps=1e-06)`."""
     if step.kind == "norm":
         return write_part(Part(step.block, step.arguments), registry)
-    if step.kind == "add" and step.value == 1:
+    if step.kind == "add" and step.value == 1 and not step.per_channel:
         return "add"
     return f"{step.kind} {step.value:.12g}{' per channel' * step.per_channel}"
 

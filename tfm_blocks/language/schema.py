@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tfm_blocks.language.add_norm import PRESETS, STEPS, VALUED
+from tfm_blocks.language.add_norm import PER, PRESETS, STEPS, VALUED
 from tfm_blocks.language.parametrisation import NAMES
 from tfm_blocks.language.read import FORMS, PLACEMENT
 from tfm_blocks.language.repeat import MOST_REPEATS
@@ -216,7 +216,7 @@ def _adapt() -> Schema:
 
 def _add_norm() -> Schema:
     number = {name: _value(Kind("rate" if name == "droppath" else "float")) for name in (*VALUED, "add")}
-    extra = {"gain": {"per": {"enum": ["channel", "branch"]}}}
+    extra = {name: {"per": {"enum": list(words)}} for name, words in PER.items()}
     valued = [
         {"type": "object", "properties": {name: kind, **extra.get(name, {})}, "required": [name]}
         | {"additionalProperties": False}

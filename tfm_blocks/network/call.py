@@ -200,7 +200,7 @@ def _step(step: Step) -> nn.Module:
         case "gain":
             return Gain(step.value, step.width if step.per_channel else None)
         case "add":
-            return Add(step.value)
+            return Add(step.value, step.width if step.per_channel else None)
         case "scale":
             return Scale(step.value)
         case "droppath":

@@ -198,7 +198,7 @@ def _steps(node: Node) -> str:
 
 
 def _step(step: Step) -> str:
-    if step.kind in ("dropout", "norm") or (step.kind == "add" and step.value == 1):
+    if step.kind in ("dropout", "norm") or (step.kind == "add" and step.value == 1 and not step.per_channel):
         return step.kind
     return f"{step.kind} {step.value:g}"
 

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 
 class Add(nn.Module):
-    """The residual connection of He et al. 2016: y + factor · x."""
+    """The residual connection of He et al. 2016: y + factor · x.
 
-    def __init__(self, factor: float = 1.0) -> None:
+    With `width`, the factor is learned for each channel (NormFormer: Shleifer et al. 2021).
+    """
+
+    weight_roles: ClassVar = {"weight": "gain"}
+
+    def __init__(self, factor: float = 1.0, width: int | None = None) -> None:
         super().__init__()
         self.factor = factor
+        self.weight = None if width is None else nn.Parameter(torch.empty(width))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.constant_(self.get_parameter(name), self.factor)
 
     def forward(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        if self.weight is not None:
+            return y_BTD + self.weight * x_BTD
         return y_BTD + x_BTD if self.factor == 1 else y_BTD.add(x_BTD, alpha=self.factor)
 
 

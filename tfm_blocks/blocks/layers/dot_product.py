@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -243,10 +244,16 @@ class Span(NamedTuple):
 
 @runtime_checkable
 class RotatesHeads(Protocol):
-    """Encodes positions by rotating queries and keys."""
+    """Encodes positions by rotating queries and keys; `rotate_keys`, if it is defined, rotates the keys instead."""
 
     def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
         """Rotate x_BHNK -> x_BHNK; a single position applies to all N."""
+
+
+def key_rotation(position: RotatesHeads) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function that rotates keys: `rotate_keys`, or `rotate` if queries and keys are rotated alike."""
+    rotation: Callable[[Tensor, Tensor], Tensor] = getattr(position, "rotate_keys", position.rotate)
+    return rotation
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +20,7 @@ from tfm_blocks.blocks.layers.dot_product import (
     bias_between,
     distance,
     few_queries,
+    key_rotation,
     merge_heads,
     one_hot_values,
     sequence_mask,
@@ -199,20 +201,27 @@ class MultiHead(DotProduct):
 
     def queries(self, q_BHTK: Tensor, span_T: Span) -> Tensor:
         """Normalise the queries and encode their positions; a span of one position applies to all queries."""
-        return self._normalise_and_rotate(q_BHTK, self.q_norm, self.q_gain, span_T)
+        rotate = self.position.rotate if self.rotates else None
+        return self._normalise_and_rotate(q_BHTK, self.q_norm, self.q_gain, span_T, rotate)
 
     def keys(self, k_BGSK: Tensor, span_S: Span) -> Tensor:
         """Normalise the keys and encode their positions."""
-        return self._normalise_and_rotate(k_BGSK, self.k_norm, self.k_gain, span_S)
+        rotate = key_rotation(self.position) if self.rotates else None
+        return self._normalise_and_rotate(k_BGSK, self.k_norm, self.k_gain, span_S, rotate)
 
     def _normalise_and_rotate(
-        self, x_BHNK: Tensor, norm: nn.Module | None, gain_HK: Tensor | None, span_N: Span
+        self,
+        x_BHNK: Tensor,
+        norm: nn.Module | None,
+        gain_HK: Tensor | None,
+        span_N: Span,
+        rotate: Callable[[Tensor, Tensor], Tensor] | None,
     ) -> Tensor:
         kind = self.qk_norm_kind
         if norm is not None and kind != "post_position":
             x_BHNK = normalise(x_BHNK, norm, gain_HK, kind)
-        if self.rotates:
-            x_BHNK = self.position.rotate(x_BHNK, span_N.on(x_BHNK.device))
+        if rotate is not None:
+            x_BHNK = rotate(x_BHNK, span_N.on(x_BHNK.device))
         if norm is not None and kind == "post_position":
             x_BHNK = normalise(x_BHNK, norm, gain_HK, kind)
         return x_BHNK

@@ -190,7 +190,7 @@ def _arguments(kind: str, node: Node) -> Iterator[str]:
 def _add_norm(kind: str, node: Node) -> Iterator[str]:
     """Yield the rules that the operations around a block break."""
     for step in (*node.pre, *node.post):
-        if step.kind == "add" and step.value != 1:
+        if step.kind == "add" and (step.value != 1 or step.per_channel):
             yield f"adds the residual without a factor, but the factor is {step.value:.6g}"
     if placement(kind, node) is None:
         before, after = (" → ".join(_kinds(steps)) or "nothing" for steps in (node.pre, node.post))
