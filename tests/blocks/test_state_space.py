@@ -67,7 +67,7 @@ def test_chunks_equal_the_sum_one_position_at_a_time():
     q, k = torch.randn(2, B, H, 150, N, dtype=torch.float64)
     v, log_rate = torch.randn(B, H, 150, 5, dtype=torch.float64), -torch.rand(B, H, 150).double()
     memory = torch.randn(B, H, N, 5, dtype=torch.float64)
-    y_BHTV, after = by_chunks(decayed_sum, memory, q, k, v, log_rate)
+    y_BHTV, after = by_chunks(decayed_sum, memory, q, k, v, log_rate[..., None])
     for t in range(150):
         memory = memory * log_rate[:, :, t, None, None].exp() + k[:, :, t, :, None] * v[:, :, t, None]
         torch.testing.assert_close(y_BHTV[:, :, t], torch.einsum("bhk,bhkv->bhv", q[:, :, t], memory))

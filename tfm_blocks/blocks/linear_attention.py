@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.dot_product import merge_heads, split_heads
+from tfm_blocks.blocks.layers.dot_product import merge_heads, repeat_kv, split_heads, split_widths
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
 from tfm_blocks.registry.blocks import block
@@ -21,9 +21,9 @@ CHUNK = 32  # positions computed in parallel; the memory is carried from chunk t
 class Decay(NamedTuple):
     """Fractions of the memory that remain, for C positions of a chunk; leading axes equal the rates'.
 
-    `between`_CC: from a position (column) to itself or a later one (row), else 0; `since_start`_C1: from before the
-    chunk to each position; `until_end`_C1: from each position to the last; `whole`_11: from before the chunk to the
-    last.
+    The last axis of the first three is the keys' width, or 1 if all channels of a head decay alike. `between`_CCK: from
+    a position (column) to itself or a later one (row), else 0; `since_start`_CK: from before the chunk to each
+    position; `until_end`_CK: from each position to the last; `whole`_K1: from before the chunk to the last.
     """
 
     between: Tensor
@@ -31,14 +31,20 @@ class Decay(NamedTuple):
     until_end: Tensor
     whole: Tensor
 
+    def products(self, q_BHCK: Tensor, k_BHCK: Tensor) -> Tensor:
+        """Return the products of queries (rows) with decayed keys (columns), of equal or earlier positions: BHCC."""
+        if self.between.shape[-1] == 1:
+            return q_BHCK @ k_BHCK.mT * self.between[..., 0]
+        return (q_BHCK[..., :, None, :] * k_BHCK[..., None, :, :] * self.between).sum(-1)
 
-def decay(log_rate_C: Tensor) -> Decay:
-    """Return the decay of a memory that position c multiplies by exp(log_rate_C[c]) before it adds its own term."""
-    passed_C = log_rate_C.cumsum(-1)
-    earlier_CC = torch.ones_like(passed_C[..., None] * passed_C[..., None, :], dtype=torch.bool).tril()
-    between_CC = (passed_C[..., :, None] - passed_C[..., None, :]).masked_fill(~earlier_CC, -torch.inf).exp()
-    whole_11 = passed_C[..., -1:, None]
-    return Decay(between_CC, passed_C.exp()[..., None], (whole_11 - passed_C[..., None]).exp(), whole_11.exp())
+
+def decay(log_rate_CK: Tensor) -> Decay:
+    """Return the decay of a memory whose row k position c multiplies by exp(log_rate_CK[c, k]) before it adds."""
+    passed_CK = log_rate_CK.cumsum(-2)
+    later_CC1 = torch.ones_like(passed_CK[..., :1] * passed_CK[..., None, :, 0], dtype=torch.bool).triu(1)[..., None]
+    between_CCK = (passed_CK[..., :, None, :] - passed_CK[..., None, :, :]).masked_fill(later_CC1, -torch.inf).exp()
+    last_1K = passed_CK[..., -1:, :]
+    return Decay(between_CCK, passed_CK.exp(), (last_1K - passed_CK).exp(), last_1K.mT.exp())
 
 
 def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,11 +65,11 @@ def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *
 
 
 def decayed_sum(
-    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, log_rate_BHC: Tensor
+    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, log_rate_BHCK: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute one chunk of S_t = exp(log_rate_t) S_{t-1} + k_t^T v_t, y_t = q_t S_t: y and the last memory."""
-    fade = decay(log_rate_BHC)
-    y_BHCV = (q_BHCK @ k_BHCK.mT * fade.between) @ v_BHCV + (q_BHCK @ memory_BHKV) * fade.since_start
+    fade = decay(log_rate_BHCK)
+    y_BHCV = fade.products(q_BHCK, k_BHCK) @ v_BHCV + (q_BHCK * fade.since_start) @ memory_BHKV
     return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ v_BHCV
 
 
@@ -114,8 +120,8 @@ class Retention(Recurrence):
     def _retain(self, memory_BHKK: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCK: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one chunk: the outputs from its positions and the memory, and the memory after them."""
         head_H = torch.arange(self.heads, dtype=q_BHCK.dtype, device=q_BHCK.device)
-        log_rate_HC = torch.log1p(-torch.exp2(-5 - head_H))[:, None].expand(-1, q_BHCK.shape[2])
-        return decayed_sum(memory_BHKK, q_BHCK, k_BHCK, v_BHCK, log_rate_HC)
+        log_rate_HC1 = torch.log1p(-torch.exp2(-5 - head_H))[:, None, None].expand(-1, q_BHCK.shape[2], -1)
+        return decayed_sum(memory_BHKK, q_BHCK, k_BHCK, v_BHCK, log_rate_HC1)
 
 
 def rotated(x_BHTK: Tensor, first: int) -> Tensor:
@@ -151,43 +157,76 @@ def fill_step_biases(bias_H: Tensor, generator: Generator) -> None:
     sees={"x": "past"},
     where={
         "heads >= 1": "there is at least one head",
-        "D % heads == 0": "the width must split evenly into heads",
+        "key_heads >= 1": "there is at least one head of queries and keys",
+        "heads % key_heads == 0": "the number of heads must be a multiple of key_heads",
+        "D % heads == 0 unless d_key": "the width must split evenly into heads",
+        "d_key >= 1": "queries and keys have a width",
+        "d_value >= 1": "values have a width",
         "kernel_size >= 1": "a position sees at least itself",
+        "gate_rank >= 1": "the gate is a product of two maps",
         "eps > 0": "a mean of squares may be 0",
         "beta_max > 0": "a position writes some of its value",
         "beta_max <= 2": "above 2 the memory would grow",
     },
-    source="Yang et al. 2024 (Gated Delta Networks), section 3.1, equation 10; starting rates as in Mamba 2",
+    source="Yang et al. 2024 (Gated Delta Networks), section 3.1, equation 10; starting rates as in Mamba 2; decay of "
+    "channels: Kimi Team 2025 (Kimi Linear), section 3",
 )
 class GatedDeltaRule(Recurrence):
     """S_t = α_t S_{t-1} + β_t k_t^T (v_t - k_t α_t S_{t-1}), y_t = q_t S_t / √K in each head: x_BTD -> x_BTD.
 
     The memory S decays by α; then a fraction β of its value for the key is replaced by the new value. q, k and v are
     linear maps of x, followed by a causal depthwise convolution of `kernel_size` positions and silu; q and k have
-    length 1. β = `beta_max` · σ(W_β x), α = exp(-exp(a) softplus(W_α x + b)) for each head. The output is
-    (rmsnorm(y) ⊙ silu(x W_g)) W_o. With `beta_max: 2` the memory's transition can have negative eigenvalues, which
-    state tracking needs (Grazzi et al. 2024). Training computes chunks of 32 positions in parallel; decoding carries S.
+    length 1. In each head, q and k have the width `d_key`, by default D / heads, and v the width `d_value`, by default
+    `d_key`. With `key_heads` below `heads`, groups of heads share q and k. β = `beta_max` · σ(W_β x). α =
+    exp(-exp(a) softplus(W_α x + b)) for each head, or for each row of its S with `decay: channel`. The output is
+    (rmsnorm(y) ⊙ silu(x W_g)) W_o, or has σ in the place of silu with `gate_activation: sigmoid`. `gate_rank` is the
+    rank of W_g and of the W_α of channels, by default full. With `beta_max: 2` the memory's transition can have
+    negative eigenvalues, which state tracking needs (Grazzi et al. 2024). Training computes chunks of 32 positions in
+    parallel; decoding carries S.
 
-    Also known as: Gated DeltaNet, linear attention with a delta rule.
-    Use: long sequences at linear cost, as in Qwen3-Next.
+    Also known as: Gated DeltaNet; Kimi Delta Attention, KDA (`decay: channel`); linear attention with a delta rule.
+    Use: long sequences at linear cost, as in Qwen3-Next and Kimi Linear.
     """
 
     weight_roles: ClassVar = {"near": "convolution"}
 
-    def __init__(self, D: int, *, heads: int, kernel_size: int = 4, eps: float = 1e-6, beta_max: float = 1.0) -> None:
+    def __init__(
+        self,
+        D: int,
+        *,
+        heads: int,
+        key_heads: int | None = None,
+        d_key: int | None = None,
+        d_value: int | None = None,
+        kernel_size: int = 4,
+        eps: float = 1e-6,
+        beta_max: float = 1.0,
+        decay: Literal["head", "channel"] = "head",
+        gate_activation: Literal["silu", "sigmoid"] = "silu",
+        gate_rank: int | None = None,
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads = (key_heads or heads, key_heads or heads, heads)  # of queries, keys and values
+        width = d_key or D // heads
+        self.head_widths = (width, width, d_value or width)
         self.kernel_size = kernel_size
         self.eps = eps
         self.beta_max = beta_max
-        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
-        self.near = nn.Parameter(torch.empty(3 * D, kernel_size))
-        self.rates = Linear(D, 2 * heads, parts=2, bias=False)
+        self.activation = torch.sigmoid if gate_activation == "sigmoid" else F.silu
+        widths = [count * width for count, width in zip(self.heads, self.head_widths, strict=True)]
+        decays = heads if decay == "head" else heads * width
+        self.qkv = Linear(D, sum(widths), parts=widths, bias=False, depth_scaled=(2,), heads=self.heads)
+        self.near = nn.Parameter(torch.empty(sum(widths), kernel_size))
+        if decay == "head":
+            self.rates = Linear(D, 2 * heads, parts=2, bias=False)
+        else:
+            self.rates = Linear(D, heads, bias=False)
+            self.channel_rates = _map_of_rank(D, decays, gate_rank)
         self.fade = nn.Parameter(torch.empty(heads))
-        self.fade_bias = nn.Parameter(torch.empty(heads))
-        self.gate = Linear(D, D, bias=False)
-        self.gain = nn.Parameter(torch.empty(D // heads))
-        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
+        self.fade_bias = nn.Parameter(torch.empty(decays))
+        self.gate = _map_of_rank(D, widths[2], gate_rank)
+        self.gain = nn.Parameter(torch.empty(self.head_widths[2]))
+        self.out = Linear(widths[2], D, bias=False, depth_scaled=(0,))
 
     def initialise(self, name: str, generator: Generator) -> None:
         match name:
@@ -201,51 +240,55 @@ class GatedDeltaRule(Recurrence):
                 nn.init.ones_(self.gain)
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
-        D = self.out.in_features
+        _, K, V = self.head_widths
         wide = torch.promote_types(like.dtype, torch.float32)
         return {
-            "past_RND": like.new_zeros(rows, self.kernel_size - 1, 3 * D),
-            "memory_RHKK": like.new_zeros(rows, self.heads, D // self.heads, D // self.heads, dtype=wide),
+            "past_RND": like.new_zeros(rows, self.kernel_size - 1, len(self.near)),
+            "memory_RHKV": like.new_zeros(rows, self.heads[2], K, V, dtype=wide),
         }
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
-        qkv_BTD, past_BND = self._mix_near(self.qkv(x_BTD), memory["past_RND"])
-        wide = memory["memory_RHKK"].dtype
-        q_BHTK, k_BHTK, v_BHTK = (x.to(wide) for x in split_heads(qkv_BTD, self.heads, 3))
-        beta_BHT, log_rate_BHT = self._rates(x_BTD, wide)
-        q_k_v = self._of_length_1(q_BHTK) / math.sqrt(q_BHTK.shape[3]), self._of_length_1(k_BHTK), v_BHTK
-        y_BHTK, after_BHKK = by_chunks(delta_rule, memory["memory_RHKK"], *q_k_v, beta_BHT, log_rate_BHT)
-        y_BTD = merge_heads(F.rms_norm(y_BHTK, y_BHTK.shape[3:], self.gain.to(wide), self.eps)).to(x_BTD.dtype)
-        return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"past_RND": past_BND, "memory_RHKK": after_BHKK}
-
-    def _mix_near(self, x_BTD: Tensor, past_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the depthwise convolution and silu; also return the inputs that the next positions read."""
-        x_BND, past_BND = continue_from(past_BND, x_BTD)
-        return F.silu(convolve_channels(x_BND, self.near)), past_BND
+        qkv_BND, past_BND = continue_from(memory["past_RND"], self.qkv(x_BTD))
+        wide = memory["memory_RHKV"].dtype
+        qkv_BTD = F.silu(convolve_channels(qkv_BND, self.near)).to(wide)
+        q_BGTK, k_BGTK, v_BHTV = split_widths(qkv_BTD, self.heads, self.head_widths)
+        q_BHTK, k_BHTK = (repeat_kv(self._of_length_1(x_BGTK), self.heads[2]) for x_BGTK in (q_BGTK, k_BGTK))
+        q_k_v = q_BHTK / math.sqrt(q_BHTK.shape[3]), k_BHTK, v_BHTV
+        y_BHTV, after_BHKV = by_chunks(delta_rule, memory["memory_RHKV"], *q_k_v, *self._rates(x_BTD, wide))
+        y_BTI = merge_heads(F.rms_norm(y_BHTV, y_BHTV.shape[3:], self.gain.to(wide), self.eps)).to(x_BTD.dtype)
+        return self.out(self.activation(self.gate(x_BTD)) * y_BTI), {"past_RND": past_BND, "memory_RHKV": after_BHKV}
 
     def _rates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return β and log α of each head at each position, both BHT."""
-        beta_BHT, step_BHT = self.rates(x_BTD).to(wide).mT.chunk(2, 1)
-        fade_H1, bias_H1 = self.fade.to(wide)[:, None], self.fade_bias.to(wide)[:, None]
-        return beta_BHT.sigmoid() * self.beta_max, -fade_H1.exp() * F.softplus(step_BHT + bias_H1)
+        """Return β_BHT of each head, and log α_BHTK of each row of its memory, or log α_BHT1 of all rows."""
+        rates_BHT, heads = self.rates(x_BTD).to(wide).mT, self.heads[2]
+        step_BTX = self.channel_rates(x_BTD).to(wide) if len(self.fade_bias) > heads else rates_BHT[:, heads:].mT
+        step_BHTK = torch.unflatten(step_BTX + self.fade_bias.to(wide), 2, (heads, -1)).transpose(1, 2)
+        fade_H11 = self.fade.to(wide)[:, None, None]
+        return rates_BHT[:, :heads].sigmoid() * self.beta_max, -fade_H11.exp() * F.softplus(step_BHTK)
 
     def _of_length_1(self, x_BHTK: Tensor) -> Tensor:
         return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + self.eps).rsqrt()
 
 
+def _map_of_rank(inputs: int, outputs: int, rank: int | None) -> nn.Module:
+    """Return a linear map without bias, or the product of two that goes through `rank` values."""
+    if rank is None:
+        return Linear(inputs, outputs, bias=False)
+    return nn.Sequential(Linear(inputs, rank, bias=False), Linear(rank, outputs, bias=False))
+
+
 def delta_rule(
-    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, beta_BHC: Tensor, log_rate_BHC: Tensor
+    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, beta_BHC: Tensor, log_rate_BHCK: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute one chunk of the rule: the outputs of its positions, and the memory after them.
 
     Position i writes w_i = β_i (v_i - v̂_i), where v̂_i is the memory's value for k_i at that time. It depends on the
     writes of earlier positions, which gives a triangular system (section 3.3).
     """
-    fade, beta_BHC1 = decay(log_rate_BHC), beta_BHC[..., None]
-    known_BHCV = (k_BHCK @ memory_BHKV) * fade.since_start
-    overlap_BHCC = beta_BHC1 * (k_BHCK @ k_BHCK.mT) * fade.between
+    fade, beta_BHC1 = decay(log_rate_BHCK), beta_BHC[..., None]
+    known_BHCV = (k_BHCK * fade.since_start) @ memory_BHKV
     written_BHCV = torch.linalg.solve_triangular(
-        overlap_BHCC, beta_BHC1 * (v_BHCV - known_BHCV), upper=False, unitriangular=True
+        beta_BHC1 * fade.products(k_BHCK, k_BHCK), beta_BHC1 * (v_BHCV - known_BHCV), upper=False, unitriangular=True
     )
-    y_BHCV = (q_BHCK @ memory_BHKV) * fade.since_start + (q_BHCK @ k_BHCK.mT * fade.between) @ written_BHCV
+    y_BHCV = (q_BHCK * fade.since_start) @ memory_BHKV + fade.products(q_BHCK, k_BHCK) @ written_BHCV
     return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ written_BHCV

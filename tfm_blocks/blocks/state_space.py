@@ -111,8 +111,8 @@ class Mamba2(Recurrence):
         v_BHTV = torch.unflatten(v_BTI, 2, (self.heads, -1)).transpose(1, 2)
         k_BHTK, q_BHTK = (self._of_each_head(x_BTX) for x_BTX in b_c_BTX)
         step_BHT = F.softplus(step_BTH.to(wide) + self.step_bias.to(wide)).clamp(*self.steps).mT
-        log_rate_BHT = -self.fade.to(wide).exp()[:, None] * step_BHT
-        parts = q_BHTK, k_BHTK, v_BHTV * step_BHT[..., None], log_rate_BHT
+        log_rate_BHT1 = -self.fade.to(wide).exp()[:, None, None] * step_BHT[..., None]
+        parts = q_BHTK, k_BHTK, v_BHTV * step_BHT[..., None], log_rate_BHT1
         y_BHTV, after_BHKV = by_chunks(decayed_sum, memory["memory_RHKV"], *parts)
         y_BHTV = y_BHTV + v_BHTV * self.skip.to(wide)[:, None, None]
         y_BTGI = torch.unflatten(merge_heads(y_BHTV) * F.silu(gate_BTI.to(wide)), 2, (self.groups, -1))
