@@ -41,6 +41,13 @@ LABELLED = [
 ]  # fmt: skip
 OBJECTIVES = {  # overrides of runs with each objective besides next_token
     "masked": [*ENCODER, "objective=masked"],
+    "replaced_token": [
+        "model=electra_discriminator",
+        "d_embedding=12",
+        "objective=replaced_token",
+        "vocab=300",
+        "objective.generator={model: electra, d_model: 8, d_ff: 16, heads: 1, layers: 1, d_embedding: 12, dropout: 0}",
+    ],
     "masked_diffusion": [*ENCODER, "objective=masked_diffusion"],
     "span_corruption": ["objective=span_corruption", "objective.sentinels=10", "vocab=300"],
     "denoising": ["objective=denoising", "vocab=300"],

@@ -105,7 +105,8 @@ TRAIN_KEYS = (
     Key(SKIPPED, "steps of the run whose loss or gradient was not finite", progress="{:.0f} skipped"),
     Key(
         "train/aux_loss/{node}",
-        "auxiliary loss of the block, `z_loss`, `kl` or `hidden`, per target token; part of the minimised sum",
+        "auxiliary loss of the block, or a part of the objective such as `z_loss` or `generator`, per target token; "
+        "part of the minimised sum",
     ),
 )
 SPLIT_KEYS = (  # of val/ and test/
@@ -119,7 +120,12 @@ SPLIT_KEYS = (  # of val/ and test/
         headline=4,
     ),
     Key("perplexity", "e^(nats per target token), not smoothed", "min", progress="perplexity {:.2f}", headline=3),
-    Key("token_accuracy", "fraction of target tokens that are ranked first, 0 to 1", "max", progress="tokens {:.1%}"),
+    Key(
+        "token_accuracy",
+        "fraction of target tokens that are ranked first, or of right decisions of `objective=replaced_token`, 0 to 1",
+        "max",
+        progress="tokens {:.1%}",
+    ),
     Key(
         "bleu",
         "sacreBLEU's BLEU of TEXTS, 0 to 100",

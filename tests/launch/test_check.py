@@ -205,6 +205,9 @@ CAUSAL = "+model.graph.encoder.layer.attn.mask=causal"
 LEFT_TO_RIGHT = "but the model reads tgt from left to right"
 PROBE = "but data=parity is a probe task"
 LABELS = ["data=labels", "data.dir=x", "data.labels=[a,b]"]
+GENERATOR = "objective.generator={{{}}}"
+JUDGES = ["model=electra_discriminator", "objective=replaced_token"]
+JUDGED = [*JUDGES, GENERATOR.format("model: electra, d_model: 64")]
 WRONG_PAIRS = [
     (["model=base", "objective=masked"], "model.inputs", LEFT_TO_RIGHT),
     (["model=decoder_only", "objective=masked"], "model.inputs", LEFT_TO_RIGHT),
@@ -234,6 +237,18 @@ WRONG_PAIRS = [
     (["model=encoder_only", "objective=ul2"], "model.inputs", "predicts tgt from left to right, but the model reads src"),
     (["model=base", "objective=ul2", "objective.denoisers.suffix.density=1"], "objective.denoisers.suffix.density", "must be below 1"),
     (["model=base", "objective=ul2", "objective.denoisers.suffix.span=0.5"], "objective.denoisers.suffix.span", "must be at least 1"),
+    ([*JUDGED, "model=base"], "model.inputs", LEFT_TO_RIGHT),
+    ([*JUDGED, "model=electra"], "model.graph.logits", "needs one: was it replaced?"),
+    ([*JUDGED, "data=parity"], "objective", PROBE),
+    ([*JUDGES, "objective.generator={heads: 1}"], "objective.generator", "must name a model, but has the keys heads"),
+    ([*JUDGES, GENERATOR.format("model: bert, d_model: 64, heads: 4")], "objective.generator", "has the shape [2048, 64] at src_emb"),
+    ([*JUDGES, GENERATOR.format("model: encoder_only, vocab: 99")], "objective.generator.vocab", "has the vocabulary of the model"),
+    ([*JUDGES, GENERATOR.format("model: decoder_only")], "objective.generator", "reads tgt, but the model reads src"),
+    ([*JUDGES, GENERATOR.format("model: classifier, d_model: 128")], "objective.generator", "logits for each position, but the vocabulary has"),
+    ([*JUDGES, GENERATOR.format("model: electra, width: 3")], "objective.generator: width", "no such knob"),
+    ([*JUDGED, "trainer.strategy=fsdp2"], "trainer.strategy", "cannot divide the embeddings"),
+    ([*JUDGED, "losses.kl=1"], "losses.kl", "is a weight of objective=distil"),
+    (["losses.replaced=1"], "losses.replaced", "is a weight of objective=replaced_token"),
     (["model=base", *LABELS, "objective=denoising"], "objective", "data.kind=labels has labels, but objective=denoising reads"),
     (["model=encoder_only", *LABELS, "objective=masked"], "objective", "data.kind=labels has labels, but objective=masked reads"),
 ]  # fmt: skip

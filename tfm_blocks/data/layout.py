@@ -31,6 +31,8 @@ class Batch:
     labels, computed on the CPU because it would synchronise an accelerator. `values_NC` are the numbers that the
     outputs at these positions should have, if labels are not classes.
 
+    `uniforms_N` are uniform in [0, 1), for an objective that samples tokens at these positions.
+
     If an objective has weights, `weights_B` are factors of the losses of each row, and the loss is a mean over
     `tokens_B` tokens of each row instead of the labels.
     """
@@ -42,6 +44,7 @@ class Batch:
     values_NC: Tensor | None = None
     weights_B: Tensor | None = None
     tokens_B: Tensor | None = None
+    uniforms_N: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -106,6 +109,10 @@ class Layout(ABC):
 
     def drawn(self, seed: int, epoch: int) -> Self:
         """Return the layout of an epoch, if the objective draws what it hides from the seed, the epoch and the row."""
+        return self
+
+    def for_step(self, corpus: Corpus, rows: Rows) -> Self:
+        """Return the layout of a step with these rows, whose tokens a loss may be a mean over."""
         return self
 
     @property

@@ -30,8 +30,8 @@ from tfm_blocks.data.layout import (
     batch_of,
     padded_rows,
 )
-from tfm_blocks.data.noise import Flat, Hiding, Noise
-from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ObjectiveSettings
+from tfm_blocks.data.noise import SAMPLE, Flat, Hiding, Noise
+from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ObjectiveSettings, ReplacedTokenSettings
 from tfm_blocks.data.pair_noise import PairNoise
 from tfm_blocks.language.spec import TARGET
 
@@ -103,6 +103,37 @@ class HiddenTokens(Noisy):
             return batch
         tokens_B = torch.from_numpy(self.hiding.labels_R(flat) * (not empty))
         return replace(batch, weights_B=torch.from_numpy(weights_R).float(), tokens_B=tokens_B)
+
+
+class ReplacedTokens(HiddenTokens):
+    """Layout of objective=replaced_token: hidden tokens, and a draw for each, with which a generator replaces it.
+
+    The loss of the model is a mean over all tokens of the rows. `weights_B` make the loss of hidden tokens a mean over
+    those of the step.
+    """
+
+    ratio = 1.0  # tokens of the step for each hidden one
+
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return self.tokens_N(corpus)
+
+    def for_step(self, corpus: Corpus, rows: Rows) -> Self:
+        flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
+        other = copy(self)
+        other.ratio = len(flat.ids_L) / int(self.hiding.labels_R(flat).sum())
+        return other
+
+    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
+        batch = super().batch(corpus, rows, empty=empty)
+        flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
+        hidden_L = self.hiding.hidden_L(flat) & (not empty)
+        uniforms_H = self.hiding.uniforms(flat.rows_R[flat.row_L[hidden_L]], SAMPLE, flat.position_L[hidden_L])
+        return replace(
+            batch,
+            weights_B=torch.full((len(flat.rows_R),), self.ratio),
+            tokens_B=torch.from_numpy(flat.lengths_R * (not empty)),
+            uniforms_N=torch.from_numpy(np.floor(uniforms_H * 2**24) / 2**24).float(),  # exact, and below 1
+        )
 
 
 class NoisyPairs(Noisy):
@@ -201,7 +232,8 @@ def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSetting
     column = inputs[-1] if inputs[-1] in corpus.columns else TARGET
     match objective.noise(corpus.tokenizer):
         case Hiding() as hiding:
-            return HiddenTokens(inputs[0], column, hiding)
+            kind = ReplacedTokens if isinstance(objective, ReplacedTokenSettings) else HiddenTokens
+            return kind(inputs[0], column, hiding)
         case PairNoise() as noise:
             return NoisyPairs(pairs, TARGET, noise)
     if sources and TARGET in inputs:

@@ -86,8 +86,8 @@ class HidingSettings(ObjectiveBase):
     def noise(self, tokenizer: Tokenizer) -> Noise: ...
 
 
-class MaskedSettings(HidingSettings):
-    """Hide tokens of a text, and predict them at their positions: Devlin et al. 2019, section 3.1.
+class MaskingSettings(HidingSettings):
+    """Settings of objectives that hide a fraction of the tokens of a text.
 
     rate: fraction of the tokens of a row that are hidden in training, special tokens apart: floor(rate · n + U) of n
     tokens, for U uniform in [0, 1), and at least one. eval_rate: the same in validation and test.
@@ -95,7 +95,6 @@ class MaskedSettings(HidingSettings):
     static: hide the same tokens in each epoch. whole_words: hide words instead of tokens.
     """
 
-    name: Literal["masked"]
     rate: Rate
     eval_rate: Rate
     mask: Part
@@ -105,7 +104,7 @@ class MaskedSettings(HidingSettings):
 
     def noise(self, tokenizer: Tokenizer) -> Masking:
         words_V2 = tokenizer.words() if self.whole_words else None
-        options = self.model_dump(exclude={"name", "whole_words"})
+        options = self.model_dump(include={"rate", "eval_rate", "mask", "random", "static"})
         return Masking(mask_id=mask_of(tokenizer), plain_V=_plain(tokenizer), words_V2=words_V2, **options)
 
     @field_validator("random")
@@ -116,6 +115,39 @@ class MaskedSettings(HidingSettings):
             rule = f"is {random:g}, but objective.mask is {mask:g}: together they are more than all hidden tokens"
             raise RuleError(rule, f"write objective.random={1 - mask:g} or less")
         return random
+
+
+class MaskedSettings(MaskingSettings):
+    """Hide tokens of a text, and predict them at their positions: Devlin et al. 2019, section 3.1."""
+
+    name: Literal["masked"]
+
+
+class ReplacedTokenSettings(MaskingSettings):
+    """Decide for each token whether a generator has replaced it: Clark et al. 2020 (ELECTRA), section 2.
+
+    generator: a model and its knobs, {model: NAME, KNOB: VALUE}, or a whole definition, as recorded in a run. The
+    generator fills hidden tokens with samples, is trained with the model, and has its embeddings.
+    """
+
+    example = "echo 'your text' | tfm embed"
+
+    name: Literal["replaced_token"]
+    generator: dict[str, Any]
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return ("generator", "replaced")
+
+    @field_validator("generator")
+    @classmethod
+    def _names_a_model(cls, generator: dict[str, Any]) -> dict[str, Any]:
+        if "graph" not in generator and not isinstance(generator.get("model"), str):
+            rule = f"must name a model, but has the keys {', '.join(map(str, generator)) or 'none'}"
+            raise RuleError(
+                rule, "write objective.generator={model: electra, d_model: 64}, with the knobs of the model"
+            )
+        return generator
 
 
 class MaskedDiffusionSettings(HidingSettings):
@@ -270,6 +302,7 @@ ObjectiveSettings = Annotated[
     NextTokenSettings
     | DistilSettings
     | MaskedSettings
+    | ReplacedTokenSettings
     | MaskedDiffusionSettings
     | SpanCorruptionSettings
     | DenoisingSettings

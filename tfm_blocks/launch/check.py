@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
 from tfm_blocks.data.objective_layouts import layout_of
-from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, read_objective
+from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ReplacedTokenSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_size
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import read_data
@@ -22,13 +22,16 @@ from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
+from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec, names
 from tfm_blocks.language.tree import MODEL
+from tfm_blocks.launch.generator import find_generator_problems, read_generator
 from tfm_blocks.launch.init_from import blocks_of_teacher
 from tfm_blocks.launch.suitability import find_data_problems, find_loss_problems, find_optimizer_problems
 from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.generator import attach_generator
+from tfm_blocks.network.graph import GENERATOR, Network
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.checkpoints import Checkpoint
@@ -85,7 +88,19 @@ class CheckedRun(CheckedModel):
             return self
         composed = self.composed.with_vocab(size)
         spec = read_model(composed.model, composed.sources)
-        return replace(self, composed=composed.with_model(spec.mapping), spec=spec)
+        run = replace(self, composed=composed.with_model(spec.mapping), spec=spec)
+        objective = self.settings.objective
+        if not isinstance(objective, ReplacedTokenSettings):
+            return run
+        return run.with_generator(read_generator(composed.mapping["objective"][GENERATOR], size))
+
+    def with_generator(self, generator: Spec) -> CheckedRun:
+        """Return the run with the whole definition of the generator, in place of its name and knobs."""
+        mapping = dict(generator.mapping)
+        objective = self.settings.objective.model_copy(update={GENERATOR: mapping})
+        recorded = self.composed.mapping["objective"] | {GENERATOR: mapping}
+        composed = replace(self.composed, mapping=self.composed.mapping | {"objective": recorded})
+        return replace(self, composed=composed, settings=self.settings.model_copy(update={"objective": objective}))
 
     def with_config(self, config: dict[str, Any]) -> CheckedRun:
         """Return the run with the config of its folder, which has the vocabulary of the tokenizer."""
@@ -169,14 +184,21 @@ def _check(
     if spec.adapted and run.init_from is None:
         rule = "has adapters, but init_from names no run whose weights they change"
         raise ConfigError(composed.sources.problem((*MODEL, "adapt"), rule, help="write init_from=RUN"))
+    network, generator = network_without_values(spec), None
     with with_locations(composed):
-        learned = assign(run.optimizer, list_weights(network_without_values(spec)))
+        if isinstance(run.objective, ReplacedTokenSettings):
+            generator = read_generator(run.objective.generator, config["vocab"])
+            if problems := list(find_generator_problems(spec, generator, run, config["vocab"])):
+                raise ConfigError(problems)
+            attach_generator(network, network_without_values(generator))
+        learned = assign(run.optimizer, list_weights(network))
         if problems := [*find_optimizer_problems(spec, run, learned), *find_loss_problems(spec, run)]:
             raise ConfigError(problems)
         expect_optimizers(learned)
-    blocks = spec.blocks | blocks_of_teacher(run.objective)
+    blocks = spec.blocks | blocks_of_teacher(run.objective) | (generator.blocks if generator else set())
     plugins = plugins_in_use(run.plugins, blocks, _tasks(run), names_used(run.optimizer))
-    return CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
+    checked = CheckedRun(composed.with_model(spec.mapping), spec, run.model_copy(update={"plugins": plugins}))
+    return checked.with_generator(generator) if generator else checked
 
 
 def plugins_of_model(run: CheckedRun) -> list[str]:
@@ -244,7 +266,7 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     data, objective = read_data(composed.mapping["data"]), read_objective(composed.mapping.get("objective"))
     problems = list(find_data_problems(spec, data, objective)) if objective else []  # else `read_run` reports it
     width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
-    if width != vocab and not isinstance(objective, LabelSettings):
+    if width != vocab and not isinstance(objective, LabelSettings | ReplacedTokenSettings):
         rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
         problems.append(
             composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
@@ -278,12 +300,16 @@ def with_locations(composed: Composed) -> Iterator[None]:
 
 def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
     """Raise ConfigError if a sequence of the corpora has more tokens than the network has positions."""
-    layout = layout_of(prepared.train, names(network.spec.inputs), run.settings.objective)
+    objective = run.settings.objective
+    layout = layout_of(prepared.train, names(network.spec.inputs), objective)
+    networks = [network]
+    if isinstance(objective, ReplacedTokenSettings):
+        networks.append(network_without_values(read_model(objective.generator, Sources())))
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
             continue
         for input, width in zip(layout.inputs, layout.longest_C(corpus.longest).tolist(), strict=True):
-            bound = network.longest(input)
+            bound = min((one.longest(input) for one in networks), key=lambda bound: bound.tokens)
             if bound.node and width > bound.tokens:
                 rule = f"has {bound.tokens} positions, but {input} of {name} has up to {width} tokens with eos"
                 setting = LENGTH_SETTINGS.get(run.settings.data.kind, "data.max_length")

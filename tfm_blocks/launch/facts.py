@@ -26,6 +26,7 @@ from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.metric_schema import columns
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.matching import is_of_generator
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import read_rows
@@ -50,7 +51,7 @@ def record_facts(job: RunSpec, settings: RunSettings, network: Network, rank_inf
             versions[name] = version(name)
     facts = {  # FACTS in tfm_blocks/metric_schema.py describes each
         "model": start.choices.get("model", ""),
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "parameters": sum(parameters_by_node(network).values()),
         "parameters_asked": job.asked_parameters,
         "parameters_by_node": parameters_by_node(network),
         "optimizer_groups": group_rows(assign(settings.optimizer, list_weights(network))),
@@ -77,10 +78,13 @@ def parameters_by_node(network: Network) -> dict[str, int]:
     """Return the number of parameters of each node, by address.
 
     A shared or tied parameter counts at the node that stores it. The operations at the end of a stack count as `last`.
+    A generator does not count.
     """
     owners = {node.owner for node in network.spec.nodes}
     counts: dict[str, int] = {}
     for name, parameter in network.named_parameters():
+        if is_of_generator(network, name):
+            continue
         parts = name.split(".")
         prefixes = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
         address = next((prefix for prefix in prefixes if prefix in owners or prefix.endswith(".last")), prefixes[0])

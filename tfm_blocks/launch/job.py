@@ -157,6 +157,7 @@ def _begin(
     base = expect_base(run.spec, prepared.tokenizer, settings.init_from)
     with with_locations(requested.composed):
         expect_teacher(run.spec, prepared.tokenizer, settings.objective)
+    settings = run.settings
     config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "cooldown", "match")}
     network = network_without_values(run.spec)

@@ -18,6 +18,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from rich.console import Console
 
+from tfm_blocks.data.objectives import ReplacedTokenSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared, prepare, with_saved_tokenizer
 from tfm_blocks.devices import CPU, choose_device, pins_memory, rank_device
@@ -38,8 +39,9 @@ from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed
 from tfm_blocks.launch.run_spec import Precision, RunSpec
 from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.call import losses_of
+from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.matching import fill, saved_weights
+from tfm_blocks.network.matching import fill, is_of_generator, saved_weights
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
@@ -170,10 +172,14 @@ class _Rank:
             backend = f"{torch.distributed.get_default_backend_for_device(device)} on " if self.info.world > 1 else ""
             print(f"cluster: {self.info}, {backend}{device}")
         precision = self.job.precision
-        parameters = list(self.network.parameters())
+        named = list(self.network.named_parameters())
+        parameters = [parameter for name, parameter in named if not is_of_generator(self.network, name)]
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         total = sum(parameter.numel() for parameter in parameters)
         self.report(f"model: {total:,} parameters" + f", {trained:,} of them trained" * (trained < total))
+        if self.network.replacer:
+            own = sum(parameter.numel() for name, parameter in named if is_of_generator(self.network, name))
+            self.report(f"generator: {own:,} parameters, besides the embeddings, which it shares with the model")
         if self.network.spec.adapted:
             fill(self.network, read_base(self.network, self.job.folder))
             self.report(f"base: {settings.init_from}")
@@ -249,6 +255,9 @@ def train_rank(
         Heartbeat("building the model", enabled=rank_info.rank == 0) as heartbeat,
     ):
         network = build_network(spec, seed=settings.seed)
+        if isinstance(settings.objective, ReplacedTokenSettings):
+            generator = read_model(settings.objective.generator, Sources())
+            attach_generator(network, build_network(generator, seed=settings.seed + 1))
         rank = _Rank(rank_info, job, settings, prepared, network, heartbeat)
         if (early := settings.callbacks.early_stopping).patience:
             callbacks = [EarlyStopping(early.monitor, early.patience, early.min_delta), *callbacks]

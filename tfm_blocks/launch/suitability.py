@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfm_blocks.data.objectives import HidingSettings, LabelSettings, NoisyPairSettings, ObjectiveSettings
+from tfm_blocks.data.objectives import (
+    HidingSettings,
+    LabelSettings,
+    NoisyPairSettings,
+    ObjectiveSettings,
+    ReplacedTokenSettings,
+)
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, columns_of
 from tfm_blocks.errors import Problem, suggest
@@ -19,7 +25,14 @@ from tfm_blocks.training.schedules import NoamSettings
 from tfm_blocks.training.settings import RunSettings
 
 DISTIL = "objective=distil objective.teacher=RUN"
-PARTS_NEED = {"ce": DISTIL, "kl": DISTIL, "hidden": f"{DISTIL} objective.hidden={{NODE: NODE}}"}
+REPLACED = "objective=replaced_token objective.generator={model: NAME}"
+PARTS_NEED = {
+    "ce": DISTIL,
+    "kl": DISTIL,
+    "hidden": f"{DISTIL} objective.hidden={{NODE: NODE}}",
+    "generator": REPLACED,
+    "replaced": REPLACED,
+}
 
 
 def find_data_problems(spec: Spec, data: DataSettings | None, objective: ObjectiveSettings) -> Iterator[Problem]:
@@ -30,7 +43,12 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
         )
         yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
     if isinstance(objective, HidingSettings):
-        yield from _hiding_problems(spec, objective)
+        yield from find_hiding_problems(spec, objective.name)
+        first = spec.sink.arguments.get("first_id", 0)
+        if isinstance(objective, ReplacedTokenSettings) and (outputs := spec.sink.shape[-1]) != first + 1:
+            rule = f"has {int(str(outputs)) - first} outputs, but objective=replaced_token needs one: was it replaced?"
+            help = "write model=electra_discriminator, or at the last node block: unembed, vocab: 2, first_id: 1"
+            yield Problem(".".join(map(str, spec.sink.path)), rule, help=help)
     elif isinstance(objective, NoisyPairSettings):
         yield from _pair_problems(spec, objective)
     elif isinstance(objective, LabelSettings):
@@ -74,9 +92,9 @@ def _pair_problems(spec: Spec, objective: NoisyPairSettings) -> Iterator[Problem
         yield Problem("model.inputs", rule, help="leave the other inputs out")
 
 
-def _hiding_problems(spec: Spec, objective: HidingSettings) -> Iterator[Problem]:
+def find_hiding_problems(spec: Spec, objective: str) -> Iterator[Problem]:
     """Yield a problem unless a model predicts at the positions of its one input, and sees both sides of each."""
-    name, inputs = f"objective={objective.name}", names(spec.inputs)
+    name, inputs = f"objective={objective}", names(spec.inputs)
     if TARGET in inputs:
         rule = f"{name} predicts hidden tokens from both sides, but the model reads {TARGET} from left to right"
         help = "write model=encoder_only, or inputs: {tgt: null, src: B S}; objective=next_token trains this model"
@@ -150,7 +168,7 @@ def find_loss_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
     losses, objective = run.losses, f"objective={run.objective.name}"
     for name, needed in PARTS_NEED.items():
         if getattr(losses, name) is not None and name not in run.objective.losses:
-            rule = f"is a weight of objective=distil, but {objective} has no such loss"
+            rule = f"is a weight of {needed.partition(' ')[0]}, but {objective} has no such loss"
             yield Problem(f"losses.{name}", rule, help=f"leave it out, or write {needed}")
     if isinstance(run.objective, LabelSettings) and losses.is_on("z_loss"):
         yield Problem("losses.z_loss", f"is a loss of predicted tokens, but {objective} has none", help="write 0")

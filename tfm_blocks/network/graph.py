@@ -22,6 +22,7 @@ from tfm_blocks.language.spec import TARGET, Axis, Node, Spec, names
 from tfm_blocks.network.call import Call, PaddingMasks, Values, padded_last
 from tfm_blocks.registry.blocks import REGISTRY
 
+GENERATOR = "generator"  # the child of a network that replaces tokens of its input in training
 TAP = "value of "  # before the address of a tapped node, in the dict of auxiliary losses
 LAYER = re.compile(r".*?\.\d+(?=\.)")  # the outermost layer of an address: encoder.3 of encoder.3.attn
 
@@ -103,6 +104,12 @@ class Network(nn.ModuleDict):
         self.head_calls = calls[len(calls) - spec.head :]
         self.bounded = [(call.node, call.block.max_length) for call in calls if isinstance(call.block, Bounded)]
         self.joined = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis) and axis.joined}
+
+    @property
+    def replacer(self) -> Network | None:
+        """Return the generator that is trained with the network, and whose weights are only in checkpoints."""
+        child = self._modules.get(GENERATOR)
+        return child if isinstance(child, Network) else None
 
     def forward(self, *, keep: Mapping[str, Tensor] | None = None, **inputs: Tensor) -> Tensor:
         return self.head(self.trunk(keep=keep, **inputs))

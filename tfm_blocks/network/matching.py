@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfm_blocks.blocks.layers.linear import LowRank
 from tfm_blocks.errors import Problem, RunError, suggest
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.graph import GENERATOR, Network
 from tfm_blocks.registry.blocks import REGISTRY
 
 Shapes = Mapping[str, Sequence[int]]
@@ -18,10 +18,19 @@ WITHOUT_ROW = 2  # ids that may lack a row in a table of the vocabulary: padding
 
 
 def weights_of(network: Network) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by address. Tied or shared tensors appear once, at their source."""
+    """Return parameters and persistent buffers by address. Tied or shared tensors appear once, at their source.
+
+    Those of a generator are not among them.
+    """
     persistent = network.state_dict().keys()
     buffers = {name: buffer for name, buffer in network.named_buffers() if name in persistent}
-    return {name: tensor.detach() for name, tensor in (*network.named_parameters(), *buffers.items())}
+    tensors = (*network.named_parameters(), *buffers.items())
+    return {name: tensor.detach() for name, tensor in tensors if not is_of_generator(network, name)}
+
+
+def is_of_generator(network: Network, name: str) -> bool:
+    """Return True for the name of a weight that only the generator of the network has."""
+    return isinstance(network, Network) and network.replacer is not None and name.startswith(f"{GENERATOR}.")
 
 
 def saved_weights(network: Network) -> dict[str, Tensor]:

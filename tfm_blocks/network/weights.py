@@ -17,7 +17,7 @@ from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.config.settings import Where
 from tfm_blocks.errors import shown, suggest
 from tfm_blocks.language.spec import Node
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.graph import GENERATOR, Network
 from tfm_blocks.network.initial import initialise
 
 Role = Literal[
@@ -76,22 +76,27 @@ class Weight:
 
 
 def list_weights(network: Network) -> list[Weight]:
-    """Return every weight of a network once, in the order of `network.parameters()`. No value is read."""
+    """Return every weight of a network once, in the order of `network.parameters()`. No value is read.
+
+    The addresses of a generator begin with its name.
+    """
     names: defaultdict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in network.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
-    calls = [*network.calls, *network.head_calls]
+    calls = [(call.node.owner, call) for call in (*network.calls, *network.head_calls)]
+    if inner := network.replacer:
+        calls += [(f"{GENERATOR}.{call.node.owner}", call) for call in (*inner.calls, *inner.head_calls)]
     uses = defaultdict[nn.Parameter, int](int)
-    for call in calls:
+    for _, call in calls:
         for parameter in set(call.module.parameters()):
             uses[parameter] += 1
-    owners = {call.node.owner: call.node for call in reversed(calls)}
+    owners = {owner: call.node for owner, call in reversed(calls)}
     layers = _count_layers(owners)
     weights = []
     for parameter, own in names.items():
-        node = owners[max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)]
+        owner = max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)
         roles = tuple(dict.fromkeys(role_of(network, name, parameter.ndim)[0] for name in own))
-        shape, depth = tuple(parameter.shape), layers[node.owner]
+        shape, node, depth = tuple(parameter.shape), owners[owner], layers[owner]
         stacked = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
         weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, *stacked))
     return weights

@@ -43,10 +43,12 @@ class PlannedCorpus:
         )
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
-        return [self.batch(step, rows_B, ranks) for rows_B in step.share(ranks.rank, ranks.world)]
+        corpus, idle = self.corpus.drawn(*step.draw), step.idle(ranks.rank, ranks.world)
+        layout = self.layout.drawn(*step.draw).for_step(corpus, step.rows_N)
+        return [layout.batch(corpus, rows_B, empty=idle) for rows_B in step.share(ranks.rank, ranks.world)]
 
     def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
-        """Return the micro-batch of these rows of a step."""
+        """Return the micro-batch of these rows of a step, for scores, which are sums over rows."""
         return self._batch(step, rows_B, step.idle(ranks.rank, ranks.world))
 
     def empty_batch(self, step: PlanStep) -> Batch:

@@ -110,6 +110,17 @@ def _position_losses(
     return loss_N, -label_N, logits_NV.argmax(1)
 
 
+@torch.no_grad()
+def sample_ids(head: Head, x_ND: Tensor, uniforms_N: Tensor, *, chunk: int) -> Tensor:
+    """Return a token of each position, drawn from the softmax of its logits: the first whose cumulated p exceeds u."""
+    ids = []
+    for rows in _chunks(max(1, len(x_ND)), chunk):  # an idle rank has no positions
+        cumulated_NV = torch.softmax(head(x_ND[rows]).float(), 1).cumsum(1)
+        limit_N1 = uniforms_N[rows, None] * cumulated_NV[:, -1:]
+        ids.append(torch.searchsorted(cumulated_NV, limit_N1, right=True)[:, 0].clamp(max=cumulated_NV.shape[1] - 1))
+    return torch.cat(ids)
+
+
 class _Fused(torch.autograd.Function):
     """The forward pass computes the gradients of x and the parameters; the backward pass scales them in place, once."""
 

@@ -20,7 +20,13 @@ from torch import Tensor
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.objective_layouts import layout_of
-from tfm_blocks.data.objectives import DistilSettings, HidingSettings, LabelSettings, ObjectiveSettings
+from tfm_blocks.data.objectives import (
+    DistilSettings,
+    HidingSettings,
+    LabelSettings,
+    ObjectiveSettings,
+    ReplacedTokenSettings,
+)
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -41,9 +47,9 @@ from tfm_blocks.training.labels import LabelObjective, LabelScorer, class_weight
 from tfm_blocks.training.loss import backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
-from tfm_blocks.training.objective import DistilObjective, Objective, Trunk
+from tfm_blocks.training.objective import DistilObjective, Objective, ReplacedTokenObjective, Trunk
 from tfm_blocks.training.settings import RunSettings
-from tfm_blocks.training.split_scorer import MaskedScorer, SplitScorer
+from tfm_blocks.training.split_scorer import MaskedScorer, ReplacedScorer, SplitScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -97,6 +103,8 @@ class TrainingModule(LightningModule):
                 teacher = read_network(Path(distil.teacher))
                 hidden, temperature = distil.hidden or {}, distil.temperature
                 return DistilObjective(*options, teacher=teacher, temperature=temperature, hidden=hidden)
+            case ReplacedTokenSettings():
+                return ReplacedTokenObjective(*options)
         return Objective(*options)
 
     def _make_scorer(self) -> SplitScorer:
@@ -106,6 +114,8 @@ class TrainingModule(LightningModule):
         if isinstance(data, ProbeSettings):
             return AnswerScorer(self.translator, prepared, self.ranks, data.probe.chance)
         rows, mixed = len(prepared.last_scored[1]), prepared.train.mixed
+        if isinstance(self.settings.objective, ReplacedTokenSettings):
+            return ReplacedScorer(self.ranks, max(len(prepared.val), rows), mixed)
         if isinstance(self.settings.objective, HidingSettings):
             return MaskedScorer(self.ranks, rows, prepared.tokenizer, self.settings.trainer.samples, mixed)
         if self.translator is None:

@@ -1,14 +1,16 @@
-"""The objective of training: the losses of a micro-batch, without and with a teacher."""
+"""The objective of training: the losses of a micro-batch, alone, with a teacher, and with a generator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.devices import sum_dtype
@@ -21,12 +23,13 @@ from tfm_blocks.training.loss import (
     Sums,
     chunk_size,
     position_losses,
+    sample_ids,
     smoothed_loss,
     weigh,
 )
 from tfm_blocks.training.settings import LossSettings
 
-Trunk = Callable[[Mapping[str, Tensor]], tuple[Tensor, Values]]
+Trunk = Callable[..., tuple[Tensor, Values]]
 
 
 class Objective:
@@ -162,3 +165,58 @@ class DistilObjective(Objective):
             keep_BN = masks[axes[address]].to(square_BN.dtype)
             distance_B = distance_B + (square_BN * keep_BN).sum(1) / keep_BN.sum(1).clamp(min=1)
         return (distance_B * batch.counts_B).sum()
+
+
+class ReplacedTokenObjective(Objective):
+    """The loss of deciding whether a generator has replaced a token: Clark et al. 2020 (ELECTRA), equation 2.
+
+    The generator, a child of the network, predicts the hidden tokens. Samples of its distribution replace them, through
+    which no gradient passes. The network decides for each token whether it was replaced, from a logit that is above 0
+    if it was; a sample that equals the hidden token was not. The loss is the binary cross entropy of all tokens that
+    are not padding, times losses.replaced, plus the cross entropy of the hidden tokens, times losses.generator.
+    """
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return sums as `Objective.loss`; the loss is the binary cross entropy, and -log p that of the generator."""
+        x_ND, labels_N, _ = self._masked._predicted(batch)
+        names = {"ce": "generator", "z_loss": "z_loss"}
+        weights = LossWeights(**{name: self.losses.weight(key, self.step) for name, key in names.items()})
+        sums = self._masked._sums(x_ND, labels_N, batch.weights_N, weights)
+        _, keep_BT, loss_BT, _, losses = self._decide(batch, x_ND)
+        loss = (loss_BT * keep_BT).sum()
+        replaced = self.losses.weight("replaced", self.step) * loss
+        parts = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        parts += [weights.ce * sums.loss, replaced]
+        return self.total(batch, sums.total + replaced, [loss, sums.nll], losses, parts)
+
+    def decisions(self, batch: Batch) -> tuple[Batch, Tensor, Tensor]:
+        """Return the batch with the label 1 at original and 2 at replaced tokens, and the loss and decision of each."""
+        x_ND, _, _ = self._masked._predicted(batch)
+        replaced_BT, keep_BT, loss_BT, logits_BT, _ = self._decide(batch, x_ND)
+        labels_BT = (1 + replaced_BT.long()) * keep_BT
+        kept_N = labels_BT.flatten().nonzero()[:, 0]
+        decided_BT = 1 + (logits_BT > 0).long()
+        loss_N, decided_N = (x_BT.flatten().index_select(0, kept_N) for x_BT in (loss_BT, decided_BT))
+        return replace(batch, labels_BT=labels_BT, kept_N=kept_N), loss_N, decided_N
+
+    @property
+    def _masked(self) -> Objective:
+        """Return the objective of the generator."""
+        assert self.network.replacer is not None, "the launch attaches it"
+        masked = Objective(self.network.replacer, self.smoothing, None, self.losses)
+        masked.step = self.step
+        return masked
+
+    def _decide(self, batch: Batch, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Values]:
+        """Return replaced_BT, keep_BT, loss_BT, logits_BT and the auxiliary losses; x_ND is the generator's output."""
+        ((name, read_BT),) = batch.inputs.items()
+        assert self.network.replacer is not None and batch.uniforms_N is not None, "the layout draws them"
+        sampled_N = sample_ids(self.network.replacer.head, x_ND, batch.uniforms_N, chunk=chunk_size(x_ND))
+        original_BT = torch.where(batch.labels_BT != 0, batch.labels_BT, read_BT)
+        ids_BT = original_BT.flatten().index_copy(0, batch.kept_N, sampled_N).view_as(read_BT)
+        keep_BT, replaced_BT = read_BT != 0, ids_BT != original_BT
+        x_BTD, losses = self.trunk({name: ids_BT}, {name: keep_BT})
+        logits_BT = self.network.head(x_BTD)[..., -1].float()
+        loss_BT = F.binary_cross_entropy_with_logits(logits_BT, replaced_BT.to(logits_BT), reduction="none")
+        keep_BT = keep_BT & (batch.counts_B[:, None] > 0)  # an idle rank has no tokens
+        return replaced_BT, keep_BT, loss_BT, logits_BT, losses

@@ -235,6 +235,8 @@ class LossSettings(Settings):
     z_loss: of the square of log Z, the logarithm of the sum of the exponentials of the logits; 1e-4 is usual.
     ce, kl: of the cross entropy and the divergence from the teacher of objective=distil; null: 0.5.
     hidden: of the difference of its objective.hidden; null: 1.
+    generator, replaced: of the cross entropy of the generator of objective=replaced_token, and of the binary cross
+    entropy of the model; null: 1 and 50.
     blocks: factors of the auxiliary losses of blocks, by the address of a node or its beginning.
     """
 
@@ -242,6 +244,8 @@ class LossSettings(Settings):
     ce: PartWeight = None
     kl: PartWeight = None
     hidden: PartWeight = None
+    generator: PartWeight = None
+    replaced: PartWeight = None
     blocks: dict[str, Weight] | None = None
 
     def weight(self, name: str, step: int) -> float:
@@ -266,7 +270,8 @@ class LossSettings(Settings):
         return [*blocks, *(["z_loss"] if self.is_on("z_loss") else []), *parts]
 
 
-PARTS = {"ce": 0.5, "kl": 0.5, "hidden": 1.0}  # weights of the parts of an objective, unless `losses` has others
+# the weights of the parts of an objective, unless `losses` has others
+PARTS = {"ce": 0.5, "kl": 0.5, "hidden": 1.0, "generator": 1.0, "replaced": 50.0}
 
 
 class RunSettings(Settings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.training.metrics import PartScores, RowLosses, TokenScores
-from tfm_blocks.training.objective import Objective
+from tfm_blocks.training.objective import Objective, ReplacedTokenObjective
 from tfm_blocks.translation.settings import Search
 
 SAMPLED = 40  # tokens of a row of a sample
@@ -98,6 +98,24 @@ class SplitScorer(nn.Module):
         """
         scores: dict[str, float] = self.tokens.compute()
         return scores
+
+
+class ReplacedScorer(SplitScorer):
+    """Compute the loss and the accuracy of the decisions of objective=replaced_token, which concern all tokens."""
+
+    def count(self, objective: Objective, batch: Batch) -> None:
+        self.count_rows(objective, batch)
+
+    def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
+        assert isinstance(objective, ReplacedTokenObjective), "the module makes both"
+        decided, loss_N, best_N = objective.decisions(batch)
+        labels_N = decided.labels_BT.flatten().index_select(0, decided.kept_N)
+        return self.add(decided, loss_N, loss_N, labels_N, best_N)
+
+    def score(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """Return the scores of all tokens, without the perplexity, which is one of tokens that are predicted."""
+        scores = super().score(*arguments, **options)
+        return {name: value for name, value in scores.items() if not name.startswith("perplexity")}
 
 
 class MaskedScorer(SplitScorer):

@@ -1,0 +1,74 @@
+"""The generator of objective=replaced_token: read its model, and check that it suits the model that it trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.language.spec import Spec, names
+from tfm_blocks.launch.suitability import find_hiding_problems
+from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.network.call import losses_of
+from tfm_blocks.network.generator import common_embeddings
+from tfm_blocks.network.graph import GENERATOR
+from tfm_blocks.training.settings import RunSettings
+
+ADDRESS = f"objective.{GENERATOR}"
+EXAMPLE = "write objective.generator={model: electra, d_model: 64}, with the knobs of the model"
+
+
+def read_generator(generator: Mapping[str, Any], vocab: int) -> Spec:
+    """Return the model of {model: NAME, KNOB: VALUE} for a vocabulary, or of a definition. Raises ConfigError."""
+    if "graph" in generator:
+        return check_model(generator)
+    if "vocab" in generator:
+        rule = "is set, but the generator has the vocabulary of the model"
+        raise ConfigError(Problem(f"{ADDRESS}.vocab", rule, help="leave it out"))
+    knobs = {knob: value for knob, value in generator.items() if knob != "model"}
+    changes = [f"{knob}={value if isinstance(value, str) else json.dumps(value)}" for knob, value in knobs.items()]
+    try:
+        composed = compose_model(generator["model"], changes).with_vocab(vocab)
+        return check_model(composed.model, composed.sources)
+    except ConfigError as error:
+        problems = [replace(problem, address=f"{ADDRESS}: {problem.address}") for problem in error.problems]
+        raise ConfigError(problems) from None
+
+
+def find_generator_problems(spec: Spec, generator: Spec, run: RunSettings, vocab: int) -> Iterator[Problem]:
+    """Yield a problem unless the generator predicts tokens of the model's input, and can share its embeddings."""
+    if run.trainer.strategy == "fsdp2":
+        rule = "is fsdp2, which cannot divide the embeddings that the model shares with its generator"
+        yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp")
+    if any(node.address.partition(".")[0] == GENERATOR for node in spec.nodes):
+        rule = "is the name of a node, but with objective=replaced_token that of the generator"
+        yield Problem(f"model.graph.{GENERATOR}", rule, help="give the node another name")
+    for address, one in (("model", spec), (ADDRESS, generator)):
+        if one.adapted or one.base is not None:
+            key = "adapt" if one.adapted else "parametrisation"
+            rule = f"has no rule for a generator, whose embeddings are those of the model, but {key} is set"
+            yield Problem(f"{address}.{key}", rule, help="leave it out")
+    if blocks := losses_of(generator):
+        rule = f"has blocks with losses of their own, {', '.join(blocks)}, but a generator has one loss"
+        yield Problem(ADDRESS, rule, help="use other blocks")
+    if names(generator.inputs) != names(spec.inputs):
+        own, other = (", ".join(names(one.inputs)) for one in (spec, generator))
+        yield Problem(ADDRESS, f"reads {other}, but the model reads {own}", help="give both the same input")
+        return
+    for problem in find_hiding_problems(generator, run.objective.name):
+        yield replace(problem, address=f"{ADDRESS}: {problem.address}")
+    if generator.sink.shape[-1] != vocab:
+        rule = f"has {generator.sink.shape[-1]} logits for each position, but the vocabulary has {vocab}"
+        yield Problem(ADDRESS, rule, help="name a model that predicts tokens, such as electra")
+    pairs = list(common_embeddings(network_without_values(spec), network_without_values(generator)))
+    if not any("embedding" in own.roles for own, _ in pairs):
+        rule = "has no embedding at an address of the model's, but the two share their embeddings"
+        yield Problem(ADDRESS, rule, help="name a model whose embedding has the same address, such as src_emb")
+    for own, other in pairs:
+        if own.shape != other.shape:
+            rule = f"has the shape {list(other.shape)} at {other.name}, but the model {list(own.shape)}: they share it"
+            help = "give both the same width and number of rows; electra's d_embedding is apart from its d_model"
+            yield Problem(ADDRESS, rule, help=help)
