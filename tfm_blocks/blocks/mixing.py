@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -183,6 +184,50 @@ class Pool(nn.Module):
         weights_BN1 = keep_BN[:, :, None].to(x_BND.dtype)
         sum_B1D = (x_BND * weights_BN1).sum(1, keepdim=True)
         return (sum_B1D / weights_BN1.sum(1, keepdim=True).clamp_min(1)).expand_as(x_BND)
+
+
+@block(
+    "look_ahead",
+    "x: B N D -> B N D",
+    sees={"x": "all"},
+    where={"by >= 1": "later positions are read"},
+    source="DeepSeek-AI 2024 (DeepSeek-V3), equation 21, Emb(t_{i+k})",
+)
+class LookAhead(nn.Module):
+    """y_i = x_{i + by}, and 0 where that position is padding or past the end: x_BND -> x_BND.
+
+    Also known as: shift to the left.
+    Use: the embedding of the next token in a branch that `predict_ahead` reads.
+    """
+
+    def __init__(self, *, by: int = 1) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x_BND: Tensor, *, keep_BN: Tensor) -> Tensor:
+        kept_BND = x_BND.masked_fill(~keep_BN[:, :, None], 0)
+        later_BND = kept_BND[:, self.by :]
+        return torch.cat([later_BND, torch.zeros_like(x_BND[:, : x_BND.shape[1] - later_BND.shape[1]])], 1)
+
+
+@block(
+    "predict_ahead",
+    "x: B T D, ahead[]: B T D -> B T D",
+    sees={"ahead": "nothing"},
+    source="Gloeckle et al. 2024, section 2; DeepSeek-AI 2024 (DeepSeek-V3), section 2.2",
+)
+class PredictAhead(nn.Module):
+    """x, unchanged: x_BTD -> x_BTD. In training, the head also reads each of `ahead`, which predicts a later token.
+
+    The first of `ahead` predicts the token after the next, the second the token after that. The output does not depend
+    on them, so decoding does not compute them, and they may read later tokens of the target.
+
+    Also known as: multi-token prediction, MTP.
+    Use: the node before the output of a model for `objective=several_tokens`.
+    """
+
+    def forward(self, x_BTD: Tensor, ahead: Sequence[Tensor] = ()) -> Tensor:
+        return x_BTD
 
 
 @block(

@@ -73,6 +73,21 @@ class DistilSettings(ObjectiveBase):
         return ("ce", "kl", "hidden") if self.hidden else ("ce", "kl")
 
 
+class SeveralTokensSettings(ObjectiveBase):
+    """Predict the next token of the target and, with the block predict_ahead, later ones: Gloeckle et al. 2024.
+
+    The loss is the cross entropy of the next token plus losses.ahead times the mean over the later ones.
+    """
+
+    generates = True
+
+    name: Literal["several_tokens"]
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        return ("ahead",)
+
+
 class HidingSettings(ObjectiveBase):
     """Settings of objectives that hide tokens of a text, and predict them at their positions."""
 
@@ -301,6 +316,7 @@ def _plain(tokenizer: Tokenizer) -> Bools:
 ObjectiveSettings = Annotated[
     NextTokenSettings
     | DistilSettings
+    | SeveralTokensSettings
     | MaskedSettings
     | ReplacedTokenSettings
     | MaskedDiffusionSettings

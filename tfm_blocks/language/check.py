@@ -144,6 +144,7 @@ class Visibility(Pass):
             sight = info.sight(port, node.reads, node.arguments) if info else "itself"
             for address in addresses:
                 visible = seen.get(address, "nothing")
+                visible = "nothing" if sight == "nothing" else visible
                 reached = "all" if visible != "nothing" and sight == "all" else visible
                 widest = max(widest, reached, key=_ORDER.__getitem__)
         seen[node.address] = widest

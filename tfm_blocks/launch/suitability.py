@@ -10,6 +10,7 @@ from tfm_blocks.data.objectives import (
     NoisyPairSettings,
     ObjectiveSettings,
     ReplacedTokenSettings,
+    SeveralTokensSettings,
 )
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, columns_of
@@ -19,6 +20,7 @@ from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.training.groups import Learned, coupled_decays, find_followers_problems, wrong_scales
+from tfm_blocks.training.objective import AHEAD
 from tfm_blocks.training.optimizer_settings import names_used
 from tfm_blocks.training.optimizers import SPECTRAL
 from tfm_blocks.training.schedules import NoamSettings
@@ -27,6 +29,7 @@ from tfm_blocks.training.settings import RunSettings
 DISTIL = "objective=distil objective.teacher=RUN"
 REPLACED = "objective=replaced_token objective.generator={model: NAME}"
 PARTS_NEED = {
+    "ahead": "objective=several_tokens",
     "ce": DISTIL,
     "kl": DISTIL,
     "hidden": f"{DISTIL} objective.hidden={{NODE: NODE}}",
@@ -57,6 +60,7 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
         rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
         help = "objective=masked trains an encoder on text, and probe tasks, such as data=parity, a model without tgt"
         yield Problem("model.inputs", rule, help=help)
+    yield from _ahead_problems(spec, objective)
     if isinstance(data, LabelsSettings) and not isinstance(objective, LabelSettings):
         rule = f"data.kind=labels has labels, but objective={objective.name} reads a text"
         yield Problem("objective", rule, help="write objective=label, or data=text")
@@ -90,6 +94,28 @@ def _pair_problems(spec: Spec, objective: NoisyPairSettings) -> Iterator[Problem
     elif len(inputs) > 2:
         rule = f"{name} makes one source of each row, but the model reads {', '.join(names(spec.sources))}"
         yield Problem("model.inputs", rule, help="leave the other inputs out")
+
+
+def _ahead_problems(spec: Spec, objective: ObjectiveSettings) -> Iterator[Problem]:
+    """Yield a problem unless the node before the head is predict_ahead, if and only if the objective trains it."""
+    nodes = [node for node in spec.nodes if node.block == AHEAD]
+    if not isinstance(objective, SeveralTokensSettings):
+        for node in nodes:
+            rule = f"predicts later tokens, which objective={objective.name} does not train"
+            help = "write objective=several_tokens, or remove the node and its branches with null"
+            yield Problem(".".join(map(str, node.path)), rule, help=help)
+    elif TARGET not in names(spec.inputs):
+        rule = (
+            f"objective=several_tokens predicts tokens of {TARGET}, but the model reads {', '.join(names(spec.inputs))}"
+        )
+        yield Problem("model.inputs", rule, help="write model=decoder_only or model=base, with a block predict_ahead")
+    elif not nodes:
+        rule = "objective=several_tokens predicts later tokens, but no node has the block predict_ahead"
+        help = "write NAME: {block: predict_ahead, in: NODE, ahead: [NODES]} before the output, or objective=next_token"
+        yield Problem("model.graph", rule, help=help)
+    elif len(nodes) > 1 or nodes[0] != spec.nodes[-spec.head - 1]:
+        rule = "is not the node before the output, whose input the later tokens share"
+        yield Problem(".".join(map(str, nodes[0].path)), rule, help="write one predict_ahead, before the unembed")
 
 
 def find_hiding_problems(spec: Spec, objective: str) -> Iterator[Problem]:

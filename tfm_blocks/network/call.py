@@ -70,7 +70,8 @@ class Call:
         self.gives_loss = bool(info and info.signature.loss)
         self.ports: list[Operand] = []
         for port in info.signature.ports if info else ():
-            if addresses := node.reads.get(port.name):
+            unread = info is not None and info.sight(port.name, node.reads, node.arguments) == "nothing"
+            if (addresses := node.reads.get(port.name)) and not unread:
                 depends = any(address in target_addresses for address in addresses)
                 self.ports.append(Operand(info.parameters[port.name] if info else "", addresses, port.many, depends))
         self.mask_axes = {f"{KEEP}{letter}": str(node.axes.get(letter)) for letter in (info.keeps if info else ())}

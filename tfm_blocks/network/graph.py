@@ -147,6 +147,17 @@ class Network(nn.ModuleDict):
         containers = {name: module for name, module in self.named_modules() if isinstance(module, Container)}
         return calls_by_layer(self.calls, {self.exit, *self.tapped}, containers)
 
+    @cached_property
+    def output_calls(self) -> list[Call]:
+        """Return the calls of the trunk that its output depends on, in order; decoding runs no others."""
+        needed, calls = {self.exit}, []
+        for call in reversed(self.calls):
+            if call.address in needed:
+                calls.append(call)
+                ports = [address for port in call.ports for address in port.addresses]
+                needed.update(ports or [call.node.entry], [call.node.residual])
+        return calls[::-1]
+
     @property
     def exit(self) -> str:
         return self.head_calls[0].node.entry if self.head_calls else self.calls[-1].address

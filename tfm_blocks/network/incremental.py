@@ -49,7 +49,7 @@ def start(
     """
     network.expect(sources, names(network.spec.sources))
     values, keeps = dict(sources), network.keep_masks(sources, keep)
-    for call in network.calls:
+    for call in network.output_calls:
         if call.node.sees == "nothing":
             values[call.address] = call(values, keeps)
     rows = sentences if not sources else next(iter(sources.values())).shape[0]
@@ -148,7 +148,7 @@ def _select_rows(tensors: Values, rows: Tensor) -> Values:
 
 
 def _calls_per_step(network: Network) -> list[Call]:
-    return [call for call in network.calls if call.node.sees != "nothing"]
+    return [call for call in network.output_calls if call.node.sees != "nothing"]
 
 
 def _cache_template(network: Network, values: Values) -> Tensor:

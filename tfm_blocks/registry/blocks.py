@@ -28,7 +28,7 @@ GRAMMAR = frozenset(
 CATEGORIES = ("norm", "activation", "join", "position", "scores", "gate", "router")
 
 Cls = TypeVar("Cls", bound=type)
-Sees = Literal["itself", "past", "all"]
+Sees = Literal["nothing", "itself", "past", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ def _check_names(info: BlockInfo) -> None:
     named_in_rules = {name for rule in info.where for part in split_rule(rule) for name in names_in(part)}
     unknown |= named_in_rules - letters - set(arguments)
     unknown |= {port for key in info.sees for port in key.split("|")} - ports
-    unknown |= set(info.sees.values()) - {"past", "all"} - set(arguments)
+    unknown |= set(info.sees.values()) - {"nothing", "past", "all"} - set(arguments)
     if info.category and info.category not in CATEGORIES:
         raise TypeError(f"block {info.name!r}: there is no category {info.category!r}: {', '.join(CATEGORIES)}")
     if clashes:
@@ -252,7 +252,7 @@ def _check_sight(info: BlockInfo) -> None:
                 f"block {info.name!r}: the output has no axis {', '.join(sorted(unaligned))}, so sees must list "
                 f"{port.name}: 'all', 'past' or the name of an argument"
             )
-    decoded = {port for key, sight in info.sees.items() if sight != "all" for port in key.split("|")}
+    decoded = {port for key, sight in info.sees.items() if sight not in ("nothing", "all") for port in key.split("|")}
     own = signature.sequences & set(signature.output)
     mixes_positions = any(signature.port(port).letters & own for port in decoded)
     if mixes_positions and not (hasattr(info.cls, "start") and hasattr(info.cls, "step")):

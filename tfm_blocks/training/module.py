@@ -26,6 +26,7 @@ from tfm_blocks.data.objectives import (
     LabelSettings,
     ObjectiveSettings,
     ReplacedTokenSettings,
+    SeveralTokensSettings,
 )
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
@@ -47,7 +48,13 @@ from tfm_blocks.training.labels import LabelObjective, LabelScorer, class_weight
 from tfm_blocks.training.loss import backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
-from tfm_blocks.training.objective import DistilObjective, Objective, ReplacedTokenObjective, Trunk
+from tfm_blocks.training.objective import (
+    DistilObjective,
+    Objective,
+    ReplacedTokenObjective,
+    SeveralTokensObjective,
+    Trunk,
+)
 from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.training.split_scorer import MaskedScorer, ReplacedScorer, SplitScorer
 from tfm_blocks.translation.settings import Search
@@ -105,6 +112,8 @@ class TrainingModule(LightningModule):
                 return DistilObjective(*options, teacher=teacher, temperature=temperature, hidden=hidden)
             case ReplacedTokenSettings():
                 return ReplacedTokenObjective(*options)
+            case SeveralTokensSettings():
+                return SeveralTokensObjective(*options)
         return Objective(*options)
 
     def _make_scorer(self) -> SplitScorer:

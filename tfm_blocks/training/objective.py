@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.layout import EOS, Batch
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import TAP, Network
@@ -29,6 +29,7 @@ from tfm_blocks.training.loss import (
 )
 from tfm_blocks.training.settings import LossSettings
 
+AHEAD = "predict_ahead"
 Trunk = Callable[..., tuple[Tensor, Values]]
 
 
@@ -65,6 +66,7 @@ class Objective:
         """Return the objective of another network, whose trunk is not compiled."""
         other = copy(self)
         other.network, other.trunk = network, network.trunk_with_losses
+        network.tap(self.network.tapped)
         return other
 
     def total(
@@ -115,6 +117,46 @@ class Objective:
 
     def _options(self, x_ND: Tensor) -> dict[str, Any]:
         return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}
+
+
+class SeveralTokensObjective(Objective):
+    """The smoothed loss, plus a weight times the mean of the losses of later tokens.
+
+    Source: Gloeckle et al. 2024, section 2; DeepSeek-AI 2024 (DeepSeek-V3), equations 21 to 25. Value k that the node
+    predict_ahead reads predicts, by the head, the token k positions after the next, if no document ends before it. As
+    in equation 24, each loss is a mean over all predicted tokens of the target.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.ahead = next(node.reads["ahead"] for node in self.network.spec.nodes if node.block == AHEAD)
+        self.network.tap(self.ahead)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        x_ND, labels_N, losses = self._predicted(batch)
+        weights = LossWeights(z_loss=self.losses.weight("z_loss", self.step))
+        sums = self._sums(x_ND, labels_N, None, weights)
+        others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        later = torch.zeros_like(sums.total)
+        for distance, address in enumerate(self.ahead, 1):
+            later_N, weights_N = _later_labels(batch, distance)
+            x_ND = losses[f"{TAP}{address}"].flatten(0, 1).index_select(0, batch.kept_N)
+            later = later + self._sums(x_ND, later_N, weights_N).total
+        for address in set(self.ahead):
+            del losses[f"{TAP}{address}"]
+        later = later * (self.losses.weight("ahead", self.step) / len(self.ahead))
+        return self.total(batch, sums.total + later, [sums.loss, sums.nll], losses, [*others, later])
+
+
+def _later_labels(batch: Batch, distance: int) -> tuple[Tensor, Tensor]:
+    """Return the label `distance` positions after each predicted one, and its weight: 0 after the end of a document."""
+    labels_BT = batch.labels_BT
+    later_BT = F.pad(labels_BT, (0, distance))[:, distance:]
+    ended_BT = F.pad(labels_BT == EOS, (0, distance)).unfold(1, distance, 1)[:, : labels_BT.shape[1]].any(2)
+    kept_BT = (later_BT != 0) & ~ended_BT
+    later_BT = torch.where(kept_BT, later_BT, labels_BT)  # the loss of a label that has no logit is not finite
+    later_N, kept_N = (x_BT.flatten().index_select(0, batch.kept_N) for x_BT in (later_BT, kept_BT))
+    return later_N, kept_N.float()
 
 
 class DistilObjective(Objective):

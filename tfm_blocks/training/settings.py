@@ -237,6 +237,7 @@ class LossSettings(Settings):
     hidden: of the difference of its objective.hidden; null: 1.
     generator, replaced: of the cross entropy of the generator of objective=replaced_token, and of the binary cross
     entropy of the model; null: 1 and 50.
+    ahead: of the mean cross entropy of later tokens of objective=several_tokens; null: 0.3.
     blocks: factors of the auxiliary losses of blocks, by the address of a node or its beginning.
     """
 
@@ -246,6 +247,7 @@ class LossSettings(Settings):
     hidden: PartWeight = None
     generator: PartWeight = None
     replaced: PartWeight = None
+    ahead: PartWeight = None
     blocks: dict[str, Weight] | None = None
 
     def weight(self, name: str, step: int) -> float:
@@ -271,7 +273,7 @@ class LossSettings(Settings):
 
 
 # the weights of the parts of an objective, unless `losses` has others
-PARTS = {"ce": 0.5, "kl": 0.5, "hidden": 1.0, "generator": 1.0, "replaced": 50.0}
+PARTS = {"ce": 0.5, "kl": 0.5, "hidden": 1.0, "generator": 1.0, "replaced": 50.0, "ahead": 0.3}
 
 
 class RunSettings(Settings):

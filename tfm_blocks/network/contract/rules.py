@@ -33,6 +33,7 @@ MASK = (
 )
 FINITE = "return finite values even if no position is kept, for example divide by keep.cumsum(1).clamp(min=1)"
 DECLARED = {
+    "nothing": "sees declares that the output sees nothing",
     "itself": "without an entry in sees, an output position sees only the same position",
     "past": "sees declares that an output position sees only the same and earlier positions",
 }
@@ -181,7 +182,8 @@ def _changed(case: Case, value: Tensor, position: int) -> Tensor:
 def _expect_unseen(case: Case, before: Tensor, after: Tensor, name: str, position: int, sight: str) -> None:
     places = torch.arange(before.shape[1])
     moved = differing(after, before).flatten(2).any(2).any(0)
-    unseen = moved & ((places != position) if sight == "itself" else (places < position))
+    seen = {"nothing": places < 0, "itself": places == position, "past": places >= position}
+    unseen = moved & ~seen[sight]
     if not unseen.any():
         return
     port = name.rpartition("_")[0]
