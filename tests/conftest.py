@@ -39,7 +39,7 @@ LABELLED = [
     *(f"data.{split}={{src: labels.tsv, tgt: labels.tsv}}" for split in ("train", "val", "test")),
     f"data.dir={Path(__file__).parent / 'data'}", "data.fields={src: text, tgt: label}", "data.labels=[even,odd]",
 ]  # fmt: skip
-JOINED = "++model.graph.join={block: predict_ahead, in: decoder, ahead: [ahead], before: logits}"
+JOINED = "++model.graph.out={block: predict_ahead, in: decoder, ahead: [ahead], before: logits}"
 OBJECTIVES = {  # overrides of runs with each objective besides next_token
     "masked": [*ENCODER, "objective=masked"],
     "replaced_token": [
@@ -55,7 +55,11 @@ OBJECTIVES = {  # overrides of runs with each objective besides next_token
     "prefix_lm": ["objective=prefix_lm", "vocab=300"],
     "ul2": ["objective=ul2", "objective.sentinels=10", "vocab=300"],
     "distil": ["objective=distil", "objective.teacher=TEACHER", "objective.hidden={encoder.0.ffn: encoder.1.ffn}"],
-    "several_tokens": ["objective=several_tokens", "++model.graph.ahead={block: ffn, in: decoder}", JOINED],
+    "several_tokens": [
+        "objective=several_tokens",
+        "++model.graph.ahead={block: ffn, in: decoder, before: logits}",
+        JOINED,
+    ],
     "label": ["model=classifier", "objective=label", "data=labels", *LABELLED, "vocab=300"],
 }
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]

@@ -45,7 +45,7 @@ def model(branches, depth):
     """Return a decoder with these branches, and one without them that has the same weights."""
     emb, logits = {"emb": {"block": "embedding", "in": "tgt"}}, {"block": "unembed", "first_id": 1}
     joined = {"block": "predict_ahead", "in": "main", "ahead": [f"ahead{k}" for k in range(1, depth + 1)]}
-    made = network({"tgt": "B T"}, {**emb, **branches, "join": joined, "logits": logits}, add_norm="pre").double()
+    made = network({"tgt": "B T"}, {**emb, **branches, "out": joined, "logits": logits}, add_norm="pre").double()
     main = {name: node for name, node in branches.items() if name in ("stem", "main")}
     plain = network({"tgt": "B T"}, {**emb, **main, "logits": logits}, add_norm="pre").double()
     plain.load_state_dict({name: made.state_dict()[name] for name in plain.state_dict()})
@@ -87,14 +87,14 @@ def test_losses_and_gradients_equal_those_of_a_loop_over_positions(branches, dep
         for position in range(length):
             if not labels[position]:
                 continue
-            logits_V = made.head(value(made, "join", ids_T)[position])[1:]
+            logits_V = made.head(value(made, "out", ids_T)[position])[1:]
             label = torch.tensor(labels[position] - 1)
             main = main + F.cross_entropy(logits_V, label, label_smoothing=0.1)
             nll, z_loss = nll + F.cross_entropy(logits_V, label), z_loss + logits_V.logsumexp(0).square()
             for k in range(1, depth + 1):
                 if position + k >= length or EOS in labels[position : position + k]:
                     break
-                logits_V = made.head(value(made, f"ahead{k}", ids_T)[position])[1:]
+                logits_V = made.head(value(made, f"ahead{k}.last", ids_T)[position])[1:]
                 label = torch.tensor(labels[position + k] - 1)
                 later = later + F.cross_entropy(logits_V, label, label_smoothing=0.1) * 0.5 / depth
     expected = main + 0.01 * z_loss + later
@@ -120,21 +120,21 @@ def test_decoding_and_scores_leave_the_later_tokens_out(branches):
 
 
 def test_a_run_logs_the_weighted_loss_of_later_tokens_under_its_name(small, tmp_path):
-    options = ["objective=several_tokens", "++model.graph.ahead={block: ffn, in: decoder}", JOINED]
+    options = ["objective=several_tokens", "++model.graph.ahead={block: ffn, in: decoder, before: logits}", JOINED]
     run = train(check_run(small(*options, "losses.ahead={start: 1, end: 0.5, steps: 2}", "trainer.steps=2")), tmp_path)
     (row,) = (row for row in read_rows(run / "metrics.csv") if "train/aux_loss/ahead" in row)
     assert row["train/aux_loss/ahead"] > 0 and any("val/bleu" in row for row in read_rows(run / "metrics.csv"))
 
 
-AHEAD = ["++model.graph.ahead={block: ffn, in: decoder}", JOINED]
+AHEAD = ["++model.graph.ahead={block: ffn, in: decoder, before: logits}", JOINED]
 
 
 @pytest.mark.parametrize(
     ("overrides", "address", "rule"),
     [
         (["objective=several_tokens"], "model.graph", "but no node has the block predict_ahead"),
-        (AHEAD, "model.graph.join", "which objective=next_token does not train"),
-        (["objective=distil", "objective.teacher=x", *AHEAD], "model.graph.join", "objective=distil does not train"),
+        (AHEAD, "model.graph.out", "which objective=next_token does not train"),
+        (["objective=distil", "objective.teacher=x", *AHEAD], "model.graph.out", "objective=distil does not train"),
         (["objective=several_tokens", "model=encoder_only"], "model.inputs", "the model reads src"),
         (
             ["objective=several_tokens", "model=decoder_only", "++model.graph.a={block: predict_ahead, in: emb, ahead: [emb], before: pos}"],
