@@ -191,6 +191,17 @@ def test_batch_and_lengths_are_free(tmp_path):
 
 
 @pytest.mark.grid
+def test_a_node_can_be_called_next(tmp_path):
+    graph = {
+        "emb": {"block": "embedding", "in": "tgt", "vocab": 30, "d_model": 8},
+        "next": {"block": "attention", "heads": 2, "mask": "causal", "position": "rotary"},
+        "out": {"block": "unembed", "vocab": 30},
+    }
+    network = build_network(check_model({"inputs": {"tgt": "B T"}, "graph": graph}), seed=1).eval()
+    assert compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network).largest < 1e-4
+
+
+@pytest.mark.grid
 def test_concatenated_sources_of_any_lengths_have_equal_logits(tmp_path):
     embed = {"block": "embedding", "vocab": 30, "d_model": 8}
     graph = {

@@ -178,7 +178,7 @@ class MemoryAttention(Attention):
         k_BHXK = repeat_kv(_after(self.memory_k, k_BGSK), self.widths.heads)
         masks = self._with_memory(q_BHTK, k_BGSK, masks)
         w_BHTS = dot_product_weights(q_BHTK, k_BHXK, masks, self.scores)[..., self.memory_k.shape[1] :]
-        return w_BHTS / w_BHTS.sum(3, keepdim=True)
+        return w_BHTS / w_BHTS.sum(3, keepdim=True).clamp(min=torch.finfo(w_BHTS.dtype).tiny)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         k_BGXK, v_BGXK = _after(self.memory_k, k_BGSK), _after(self.memory_v, v_BGSK)

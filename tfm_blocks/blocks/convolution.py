@@ -145,6 +145,6 @@ class TokenShift(SlidingKernel):
 
     def slide(self, x_BLD: Tensor) -> Tensor:
         T, places = x_BLD.shape[1] - self.before - self.after, range(-self.after, self.before + 1)
-        parts = x_BLD.split([*[self.part] * len(places), x_BLD.shape[2] - self.part * len(places)], 2)
+        parts = torch.split(x_BLD, [*[self.part] * len(places), x_BLD.shape[2] - self.part * len(places)], 2)
         starts = [*(self.before - place for place in places), self.before]
         return torch.cat([part[:, start : start + T] for part, start in zip(parts, starts, strict=True)], 2)

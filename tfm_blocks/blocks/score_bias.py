@@ -122,7 +122,7 @@ class DynamicBias(ScoreBias):
         self.maps = nn.ModuleList(Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(sizes))
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
-        y_TSF = -distance_TS[..., None].to(self.maps[0].weight.dtype)
+        y_TSF = -distance_TS[..., None].to(next(self.parameters()).dtype)
         y_TSF = y_TSF.sign() * y_TSF.abs().log1p() if self.log else y_TSF
         for layer in self.maps[:-1]:
             y_TSF = F.silu(layer(y_TSF))

@@ -199,7 +199,7 @@ def _facts(node: Node, layer: str, entry: str, lasts: Mapping[str, str]) -> list
 
 def _step(step: Step) -> Form:
     value = step.value if step.kind in ("scale", "gain", "add") else None
-    return step.kind, value, step.block, repr(step.arguments)
+    return step.kind, value, step.per_channel, step.block, repr(step.arguments)
 
 
 def _forms(address: str, layer: str, entry: str, lasts: Mapping[str, str]) -> set[Form]:

@@ -67,8 +67,8 @@ def find_generator_problems(spec: Spec, generator: Spec, run: RunSettings, vocab
     if not any("embedding" in own.roles for own, _ in pairs):
         rule = "has no embedding at an address of the model's, but the two share their embeddings"
         yield Problem(ADDRESS, rule, help="name a model whose embedding has the same address, such as src_emb")
-    for own, other in pairs:
-        if own.shape != other.shape:
-            rule = f"has the shape {list(other.shape)} at {other.name}, but the model {list(own.shape)}: they share it"
+    for weight, shared in pairs:
+        if weight.shape != shared.shape:
+            rule = f"has the shape {list(shared.shape)} at {shared.name}, but the model {list(weight.shape)}"
             help = "give both the same width and number of rows; electra's d_embedding is apart from its d_model"
             yield Problem(ADDRESS, rule, help=help)

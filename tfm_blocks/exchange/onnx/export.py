@@ -185,8 +185,10 @@ class Engine:
     def run(self, name: str, values: dict[str, Any]) -> Any:
         """Run a graph on the values that it reads, add its outputs to `values`, and return the logits."""
         graph = self.graphs[name]
-        outputs = graph.run(None, {port.name: values[port.name] for port in graph.get_inputs()})
-        names = [port.name.removeprefix(NEXT) for port in graph.get_outputs()]
+        read = [port.name for port in graph.get_inputs()]
+        outputs = graph.run(None, {name: values[name] for name in read})
+        written = [(port.name, port.name.removeprefix(NEXT)) for port in graph.get_outputs()]
+        names = [state if state in read else name for name, state in written]  # a node may be called next
         values |= dict(zip(names, outputs, strict=True))
         return values.get(LOGITS)
 
