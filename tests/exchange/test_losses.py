@@ -108,7 +108,7 @@ def test_the_loss_and_its_gradients_equal_those_of_transformers(name, objective,
     gradients = dict(tfm.load(tmp_path / "imported").network.named_parameters())
     largest = max(gradient.abs().max() for gradient in gradients.values())
     assert largest > 1e-3
-    tolerance = 1e-4 if name == "t5_v1_1" else 1e-5  # the orders of operations differ by 2e-5 in float32
+    tolerance = 1e-4 if name.startswith("t5") else 1e-5  # the orders of operations differ by 2e-5 in float32
     for address, parameter in network.named_parameters():
         if address != "logits.block.bias":  # a buffer in BART
             assert (parameter.grad - gradients[address]).abs().max() < tolerance * largest, address

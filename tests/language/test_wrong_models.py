@@ -279,7 +279,7 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     "add_norm post has {{'scale': 1, 'gain': 2}}: an operation with a number is one of scale, gain, droppath, add": [
         ("{add_norm: {post: [{scale: 1, gain: 2}]}}", "add_norm")
     ],
-    "add_norm post has {{'scale': 0.5, 'per': 'channel'}}: only a gain is per channel or per branch": [
+    "add_norm post has {{'scale': 0.5, 'per': 'channel'}}: a gain is per channel or per branch, and the factor of add per channel": [
         ("{add_norm: {post: [{scale: 0.5, per: channel}, add]}}", "add_norm")
     ],
     "add_norm post must be a list of operations (dropout, add, norm, scale, gain, droppath), but is 'norm'": [

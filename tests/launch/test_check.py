@@ -241,7 +241,7 @@ WRONG_PAIRS = [
     ([*JUDGED, "model=electra"], "model.graph.logits", "needs one: was it replaced?"),
     ([*JUDGED, "data=parity"], "objective", PROBE),
     ([*JUDGES, "objective.generator={heads: 1}"], "objective.generator", "must name a model, but has the keys heads"),
-    ([*JUDGES, GENERATOR.format("model: bert, d_model: 64, heads: 4")], "objective.generator", "has the shape [2048, 64] at src_emb"),
+    ([*JUDGES, GENERATOR.format("model: bert, d_model: 64, heads: 4")], "objective.generator", "has the shape [30522, 64] at src_emb"),
     ([*JUDGES, GENERATOR.format("model: encoder_only, vocab: 99")], "objective.generator.vocab", "has the vocabulary of the model"),
     ([*JUDGES, GENERATOR.format("model: decoder_only")], "objective.generator", "reads tgt, but the model reads src"),
     ([*JUDGES, GENERATOR.format("model: classifier, d_model: 128")], "objective.generator", "logits for each position, but the vocabulary has"),

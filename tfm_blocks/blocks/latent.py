@@ -12,7 +12,6 @@ from tfm_blocks.blocks.layers.dot_product import (
     RotatesHeads,
     Span,
     few_queries,
-    key_rotation,
     merge_heads,
     sequence_mask,
 )
@@ -84,6 +83,7 @@ class LatentAttention(DotProduct):
         self.position: Any = REGISTRY.make(position, d_turned)
         if not isinstance(self.position, RotatesHeads):
             raise ValueError(f"position must rotate queries and keys, as rotary does, but is {position}")
+        self.rotates_keys = hasattr(self.position, "rotate_keys")
         self.scores = make_part(scores, d_head + d_turned, heads=heads)
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
@@ -102,7 +102,12 @@ class LatentAttention(DotProduct):
         plain, rotary = torch.split(q_BHTX, [d_head, d_turned], 3)
         q_BHTK = torch.cat((plain, self.position.rotate(rotary, positions_T)), 3)
         c_BTL, p_BTR = torch.split(self.down(x_BTD), self.down.parts, 2)
-        return q_BHTK, self.norm(c_BTL)[:, None], key_rotation(self.position)(p_BTR[:, None], positions_T)
+        p_B1TR = p_BTR[:, None]
+        if self.rotates_keys:
+            p_B1TR = self.position.rotate_keys(p_B1TR, positions_T)
+        else:
+            p_B1TR = self.position.rotate(p_B1TR, positions_T)
+        return q_BHTK, self.norm(c_BTL)[:, None], p_B1TR
 
     def queries(self, x_BTD: Tensor) -> Tensor:
         q_BTX: Tensor = self.q(x_BTD)

@@ -52,7 +52,7 @@ def find_generator_problems(spec: Spec, generator: Spec, run: RunSettings, vocab
             rule = f"has no rule for a generator, whose embeddings are those of the model, but {key} is set"
             yield Problem(f"{address}.{key}", rule, help="leave it out")
     if blocks := losses_of(generator):
-        rule = f"has blocks with losses of their own, {', '.join(blocks)}, but a generator has one loss"
+        rule = f"has blocks that add losses, {', '.join(blocks)}, but a generator has one loss"
         yield Problem(ADDRESS, rule, help="use other blocks")
     if names(generator.inputs) != names(spec.inputs):
         own, other = (", ".join(names(one.inputs)) for one in (spec, generator))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -248,12 +247,6 @@ class RotatesHeads(Protocol):
 
     def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
         """Rotate x_BHNK -> x_BHNK; a single position applies to all N."""
-
-
-def key_rotation(position: RotatesHeads) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that rotates keys: `rotate_keys`, or `rotate` if queries and keys are rotated alike."""
-    rotation: Callable[[Tensor, Tensor], Tensor] = getattr(position, "rotate_keys", position.rotate)
-    return rotation
 
 
 @runtime_checkable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +19,6 @@ from tfm_blocks.blocks.layers.dot_product import (
     bias_between,
     distance,
     few_queries,
-    key_rotation,
     merge_heads,
     one_hot_values,
     sequence_mask,
@@ -137,6 +135,7 @@ class MultiHead(DotProduct):
         self.position: Any = make_part(position, widths.key, heads=widths.heads) if position else None
         self.scores = make_part(scores, widths.key, heads=widths.heads)
         self.rotates = isinstance(self.position, RotatesHeads)
+        self.rotates_keys = hasattr(self.position, "rotate_keys")
         self.biases = isinstance(self.position, BiasesScores)
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
@@ -201,27 +200,22 @@ class MultiHead(DotProduct):
 
     def queries(self, q_BHTK: Tensor, span_T: Span) -> Tensor:
         """Normalise the queries and encode their positions; a span of one position applies to all queries."""
-        rotate = self.position.rotate if self.rotates else None
-        return self._normalise_and_rotate(q_BHTK, self.q_norm, self.q_gain, span_T, rotate)
+        return self._normalise_and_rotate(q_BHTK, self.q_norm, self.q_gain, span_T, keys=False)
 
     def keys(self, k_BGSK: Tensor, span_S: Span) -> Tensor:
         """Normalise the keys and encode their positions."""
-        rotate = key_rotation(self.position) if self.rotates else None
-        return self._normalise_and_rotate(k_BGSK, self.k_norm, self.k_gain, span_S, rotate)
+        return self._normalise_and_rotate(k_BGSK, self.k_norm, self.k_gain, span_S, keys=True)
 
     def _normalise_and_rotate(
-        self,
-        x_BHNK: Tensor,
-        norm: nn.Module | None,
-        gain_HK: Tensor | None,
-        span_N: Span,
-        rotate: Callable[[Tensor, Tensor], Tensor] | None,
+        self, x_BHNK: Tensor, norm: nn.Module | None, gain_HK: Tensor | None, span_N: Span, *, keys: bool
     ) -> Tensor:
         kind = self.qk_norm_kind
         if norm is not None and kind != "post_position":
             x_BHNK = normalise(x_BHNK, norm, gain_HK, kind)
-        if rotate is not None:
-            x_BHNK = rotate(x_BHNK, span_N.on(x_BHNK.device))
+        if self.rotates and keys and self.rotates_keys:
+            x_BHNK = self.position.rotate_keys(x_BHNK, span_N.on(x_BHNK.device))
+        elif self.rotates:
+            x_BHNK = self.position.rotate(x_BHNK, span_N.on(x_BHNK.device))
         if norm is not None and kind == "post_position":
             x_BHNK = normalise(x_BHNK, norm, gain_HK, kind)
         return x_BHNK
