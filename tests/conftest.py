@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -69,6 +70,19 @@ WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinde
 def pytest_xdist_auto_num_workers() -> int | None:
     """Return one worker more than cores, because some tests only wait for a process or a time limit."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else available_cores() + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shuffle the files if the tests may not all run, so that other ones are skipped each time."""
+    if until := os.environ.get("PYTEST_UNTIL"):
+        items.sort(key=lambda item: Random(f"{until} {item.path.name}").random())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Skip the tests that begin after PYTEST_UNTIL, in seconds since 1970."""
+    if time.time() > float(os.environ.get("PYTEST_UNTIL", "inf")):
+        pytest.skip("the time for tests is over")
 
 
 def pytest_configure(config: pytest.Config) -> None:
