@@ -188,9 +188,10 @@ def _check(
     with with_locations(composed):
         if isinstance(run.objective, ReplacedTokenSettings):
             generator = read_generator(run.objective.generator, config["vocab"])
-            if problems := list(find_generator_problems(spec, generator, run, config["vocab"])):
+            replacer = network_without_values(generator)
+            if problems := list(find_generator_problems(network, replacer, run, config["vocab"])):
                 raise ConfigError(problems)
-            attach_generator(network, network_without_values(generator))
+            attach_generator(network, replacer)
         learned = assign(run.optimizer, list_weights(network))
         if problems := [*find_optimizer_problems(spec, run, learned), *find_loss_problems(spec, run)]:
             raise ConfigError(problems)

@@ -11,14 +11,13 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.language.spec import Spec, names
 from tfm_blocks.launch.suitability import find_hiding_problems
-from tfm_blocks.network.build import check_model, network_without_values
+from tfm_blocks.network.build import check_model
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.generator import common_embeddings
-from tfm_blocks.network.graph import GENERATOR
+from tfm_blocks.network.graph import GENERATOR, Network
 from tfm_blocks.training.settings import RunSettings
 
 ADDRESS = f"objective.{GENERATOR}"
-EXAMPLE = "write objective.generator={model: electra, d_model: 64}, with the knobs of the model"
 
 
 def read_generator(generator: Mapping[str, Any], vocab: int) -> Spec:
@@ -38,8 +37,9 @@ def read_generator(generator: Mapping[str, Any], vocab: int) -> Spec:
         raise ConfigError(problems) from None
 
 
-def find_generator_problems(spec: Spec, generator: Spec, run: RunSettings, vocab: int) -> Iterator[Problem]:
+def find_generator_problems(network: Network, replacer: Network, run: RunSettings, vocab: int) -> Iterator[Problem]:
     """Yield a problem unless the generator predicts tokens of the model's input, and can share its embeddings."""
+    spec, generator = network.spec, replacer.spec
     if run.trainer.strategy == "fsdp2":
         rule = "is fsdp2, which cannot divide the embeddings that the model shares with its generator"
         yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp")
@@ -63,7 +63,7 @@ def find_generator_problems(spec: Spec, generator: Spec, run: RunSettings, vocab
     if generator.sink.shape[-1] != vocab:
         rule = f"has {generator.sink.shape[-1]} logits for each position, but the vocabulary has {vocab}"
         yield Problem(ADDRESS, rule, help="name a model that predicts tokens, such as electra")
-    pairs = list(common_embeddings(network_without_values(spec), network_without_values(generator)))
+    pairs = list(common_embeddings(network, replacer))
     if not any("embedding" in own.roles for own, _ in pairs):
         rule = "has no embedding at an address of the model's, but the two share their embeddings"
         yield Problem(ADDRESS, rule, help="name a model whose embedding has the same address, such as src_emb")

@@ -1,4 +1,4 @@
-"""The objective of training: the losses of a micro-batch, alone, with a teacher, and with a generator."""
+"""The objectives of training: the losses of a micro-batch, also of later tokens, with a teacher or with a generator."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Objective:
         x_ND, labels_N, losses = self._predicted(batch)
         weights = LossWeights(z_loss=self.losses.weight("z_loss", self.step))
         sums = self._sums(x_ND, labels_N, batch.weights_N, weights)
-        others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        others = self._z_loss(weights, sums)
         return self.total(batch, sums.total, [sums.loss, sums.nll], losses, others)
 
     def with_network(self, network: Network) -> Self:
@@ -115,6 +115,10 @@ class Objective:
         options = {"weights": weights, "weights_N": weights_N, "lesson": lesson, **self._options(x_ND)}
         return smoothed_loss(self.network.head, trained, x_ND, labels_N, **options)
 
+    def _z_loss(self, weights: LossWeights, sums: Sums) -> list[Tensor]:
+        """Return the weighted z-loss, if it is logged."""
+        return [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+
     def _options(self, x_ND: Tensor) -> dict[str, Any]:
         return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}
 
@@ -136,7 +140,7 @@ class SeveralTokensObjective(Objective):
         x_ND, labels_N, losses = self._predicted(batch)
         weights = LossWeights(z_loss=self.losses.weight("z_loss", self.step))
         sums = self._sums(x_ND, labels_N, None, weights)
-        others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        others = self._z_loss(weights, sums)
         later = torch.zeros_like(sums.total)
         for distance, address in enumerate(self.ahead, 1):
             later_N, weights_N = _later_labels(batch, distance)
@@ -179,7 +183,7 @@ class DistilObjective(Objective):
         weights = LossWeights(**{name: self.losses.weight(name, self.step) for name in LossWeights._fields})
         lesson, theirs = self._lesson(batch)
         sums = self._sums(x_ND, labels_N, None, weights, lesson)
-        others = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        others = self._z_loss(weights, sums)
         others, total = [*others, weights.kl * sums.divergence], sums.total
         states = {address: losses.pop(f"{TAP}{address}") for address in self.hidden}
         if states:
@@ -227,8 +231,7 @@ class ReplacedTokenObjective(Objective):
         _, keep_BT, loss_BT, _, losses = self._decide(batch, x_ND)
         loss = (loss_BT * keep_BT).sum()
         replaced = self.losses.weight("replaced", self.step) * loss
-        parts = [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
-        parts += [weights.ce * sums.loss, replaced]
+        parts = [*self._z_loss(weights, sums), weights.ce * sums.loss, replaced]
         return self.total(batch, sums.total + replaced, [loss, sums.nll], losses, parts)
 
     def decisions(self, batch: Batch) -> tuple[Batch, Tensor, Tensor]:
