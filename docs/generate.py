@@ -361,11 +361,11 @@ def _about(path: Path) -> Iterator[str]:
 
 
 def _inherited(path: Path, group: str) -> Iterator[str]:
-    """Yield a sentence that names the files whose keys a file also has."""
+    """Yield a sentence that names the files whose keys a file inherits."""
     defaults = yaml.safe_load(path.read_text("utf-8")).get("defaults", [])
     titles = [_title(group, name) for name in defaults if name != "_self_"]
     if parents := [f"`{title}`" if "=" in title else title for title in titles]:
-        yield f"It also has the keys of {' and '.join(parents)}."
+        yield f"It inherits the keys of {' and '.join(parents)}."
 
 
 def _keys(path: Path, schema: Schema) -> str:

@@ -52,12 +52,12 @@ class ArithmeticTask(NumberTask):
 
 
 class Arithmetic(ArithmeticTask):
-    """What is the value of an expression without brackets, modulo 5? The answer is at the token after it.
+    """The value of an expression without brackets, modulo 5, is expected at the token after it.
 
     Multiplication binds tighter. Digits and operators alternate, so the length is odd.
 
-    modulus: digits are 0, …, modulus - 1, and the value is taken modulo it.
-    operators: the operators to draw from, of +-*.
+    modulus: digits are 0, …, modulus - 1, and the value is computed modulo this number.
+    operators: the operators to draw from: any of +-*.
     """
 
     source: ClassVar = "Delétang et al. 2023 (modular arithmetic, simple); sizes of Grazzi et al. 2024"
@@ -81,12 +81,12 @@ class Arithmetic(ArithmeticTask):
 
 
 class ArithmeticBrackets(ArithmeticTask):
-    """What is the value of an expression with nested brackets, modulo 5? The answer is at the token after it.
+    """The value of an expression with nested brackets, modulo 5, is expected at the token after it.
 
     An expression is d, -d, (d) or (-d) for a digit d, or (left operator right). The length of left is drawn uniformly.
 
-    modulus: digits are 0, …, modulus - 1, and the value is taken modulo it.
-    operators: the operators to draw from, of +-*.
+    modulus: digits are 0, …, modulus - 1, and the value is computed modulo this number.
+    operators: the operators to draw from: any of +-*.
     """
 
     source: ClassVar = "Delétang et al. 2023 (modular arithmetic); sizes of Grazzi et al. 2024"

@@ -55,11 +55,11 @@ class KeyValueTask(SampledTask):
 
 
 class InContextRecall(KeyValueTask):
-    """Recall the value of each key that occurred before. Every example has another map from keys to values.
+    """Recall the value of each key that occurred before. Each example uses a different map from keys to values.
 
     Keys and their values alternate. The value is expected at the key. The last key always occurred before.
 
-    vocab: tokens; the first half are keys, the others are values.
+    vocab: tokens; the first half are keys, the rest are values.
     """
 
     source: ClassVar = "Poli et al. 2024 (MAD)"
@@ -93,9 +93,9 @@ class NoisyRecall(InContextRecall):
 
     Two noise tokens replace a pair. The value is expected at the key. At least one pair before the last is not noise.
 
-    vocab: tokens, of which the last noise_tokens are noise; the first half of the others are keys, the rest values.
-    noise_tokens: different noise tokens.
-    noise: probability that a pair is replaced.
+    vocab: tokens; the last noise_tokens are noise, the first half of the others are keys, the rest are values.
+    noise_tokens: number of different noise tokens.
+    noise: probability that a pair is replaced by noise.
     """
 
     least: ClassVar = {"noise_tokens": 1}
@@ -148,7 +148,7 @@ class FuzzyRecall(KeyValueTask):
     Each token of a recalled value is expected one position earlier. The last key always occurred before. Padding
     follows the last pair. Sizes of motifs are drawn uniformly, in tests too.
 
-    vocab: tokens; the last is padding, the first half of the others are tokens of keys, the rest of values.
+    vocab: tokens; the last is padding, the first half of the others are for keys, the rest for values.
     motif: the maximum number of tokens of a key or a value.
     """
 
@@ -206,15 +206,15 @@ class FuzzyRecall(KeyValueTask):
 
 
 class Mqar(SampledTask):
-    """Pairs of a key and a value, then each key again, at random places. At each repeated key, its value is expected.
+    """Pairs of a key and a value, then each key repeated at a random place, where its value is expected.
 
     Keys and values are drawn without replacement. The places are drawn without replacement too, from the even offsets
     after the pairs, with p(i) ∝ a·i^(a-1) and a = 0.01 for the i-th place. A filler fills the other places: `blank` is
     a single token, `random` draws from all tokens.
 
     vocab: tokens; keys are 1, …, vocab/2 - 1 and values vocab/2, …, vocab - 1.
-    pairs: keys of an example.
-    filler: blank or random.
+    pairs: number of keys in an example.
+    filler: tokens at the other places: blank or random.
     """
 
     source: ClassVar = "Arora et al. 2023 (Zoology), figure 2"
@@ -273,12 +273,12 @@ def _slots(rng: np.random.Generator, slots: int, count: int, each: int) -> Ids:
 
 
 class Memorisation(KeyValueTask):
-    """Each key is followed by a blank, where its value is expected. All examples share one map from keys to values.
+    """Each key is followed by a blank, where its value is expected. All examples use the same map from keys to values.
 
     The question does not contain the values, so the weights must store them. The splits share the map, too.
 
-    vocab: tokens; the last is the blank, the first half of the others are keys, the rest values.
-    map: number of the random map, which does not depend on data.seed. Different keys have different values.
+    vocab: tokens; the last is the blank, the first half of the others are keys, the rest are values.
+    map: seed of the random map, separate from data.seed. Different keys map to different values.
     """
 
     source: ClassVar = "Poli et al. 2024 (MAD)"

@@ -31,7 +31,7 @@ POP, END, BLANK = 2, 5, 6
 class SelectiveCopying(NumberTask):
     """Repeat tokens that are scattered among blanks, in order, one at each blank after the copy token.
 
-    vocab: tokens, of which the last two are the blank and the copy token.
+    vocab: tokens; the last two are the blank and the copy token.
     tokens: number of tokens to copy.
     """
 
@@ -61,12 +61,12 @@ class SelectiveCopying(NumberTask):
 
 
 class Compression(NumberTask):
-    """Repeat a string of random tokens, in order, from the compression token after it on.
+    """Repeat a string of random tokens in order, beginning at the compression token after it.
 
     In the paper a separate decoder reads only the state at the first compression token. A decoder-only model reads
     its own state instead: a recurrent state must hold the whole string, but attention can read the string again.
 
-    vocab: tokens, of which the last is the compression token. The length includes the first compression token.
+    vocab: tokens; the last is the compression token. Lengths include the first compression token.
     """
 
     source: ClassVar = "Poli et al. 2024 (MAD)"
@@ -113,9 +113,9 @@ class GeneratedStringTask(StringTask):
 
 
 class ReverseString(StringTask):
-    """Write the string backwards, at the blanks after it. A stack can do this, a finite automaton cannot.
+    """Write the string backwards, at the blanks after it. A stack can do this; a finite automaton cannot.
 
-    symbols: different symbols of a string.
+    symbols: number of different symbols.
     """
 
     def answers(self, strings: Ids) -> Ids:
@@ -125,7 +125,7 @@ class ReverseString(StringTask):
 class OddsFirst(StringTask):
     """List the first, third, fifth, … symbols of the string, then the second, fourth, …, at the blanks after it.
 
-    symbols: different symbols of a string.
+    symbols: number of different symbols.
     """
 
     def answers(self, strings: Ids) -> Ids:
@@ -135,7 +135,7 @@ class OddsFirst(StringTask):
 class BucketSort(StringTask):
     """Sort the symbols of the string in ascending order, at the blanks after it. Counting the symbols is enough.
 
-    symbols: different symbols of a string.
+    symbols: number of different symbols.
     """
 
     symbols: int = 5
@@ -147,14 +147,14 @@ class BucketSort(StringTask):
 class Copy(GeneratedStringTask):
     """The answer repeats the string. It is generated token by token.
 
-    symbols: different symbols of a string.
+    symbols: number of different symbols.
     """
 
 
 class Reverse(GeneratedStringTask):
     """The answer is the string backwards. It is generated token by token; reverse_string answers at positions.
 
-    symbols: different symbols of a string.
+    symbols: number of different symbols.
     """
 
     def answers(self, strings: Ids) -> Ids:
@@ -162,9 +162,9 @@ class Reverse(GeneratedStringTask):
 
 
 class Sort(GeneratedStringTask):
-    """The answer has the numbers of the question in ascending order. It is generated; each number is one token.
+    """The answer lists the numbers of the question in ascending order. It is generated; each number is one token.
 
-    symbols: different numbers.
+    symbols: number of different numbers.
     """
 
     symbols: int = 100
@@ -183,7 +183,7 @@ class BitTask(NumberTask):
 
 
 class Parity(BitTask):
-    """Is the number of ones odd? The answer at the token after the bits is 1 if it is, and 0 if not.
+    """At the token after the bits, the answer is 1 if the number of ones is odd, else 0.
 
     Each 1 flips the state, which a linear recurrence with positive eigenvalues and finite precision cannot track.
     """
@@ -197,7 +197,7 @@ class Parity(BitTask):
 
 
 class EvenPairs(BitTask):
-    """Is the number of neighbours 01 and 10 odd? The answer at the token after the bits is 1 if it is, and 0 if not.
+    """At the token after the bits, the answer is 1 if the number of adjacent pairs 01 and 10 is odd, else 0.
 
     It is 1 exactly if the first and the last bit differ.
     """
@@ -207,7 +207,7 @@ class EvenPairs(BitTask):
 
 
 class CycleNavigation(NumberTask):
-    """Where on a cycle does an agent end that starts at place 0? A move stays, or goes one place forwards or back.
+    """An agent starts at place 0 of a cycle and stays, or moves one place on or back. The answer is its last place.
 
     The final place is expected at a token after the moves.
 
@@ -231,7 +231,7 @@ class CycleNavigation(NumberTask):
 
 
 class MissingDuplicate(BitTask):
-    """Which bit does the question mark hide? A string of bits occurs twice, and one symbol is hidden.
+    """A string of bits occurs twice, and a question mark hides one bit, which is expected.
 
     The hidden bit is expected at a token after the strings.
     """
@@ -285,7 +285,7 @@ class WordProblem(SampledTask):
     The token 120 maps 0 to 1, 1 to 2 and 2 to 0. In a product the earlier permutation is applied first. S5 and A5 are
     not solvable: a fixed number of attention or linear recurrent layers cannot track them over any length.
 
-    group: S3 and S5 are all permutations of three and five items, A5 the even ones of five.
+    group: S3 and S5 are all permutations of three and five items, A5 the even permutations of five items.
     """
 
     source: ClassVar = "Merrill et al. 2024"
