@@ -49,7 +49,7 @@ def keys(*arguments):
 
 
 def test_a_key_has_the_comment_of_the_file_that_gives_it():
-    assert "heads: 4 # of each attention; d_model is split between them" in keys()
+    assert "heads: 4 # attention heads; d_model is divided among them" in keys()
     assert "clip: null # largest norm of the gradient; null: no clipping, as in the paper" in keys("trainer.clip=null")
     wu = keys("experiment=multi30k", "data.dir=x")
     assert "dropout: 0.3 # 29,000 pairs: the paper's choice" in wu
