@@ -52,7 +52,7 @@ def test_a_key_has_the_comment_of_the_file_that_gives_it():
     assert "heads: 4 # attention heads; d_model is divided among them" in keys()
     assert "clip: null # largest norm of the gradient; null: no clipping, as in the paper" in keys("trainer.clip=null")
     wu = keys("experiment=multi30k", "data.dir=x")
-    assert "dropout: 0.3 # 29,000 pairs: the paper's choice" in wu
+    assert "dropout: 0.3 # the paper, for 29,000 pairs" in wu
     assert "validate_every: 350 # steps; the last step is always validated" in wu, "the experiment has no comment on it"
     assert "max_length: 128 # tokens per side; longer training pairs are skipped and counted" in wu, (
         "multi30k inherits text"
