@@ -10,15 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
+from matplotlib.collections import PathCollection
 
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.report.scaling import Ladder
-from tfm_blocks.report.scaling_tables import factors_table, scaling_record
+from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.report.scaling import Ladder, read_ladder
+from tfm_blocks.report.scaling_tables import draw_scaling, factors_table, scaling_record
 from tfm_blocks.report.table import markdown
 from tfm_blocks.runs.model import write_model
-from tfm_blocks.scoring.scaling_law import LadderFit, LadderPoint, ScalingLaw
+from tfm_blocks.scoring.scaling_law import LadderFit, LadderPoint, ScalingLaw, fit_ladder
 
 FACTOR = 0.7
 EMBEDDINGS = {"decoder_only": 0, "llama": 1}  # llama does not tie the embedding to its logits
@@ -175,6 +177,57 @@ def test_the_noise_is_told_before_the_results_and_exponents_come_with_a_warning(
     assert f"{alone['llama']['beta']['value']:.3f} [{low:.3f}, {high:.3f}]" in text
 
 
+def test_factors_on_parameters_and_on_tokens_are_asked_for(ladder, capsys):
+    text = said(ladder, "--factors")
+    assert "factors of those of decoder_only" in text and "factors of those of" not in said(ladder)
+    found = json.loads(said(ladder, "--factors", "--json"))["factors"]["llama"]
+    for name in ("on_parameters", "on_tokens"):
+        low, high = found[name]["interval"]
+        assert low < math.sqrt(FACTOR) < high
+        assert f"{found[name]['factor']:.2f} [{low:.2f}, {high:.2f}]" in text
+    with pytest.raises(SystemExit):
+        main(["compare", str(ladder), "--factors"])
+    assert "--factors: belongs to a scaling law" in capsys.readouterr().err
+
+
+def test_the_report_begins_with_the_law_and_its_figure(ladder, tmp_path):
+    path = tmp_path / "report.html"
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(["report", str(ladder), "--scaling", "-o", str(path)])
+    page = path.read_text()
+    section = page[page.index('<section id="scaling">') : page.index('<h2 id="comparison">')]
+    assert section.count("<table") == 3 and section.count("<svg") == 1
+    assert "llama needs 0." in section and "note" in section
+    assert 'id="scaling"' not in page_without_law(ladder, tmp_path)
+
+
+def page_without_law(ladder, folder):
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(["report", str(ladder), "-o", str(folder / "plain.html")])
+    return (folder / "plain.html").read_text()
+
+
+def test_the_figure_has_what_smaller_sizes_predict_for_the_largest(ladder):
+    compared = compare_runs([ladder], None, None, None, several_lengths=True, tested=False)
+    drawn = draw_scaling(law := read_ladder(compared))
+    circles = [one for one in drawn.axes[0].collections if isinstance(one, PathCollection)]
+    filled, opened = circles[::2], circles[1::2]
+    assert len(filled) == len(opened) == 2 and not any(len(one.get_facecolors()) for one in opened)
+    for index, name in enumerate(law.fit.models):
+        largest = max(point.parameters for point in law.fit.points if point.model == name)
+        smaller = fit_ladder(
+            [
+                p
+                for p in law.fit.points
+                if p.parameters < max(q.parameters for q in law.fit.points if q.model == p.model)
+            ],
+            law.fit.models,
+        )
+        tokens = sorted({p.tokens for p in law.fit.points if p.model == name and p.parameters == largest})
+        expected = [smaller.law.loss(largest, one, index) for one in tokens]
+        assert opened[index].get_offsets()[:, 1].tolist() == pytest.approx(expected)
+
+
 def test_a_ladder_without_a_model_or_with_a_subset_is_refused(ladder, tmp_path, capsys):
     shutil.copytree(ladder, tmp_path / "all")
     (tmp_path / "all" / "llama-16-10-2" / "model.json").unlink()
@@ -195,7 +248,7 @@ def test_losses_that_hardly_depend_on_size_and_tokens_have_a_note_and_finite_fac
         for size in range(4)
         for length in range(3)
     ]
-    law = ScalingLaw(2.0, 1e-320, 0.0, 0.5, 0.5, (0.0, 500.0), (0.0, 0.0), 1e10)
+    law = ScalingLaw(2.0, 1e-320, 0.0, 0.5, 0.5, (0.0, 500.0), (0.0, 0.0), (0.0, 0.0), 1e10)
     without = [replace(law, log_factors=(0.0, factor)) for factor in (-500.0, 0.0, 500.0)]
     ladder = Ladder(LadderFit(["a", "b"], points, law, without), None, [])
     assert ladder.fit.unseen == ["size", "number of tokens"]

@@ -13,6 +13,7 @@ from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.report.comparison import Comparison
+    from tfm_blocks.report.scaling import Ladder
     from tfm_blocks.report.table import Table
 
 
@@ -60,10 +61,14 @@ def _add_comparisons(commands: options.Commands) -> None:
     only.add_argument("--scaling", action="store_true", help=what)
     what = "with --scaling, also fit a law to each model alone; small ladders cannot tell their exponents apart"
     command.add_argument("--exponents", action="store_true", help=what)
+    what = "with --scaling, also fit two factors for each model, one on parameters and one on tokens"
+    command.add_argument("--factors", action="store_true", help=what)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
     command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
     command.add_argument("-o", **options.OUTPUT, required=True, help="report.html")
+    what = "fit a scaling law to runs of several sizes, and show it first"
+    command.add_argument("--scaling", action="store_true", help=what)
     what = "sentence whose attention is shown (default: a line of the test set)"
     command.add_argument("--sentence", type=options.text, metavar="TEXT", help=what)
 
@@ -147,8 +152,9 @@ def _compare(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report import comparison_tables as output
 
     comparison = _comparison(arguments)
-    if arguments.exponents and not arguments.scaling:
-        raise ConfigError(Problem("--exponents", "belongs to a scaling law", help="add --scaling, or leave it out"))
+    for option in ("exponents", "factors"):
+        if vars(arguments)[option] and not arguments.scaling:
+            raise ConfigError(Problem(f"--{option}", "belongs to a scaling law", help="add --scaling, or leave it out"))
     if arguments.scaling:
         for path in _compare_scaling(arguments, comparison):
             print(printable(str(path)), file=sys.stderr)
@@ -180,24 +186,31 @@ def _show_tables(arguments: argparse.Namespace, tables: Sequence[Table], notes: 
     show(tables, notes)
 
 
-def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> Iterable[Path]:
+def _ladder(arguments: argparse.Namespace, comparison: Comparison) -> Ladder:
+    """Return the scaling law of a comparison. Raises ConfigError if SciPy is missing, or as `read_ladder`."""
     from importlib.util import find_spec
 
     if find_spec("scipy") is None:
         help = "pip install -c constraints.txt 'tfm-blocks[scaling]'"
         raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
-    from tfm_blocks.report import scaling_tables as scaling
     from tfm_blocks.report.scaling import read_ladder
+
+    return read_ladder(comparison, arguments.plugins, arguments.metric)
+
+
+def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> Iterable[Path]:
+    ladder = _ladder(arguments, comparison)
+    from tfm_blocks.report import scaling_tables as scaling
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
-    ladder = read_ladder(comparison, arguments.plugins, arguments.metric)
     if arguments.json:
-        print_json(scaling.scaling_record(ladder, exponents=arguments.exponents))
+        print_json(scaling.scaling_record(ladder, exponents=arguments.exponents, factors=arguments.factors))
     elif arguments.csv:
         print(csv_text(scaling.rungs_table(ladder)), end="")
     else:
-        tables = [scaling.noise_table(ladder), scaling.rungs_table(ladder), scaling.factors_table(ladder)]
+        tables = scaling.tables_of(ladder)
+        tables += [scaling.two_factors_table(ladder)] if arguments.factors else []
         tables += [scaling.exponents_table(ladder)] if arguments.exponents else []
         _show_tables(arguments, tables, [*comparison.notes, *ladder.notes])
     if not arguments.figures:
@@ -233,7 +246,8 @@ def _report(arguments: argparse.Namespace) -> None:
     options.expect_html(path, "report.html")
     comparison = _comparison(arguments)
     title = ", ".join(str(folder) for folder in arguments.folders)
-    text = render_report(comparison, title, sentence=arguments.sentence, plugins=arguments.plugins)
+    ladder = _ladder(arguments, comparison) if arguments.scaling else None
+    text = render_report(comparison, title, ladder=ladder, sentence=arguments.sentence, plugins=arguments.plugins)
     data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character
     write_bytes(path, data)
     count = len(comparison.runs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -139,6 +139,16 @@ def chart_svg(chart: LineChart, axis: str, labels: Sequence[str], name: str) -> 
         markers = [] if group is None else list(group.iter("use"))
         for marker, tip in zip(markers, _tooltips(chart.unit, axis, line), strict=True):
             ElementTree.SubElement(marker, "title").text = tip
+    return Markup(ElementTree.tostring(root, "unicode"))
+
+
+def figure_svg(draw: Callable[[], Figure], name: str, label: str) -> Markup:
+    """Return a figure for a page, in which `name` is unique; `label` describes it to readers who do not see it."""
+    with drawing_style({**PAGE_STYLE, "svg.hashsalt": name}):
+        drawn = draw()
+        drawn.set_size_inches(CHART)
+        root = _page_svg(drawn)
+    root.attrib |= {"role": "img", "aria-label": label}
     return Markup(ElementTree.tostring(root, "unicode"))
 
 

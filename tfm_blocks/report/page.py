@@ -7,7 +7,7 @@ import json
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -21,7 +21,7 @@ from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.confusion import confusions_of
 from tfm_blocks.report.differences import Group, ModelGrid
-from tfm_blocks.report.drawing import chart_svg, legend_svg
+from tfm_blocks.report.drawing import chart_svg, figure_svg, legend_svg
 from tfm_blocks.report.matrix import Matrix
 from tfm_blocks.report.matrix_tables import aggregates_table, legend, matrix_table, verdict
 from tfm_blocks.report.model_page import ViewedModel, render_view
@@ -32,17 +32,26 @@ from tfm_blocks.runs.folder import CONFIG
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
 
+if TYPE_CHECKING:
+    from tfm_blocks.report.scaling import Ladder  # needs SciPy
+
 MOST_ROWS = 40  # of an open table
 FEWEST_SAMPLES = 3  # lines of each of many tasks
 LONGEST_CONFIG = 20_000  # characters
 
 
 def render_report(
-    comparison: Comparison, title: str, *, sentence: str | None = None, plugins: Sequence[str] = ()
+    comparison: Comparison,
+    title: str,
+    *,
+    ladder: Ladder | None = None,
+    sentence: str | None = None,
+    plugins: Sequence[str] = (),
 ) -> str:
     """Return the HTML page. Text of runs is escaped; only the page's own scripts may run, and nothing is fetched.
 
-    `sentence` replaces the sentence of the test set whose attention is shown.
+    `ladder` is the scaling law of the runs, shown first. `sentence` replaces the sentence of the test set whose
+    attention is shown.
     """
     script = asset("page.js")
     groups = choose_drawn(comparison.best_rate_groups)
@@ -58,6 +67,7 @@ def render_report(
         comparison=comparison,
         most_rows=MOST_ROWS,
         tables=[*tables_of(replace(comparison, matrix=None)), *over_all_tasks],
+        **_scaling(ladder),
         **_answer(matrix, comparison.grid),
         **_charts(comparison, matrix),
         **_samples(comparison.grid, sentence, plugins),
@@ -88,6 +98,16 @@ def _models(groups: Sequence[Group], plugins: Sequence[str]) -> list[dict[str, A
             page = render_view([ViewedModel(name, spec, Sources())])
             models.append({"name": name, "table": nodes_table(spec), "page": page})
     return models
+
+
+def _scaling(ladder: Ladder | None) -> dict[str, Any]:
+    """Return the figure, the tables and the notes of a scaling law."""
+    if ladder is None:
+        return {"scaling": []}
+    from tfm_blocks.report.scaling_tables import draw_scaling, tables_of
+
+    drawing = figure_svg(lambda: draw_scaling(ladder), "scaling", "the loss over compute, with the law of each model")
+    return {"scaling": tables_of(ladder), "scaling_drawing": drawing, "scaling_notes": ladder.notes}
 
 
 def _answer(matrix: Matrix | None, grid: ModelGrid) -> dict[str, Any]:

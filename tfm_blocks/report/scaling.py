@@ -20,7 +20,7 @@ from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import MODEL as MODEL_FILE
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.scaling_law import Estimate, LadderFit, LadderPoint, fit_ladder, held_out_errors, rungs
+from tfm_blocks.scoring.scaling_law import Estimate, LadderFit, LadderPoint, fit_ladder, fit_smaller, rungs
 from tfm_blocks.scoring.significance import correct
 
 RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
@@ -46,10 +46,10 @@ class Ladder:
         return max(point.compute for point in self.fit.points)
 
     @cached_property
-    def held_out(self) -> dict[str, float] | str:
-        """Return the error of each model at the largest size, or why the smaller ones do not predict it."""
+    def smaller(self) -> LadderFit | str:
+        """Return the fit without the largest size of each model, or why there is none."""
         try:
-            return held_out_errors(self.fit.points, self.fit.models)
+            return fit_smaller(self.fit.points, self.fit.models)
         except ConfigError as error:
             return error.problems[0].rule
 

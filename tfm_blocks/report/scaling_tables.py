@@ -22,6 +22,8 @@ from tfm_blocks.scoring.scaling_law import (
     LadderFit,
     LadderPoint,
     fit_ladder,
+    held_out_errors,
+    of_the_largest_size,
     rungs,
     seed_deviation,
 )
@@ -29,6 +31,11 @@ from tfm_blocks.scoring.scaling_law import (
 FURTHER = 10  # times the largest compute, to which factors are extrapolated
 ALPHA = 0.05
 CONSTANTS = ("irreducible", "parameter_coefficient", "token_coefficient", "alpha", "beta")
+
+
+def tables_of(ladder: Ladder) -> list[Table]:
+    """Return the noise over seeds, the rungs, and the factors with the answers."""
+    return [noise_table(ladder), rungs_table(ladder), factors_table(ladder)]
 
 
 def answers(ladder: Ladder) -> Iterator[str]:
@@ -45,11 +52,11 @@ def answers(ladder: Ladder) -> Iterator[str]:
     )
     for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
         yield _answer(ladder, model, p)
-    errors = ladder.held_out
-    if isinstance(errors, str):
-        yield f"held-out check: none, because without the largest size {errors}"
+    if isinstance(ladder.smaller, str):
+        yield f"held-out check: none, because without the largest size {ladder.smaller}"
     else:
-        listed_errors = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors.items())
+        errors = held_out_errors(ladder.smaller, fit.points).items()
+        listed_errors = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors)
         yield f"held-out check: the fit without the largest size predicts its losses with an error of {listed_errors}"
 
 
@@ -76,6 +83,23 @@ def noise_table(ladder: Ladder) -> Table:
         rows.append([model, parameters, len(points), None if deviation is None else 100 * deviation])
     note = "\n".join(noise_sentences(ladder))
     return Table(f"standard deviation of the {ladder.measure} over seeds", columns, rows, keys=2, note=note)
+
+
+def two_factors_table(ladder: Ladder) -> Table:
+    """Return a factor on parameters and one on tokens of each model. Raises ConfigError if its runs determine none."""
+    columns = texts("model", "factor on parameters", "factor on tokens")
+    fit = _split_fit(ladder)
+    rows: list[list[Value]] = [
+        [name, _factor(fit.parameter_factor(model)), _factor(fit.token_factor(model))]
+        for model, name in enumerate(fit.models)
+        if model
+    ]
+    title = f"parameters and tokens for the same loss, as factors of those of {fit.models[0]}, with 95 % intervals"
+    return Table(title, columns, rows)
+
+
+def _split_fit(ladder: Ladder) -> LadderFit:
+    return fit_ladder(ladder.fit.points, ladder.fit.models, split=True)
 
 
 def exponents_table(ladder: Ladder) -> Table:
@@ -182,29 +206,33 @@ def factors_table(ladder: Ladder) -> Table:
     return Table(title, columns, rows, note="\n".join(answers(ladder)))
 
 
-def scaling_record(ladder: Ladder, *, exponents: bool = False) -> dict[str, Any]:
-    """Return the law, the factors and the points as JSON values, unrounded; with `exponents`, the law of each model."""
+def scaling_record(ladder: Ladder, *, exponents: bool = False, factors: bool = False) -> dict[str, Any]:
+    """Return the law, the factors and the points as JSON values, unrounded.
+
+    With `exponents` it has the law of each model, and with `factors` the factors on parameters and on tokens.
+    """
     fit = ladder.fit
-    factors: dict[str, Any] = {}
+    split = _split_fit(ladder) if factors else None
+    of_models: dict[str, Any] = {}
     for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
-        factor = fit.factor(model)
-        low, high = map(_exp, factor.interval)
         trend = ladder.with_trends.trend(model) if ladder.with_trends else None
-        factors[fit.models[model]] = {
-            "factor": math.exp(factor.value),
-            "interval": [low, high],
-            "p": factor.p,
+        of_models[fit.models[model]] = {
+            **_factor_record(fit.factor(model)),
+            "p": fit.factor(model).p,
             "p_corrected": p,
             "smallest_visible": fit.smallest_visible(model),
             "trend": asdict(trend) | {"p": trend.p} if trend else None,
             "extrapolated": _extrapolated(ladder, model),
         }
+        if split:
+            both = {"on_parameters": split.parameter_factor(model), "on_tokens": split.token_factor(model)}
+            of_models[fit.models[model]] |= {name: _factor_record(one) for name, one in both.items()}
     errors = {name: fit.estimate(lambda law, name=name: getattr(law, name)).error for name in CONSTANTS}  # type: ignore[misc]
     sentences = [*noise_sentences(ladder), *answers(ladder)]
     record: dict[str, Any] = {"law": asdict(fit.law), "standard_errors": errors, "answers": sentences}
-    held_out = ladder.held_out
-    record |= {"measure": ladder.measure, "held_out_errors": held_out if isinstance(held_out, dict) else None}
-    record |= {"baseline": fit.models[0], "factors": factors}
+    held_out = None if isinstance(ladder.smaller, str) else held_out_errors(ladder.smaller, fit.points)
+    record |= {"measure": ladder.measure, "held_out_errors": held_out}
+    record |= {"baseline": fit.models[0], "factors": of_models}
     record["points"] = [{**asdict(point), "compute": point.compute} for point in fit.points]
     if exponents:
         record["exponents"] = {
@@ -214,19 +242,23 @@ def scaling_record(ladder: Ladder, *, exponents: bool = False) -> dict[str, Any]
     return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
 
 
+def _factor_record(logarithm: Estimate) -> dict[str, Any]:
+    return {"factor": math.exp(logarithm.value), "interval": [_exp(bound) for bound in logarithm.interval]}
+
+
 def _extrapolated(ladder: Ladder, model: int) -> dict[str, Any] | None:
     """Return the factor at FURTHER times the largest compute; None if the runs do not determine its change."""
     if ladder.with_trends is None:
         return None
-    factor = ladder.with_trends.factor(model, FURTHER * ladder.largest)
-    interval = [_exp(bound) for bound in factor.interval]
-    return {"compute": FURTHER * ladder.largest, "factor": math.exp(factor.value), "interval": interval}
+    compute = FURTHER * ladder.largest
+    return {"compute": compute, **_factor_record(ladder.with_trends.factor(model, compute))}
 
 
 def draw_scaling(ladder: Ladder) -> Figure:
     """Draw the loss over compute on logarithmic axes: all results, and the lowest loss of the law with its 95 % band.
 
-    A result lies above the curve if its size is not the best one for its compute.
+    A result lies above the curve if its size is not the best one for its compute. Open markers are what the smaller
+    sizes predict for the largest size.
     """
     fit = ladder.fit
     drawn = Figure(figsize=(WIDTH, 2.4), layout="constrained")
@@ -245,6 +277,11 @@ def draw_scaling(ladder: Ladder) -> Figure:
         panel.fill_between(computes, low, high, color=colour, alpha=0.15, linewidth=0)
         results = [point.compute for point in own], [point.loss for point in own]
         panel.scatter(*results, s=6, color=colour, marker=marker)
+        if not isinstance(ladder.smaller, str):
+            largest = [rung[0] for rung in rungs(of_the_largest_size(own))]
+            predicted = [ladder.smaller.law.loss(one.parameters, one.tokens, model) for one in largest]
+            computes_of_largest = [one.compute for one in largest]
+            panel.scatter(computes_of_largest, predicted, s=22, facecolors="none", edgecolors=colour, marker=marker)
     panel.axvline(ladder.largest, color="0.6", linewidth=0.6)
     panel.set_xscale("log")
     panel.set_yscale("log")

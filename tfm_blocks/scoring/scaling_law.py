@@ -52,6 +52,8 @@ class ScalingLaw:
     """The constants of a law, and for each model the logarithm of its factor on compute.
 
     With `trends` the factor changes with compute: its logarithm is `log_factors` plus `trends` times log(C / `centre`).
+    With `splits` the factors on parameters and on tokens differ: each is the root of the factor on compute, times or
+    divided by the exponential of half the split.
     """
 
     irreducible: float
@@ -61,6 +63,7 @@ class ScalingLaw:
     beta: float
     log_factors: Sequence[float]
     trends: Sequence[float]
+    splits: Sequence[float]
     centre: float
 
     @property
@@ -76,9 +79,9 @@ class ScalingLaw:
 
     def loss(self, parameters: float, tokens: float, model: int = 0) -> float:
         """Return the loss of a model, by its index."""
-        root = math.exp(self.log_factor(model, 6 * parameters * tokens) / 2)
-        of_size: float = self.parameter_coefficient * (parameters / root) ** -self.alpha
-        of_tokens: float = self.token_coefficient * (tokens / root) ** -self.beta
+        log, split = self.log_factor(model, 6 * parameters * tokens), self.splits[model]
+        of_size: float = self.parameter_coefficient * (parameters / math.exp((log + split) / 2)) ** -self.alpha
+        of_tokens: float = self.token_coefficient * (tokens / math.exp((log - split) / 2)) ** -self.beta
         return self.irreducible + of_size + of_tokens
 
     def lowest_loss(self, compute: float, model: int = 0) -> float:
@@ -148,6 +151,14 @@ class LadderFit:
         """Return the change of the logarithm of a factor with the logarithm of compute."""
         return self.estimate(lambda law: law.trends[model])
 
+    def parameter_factor(self, model: int) -> Estimate:
+        """Return the logarithm of the factor of a model on the parameters of the baseline."""
+        return self.estimate(lambda law: (law.log_factors[model] + law.splits[model]) / 2)
+
+    def token_factor(self, model: int) -> Estimate:
+        """Return the logarithm of the factor of a model on the tokens of the baseline."""
+        return self.estimate(lambda law: (law.log_factors[model] - law.splits[model]) / 2)
+
     def smallest_visible(self, model: int) -> float:
         """Return the factor below 1 that this ladder would see, p < 0.05, with a probability of 80 %."""
         estimate = self.factor(model)
@@ -156,29 +167,38 @@ class LadderFit:
 
 
 def fit_ladder(
-    points: Sequence[LadderPoint], models: Sequence[str], *, huber: float = HUBER, trend: bool = False
+    points: Sequence[LadderPoint],
+    models: Sequence[str],
+    *,
+    huber: float = HUBER,
+    trend: bool = False,
+    split: bool = False,
 ) -> LadderFit:
     """Fit one law to the points of all models. The first of `models` is the baseline.
 
     The sum of Huber's losses of the residuals of log L is minimised, from the best non-negative linear fit of E, A and
-    B over a grid of exponents. With `trend` the factor of each model may change with compute. Raises ConfigError if the
-    points do not determine the law.
+    B over a grid of exponents. With `trend` the factor of each model may change with compute, and with `split` it has
+    one factor on parameters and one on tokens. Raises ConfigError if the points do not determine the law.
     """
-    _expect_determined(points, models, constants=5 + (1 + trend) * (len(models) - 1))
+    _expect_determined(points, models, constants=5 + (1 + trend + split) * (len(models) - 1))
     size_N, token_N, loss_N = np.log([(point.parameters, point.tokens, point.loss) for point in points]).T
     centre = float(size_N.mean()), float(token_N.mean())
     size_N, token_N = size_N - centre[0], token_N - centre[1]
     is_model_NM = np.array([[point.model == model for model in models[1:]] for point in points], float)
-    columns_NF = np.hstack([is_model_NM, is_model_NM * (size_N + token_N)[:, None]] if trend else [is_model_NM])
+    trends_NM = is_model_NM * (size_N + token_N)[:, None]
+    # the halves of log N and of log D that a coefficient moves: a factor on compute, its trend, and its split
+    moved_2NF = np.stack(
+        [np.hstack([is_model_NM, *[trends_NM] * trend, *[sign * is_model_NM] * split]) / 2 for sign in (1, -1)]
+    )
     sizes = list(dict.fromkeys((point.model, point.parameters) for point in points))
     size_index_N = np.array([sizes.index((point.model, point.parameters)) for point in points])
 
     def fit(kept_N: npt.NDArray[np.bool_], theta: Floats | None = None) -> Floats:
-        return _minimise(size_N[kept_N], token_N[kept_N], loss_N[kept_N], columns_NF[kept_N], huber, theta)
+        return _minimise(size_N[kept_N], token_N[kept_N], loss_N[kept_N], moved_2NF[:, kept_N], huber, theta)
 
     whole = fit(np.ones(len(points), bool))
     without = [fit(size_index_N != index, whole) for index in range(len(sizes))]
-    law, *laws_without = (_law(theta, centre, len(models)) for theta in (whole, *without))
+    law, *laws_without = (_law(theta, centre, len(models) - 1, trend, split) for theta in (whole, *without))
     for name in law.at_bounds:
         rule = f"these runs do not determine how the loss depends on the {name}"
         raise ConfigError(Problem("scaling law", rule, help=f"add runs that differ more in their {name}"))
@@ -186,30 +206,29 @@ def fit_ladder(
 
 
 def _minimise(
-    size_N: Floats, token_N: Floats, loss_N: Floats, columns_NF: Floats, huber: float, theta: Floats | None
+    size_N: Floats, token_N: Floats, loss_N: Floats, moved_2NF: Floats, huber: float, theta: Floats | None
 ) -> Floats:
-    """Return log E, log A, log B, alpha, beta, and the coefficients of the logarithms of the factors."""
+    """Return log E, log A, log B, alpha, beta, and the coefficients that move log N and log D."""
 
-    def terms(theta: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return log L, the shares of the terms of A and B in L, and the logarithm of half the factor."""
+    def terms(theta: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """Return log L, the shares of the terms of A and B in L, and log N and log D of the baseline."""
         irreducible, of_size, of_tokens, alpha, beta, *coefficients = theta
-        half_N = columns_NF @ np.array(coefficients) / 2
-        size_term_N = of_size - alpha * (size_N - half_N)
-        token_term_N = of_tokens - beta * (token_N - half_N)
+        base_size_N, base_token_N = np.stack([size_N, token_N]) - moved_2NF @ np.array(coefficients)
+        size_term_N = of_size - alpha * base_size_N
+        token_term_N = of_tokens - beta * base_token_N
         total_N = np.logaddexp(irreducible, np.logaddexp(size_term_N, token_term_N))
-        return total_N, np.exp(size_term_N - total_N), np.exp(token_term_N - total_N), half_N
+        return total_N, np.exp(size_term_N - total_N), np.exp(token_term_N - total_N), base_size_N, base_token_N
 
     def residuals(theta: Floats) -> Floats:
         return terms(theta)[0] - loss_N
 
     def slopes(theta: Floats) -> Floats:
-        _, sized_N, read_N, half_N = terms(theta)
-        of_half_N = theta[3] * sized_N + theta[4] * read_N
-        constants = [1 - sized_N - read_N, sized_N, read_N]
-        exponents = [-sized_N * (size_N - half_N), -read_N * (token_N - half_N)]
-        return np.column_stack([*constants, *exponents, columns_NF * of_half_N[:, None] / 2])
+        _, sized_N, read_N, base_size_N, base_token_N = terms(theta)
+        constants = [1 - sized_N - read_N, sized_N, read_N, -sized_N * base_size_N, -read_N * base_token_N]
+        pulls_2N1 = np.stack([theta[3] * sized_N, theta[4] * read_N])[:, :, None]
+        return np.column_stack([*constants, (moved_2NF * pulls_2N1).sum(0)])
 
-    start = _first_guess(size_N, token_N, loss_N, columns_NF.shape[1]) if theta is None else theta
+    start = _first_guess(size_N, token_N, loss_N, moved_2NF.shape[2]) if theta is None else theta
     low, high = np.full_like(start, -np.inf), np.full_like(start, np.inf)
     low[3:5], high[3:5] = BOUNDS
     options = {"loss": "huber", "f_scale": huber, "x_scale": "jac", "max_nfev": 1000}
@@ -229,17 +248,22 @@ def _first_guess(size_N: Floats, token_N: Floats, loss_N: Floats, coefficients: 
     return guess
 
 
-def _law(theta: Floats, centre: tuple[float, float], models: int) -> ScalingLaw:
+def _law(theta: Floats, centre: tuple[float, float], others: int, trend: bool, split: bool) -> ScalingLaw:
+    """Return the law of a solution for the baseline and a number of other models."""
     irreducible, of_size, of_tokens, alpha, beta, *coefficients = map(float, theta)
-    factors, trends = coefficients[: models - 1], coefficients[models - 1 :] or [0.0] * (models - 1)
+    parts = iter(coefficients)
+    factors, trends, splits = (
+        (0.0, *(next(parts) if fitted else 0.0 for _ in range(others))) for fitted in (True, trend, split)
+    )
     return ScalingLaw(
         irreducible=math.exp(irreducible),
         parameter_coefficient=math.exp(of_size + alpha * centre[0]),
         token_coefficient=math.exp(of_tokens + beta * centre[1]),
         alpha=alpha,
         beta=beta,
-        log_factors=(0.0, *factors),
-        trends=(0.0, *trends),
+        log_factors=factors,
+        trends=trends,
+        splits=splits,
         centre=6 * math.exp(sum(centre)),
     )
 
@@ -285,18 +309,24 @@ def seed_deviation(points: Iterable[LadderPoint]) -> float | None:
     return math.sqrt(sum(variance(rung) * (len(rung) - 1) for rung in losses) / freedom) if freedom else None
 
 
-def held_out_errors(points: Sequence[LadderPoint], models: Sequence[str], *, huber: float = HUBER) -> dict[str, float]:
-    """Return for each model the mean relative error of the loss at the largest size, predicted by the smaller sizes.
+def fit_smaller(points: Sequence[LadderPoint], models: Sequence[str], *, huber: float = HUBER) -> LadderFit:
+    """Fit the law to the points without the largest size of each model. Raises ConfigError as `fit_ladder`."""
+    largest = {id(point) for point in of_the_largest_size(points)}
+    return fit_ladder([point for point in points if id(point) not in largest], models, huber=huber)
 
-    Raises ConfigError if the smaller sizes do not determine the law.
-    """
-    largest = {model: max(point.parameters for point in points if point.model == model) for model in models}
-    fit = fit_ladder([point for point in points if point.parameters < largest[point.model]], models, huber=huber)
-    return {
-        model: fmean(
-            fit.law.loss(point.parameters, point.tokens, index) / point.loss - 1
-            for point in points
-            if point.model == model and point.parameters == largest[model]
-        )
-        for index, model in enumerate(models)
-    }
+
+def of_the_largest_size(points: Sequence[LadderPoint]) -> list[LadderPoint]:
+    """Return the points of the largest size of each model."""
+    largest: dict[str, float] = {}
+    for point in points:
+        largest[point.model] = max(point.parameters, largest.get(point.model, 0))
+    return [point for point in points if point.parameters == largest[point.model]]
+
+
+def held_out_errors(smaller: LadderFit, points: Sequence[LadderPoint]) -> dict[str, float]:
+    """Return for each model the mean relative error of its losses at the largest size, predicted by `smaller`."""
+    errors: dict[str, list[float]] = {model: [] for model in smaller.models}
+    for point in of_the_largest_size(points):
+        predicted = smaller.law.loss(point.parameters, point.tokens, smaller.models.index(point.model))
+        errors[point.model].append(predicted / point.loss - 1)
+    return {model: fmean(values) for model, values in errors.items()}
