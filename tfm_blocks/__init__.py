@@ -76,7 +76,7 @@ def train(
         model: A name under conf/model/, or a path FOLDER/model/NAME.yaml.
             Default: the model of the experiment, or else of conf/train.yaml.
         overrides: `KEY=VALUE` as on the command line, such as `"trainer.steps=20"`.
-        callbacks: Lightning callbacks. They are not recorded, so pass them again to resume the run.
+        callbacks: Lightning callbacks. They are not recorded, so also pass them to resume the run.
         plugins: Names of Python modules that register blocks or probe tasks of your own.
         config_dir: A folder with your own config files, like `--config-dir`.
         knobs: Root keys and groups of the config, such as `layers=2`, `seed=2`, `data="text"` or `name="mine"`.

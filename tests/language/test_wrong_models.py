@@ -203,7 +203,7 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ),
         ("{graph: {encoder: {layer: {more: {block: ffn, after: more}}}}}", "graph.encoder.layer.more.after", "'more'"),
     ],
-    "'encoder' is not a block: same calls the module of an earlier block again": [
+    "'encoder' is not a block: same reuses the module of an earlier block": [
         ("{graph: {tgt_pos: {block: null, same: encoder}}}", "graph.tgt_pos.same")
     ],
     "unknown key 'd_model': same takes inputs only": [("{graph: {tgt_emb: {d_model: 4}}}", "graph.tgt_emb.d_model")],

@@ -156,7 +156,7 @@ def test_a_sweep_with_two_finished_jobs_ends_with_the_tables_of_compare(
 def test_a_killed_job_resumes_automatically_up_to_the_number_of_retries(folder: Path) -> None:
     status, output = run(folder, "experiment=killed", "seed=1", "sweep.retries=1", "sweep.name=x")
     assert status == 0, output
-    assert "run: running, again after killed: SIGKILL" in output
+    assert "run: running, retried after killed: SIGKILL" in output
     assert "resume: runs/x/run after 5 steps" in (folder / "runs" / "x" / "run.log").read_text()
 
 

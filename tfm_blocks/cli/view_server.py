@@ -1,4 +1,4 @@
-"""Serve the page of a model on 127.0.0.1, and check the model again whenever one of its files changes."""
+"""Serve the page of a model on 127.0.0.1, and recheck the model when one of its files changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WatchedPage:
         return {"version": str(self.version), "problems": [problem_record(problem) for problem in self.problems]}
 
     def watch_files(self) -> None:
-        """Check the models again after each change of their files, forever."""
+        """Recheck the models after each change of their files, forever."""
         while True:
             time.sleep(PAUSE)
             stamps = self._stamps()

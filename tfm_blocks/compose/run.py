@@ -119,8 +119,8 @@ def _remove_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources
 def _remove_stale_settings(config: DictConfig, sources: Sources, replaced: Iterable[str]) -> None:
     """Remove settings that belong to a choice which a later file or the command line replaced.
 
-    These are the settings of an experiment for another option than those of the groups `replaced`, and those of
-    `optimizer.others` for another `name`.
+    These are the settings of an experiment for options that the groups `replaced` no longer use, and the settings of
+    `optimizer.others` for a different `name`.
     """
     stale = [path for group in replaced for path in _settings_of_others(config, sources, group)]
     name = ("optimizer", "others", "name")

@@ -31,7 +31,7 @@ LADDER = "ladder"
 ASIDE = frozenset({"sweep.name", "sweep.parallel", "sweep.timeout", "sweep.retries", "sweep.trials", "sweep.widen"})
 OF_ONE_RUN = {
     "name": "jobs are named after their overrides: write sweep.name=… to name the folder of the sweep",
-    "resume": "run the same sweep again to resume its jobs; to resume a single run, leave out -m",
+    "resume": "repeat the sweep's command to resume its jobs; to resume a single run, leave out -m",
     "cooldown": "start each branch with a separate command, without -m",
 }
 
@@ -145,8 +145,8 @@ def join_parts(parts: Sequence[OpenKey], groups: Sequence[Sequence[str]]) -> lis
             counts = ", ".join(f"{key} has {len(values)}" for key, values in zip(group, texts, strict=True))
             rule = f"keys that move together need equally many values, but {counts}"
             raise ConfigError(Problem("sweep.together", rule, help="give each of them one value for each job"))
-        if again := [key for key in group if key in joined]:
-            rule = f"names {again[0]} twice, but a key has one list of values"
+        if repeated := [key for key in group if key in joined]:
+            rule = f"names {repeated[0]} twice, but a key has one list of values"
             raise ConfigError(Problem("sweep.together", rule, help="write each key once"))
         joined |= dict.fromkeys(group, tuple(zip(*texts, strict=True)))
     return list(dict.fromkeys(joined.get(key, part) for key, part in by_key.items()))

@@ -134,7 +134,7 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
         raise DataError(Problem(address, rule, Place(str(path), number, error.start + 1), help=help)) from None
     except damages as error:
         rule = f"the {'zstd' if zstd else 'gzipped'} file is damaged: {error}"
-        raise DataError(Problem(address, rule, Place(str(path), number + 1), help="download it again")) from None
+        raise DataError(Problem(address, rule, Place(str(path), number + 1), help="repeat the download")) from None
     except OSError as error:
         raise DataError(Problem(address, f"cannot be read: {error.strerror}", Place(str(path)))) from None
 
@@ -236,4 +236,4 @@ def _table_rows(path: Path, fields: Sequence[str], address: str, help: str) -> I
             yield from batch.to_pylist()
     except (OSError, ValueError) as error:
         rule = f"cannot be read: {cut(str(error))}"
-        raise DataError(Problem(address, rule, Place(str(path)), help="download it again")) from None
+        raise DataError(Problem(address, rule, Place(str(path)), help="repeat the download")) from None

@@ -75,7 +75,7 @@ class Mix(Corpus):
         return originals_N
 
     def keys(self, rows: Sequence[int] | Ints) -> Ints:
-        """Return a number for each reading of a row, so that an objective draws again if an epoch repeats it."""
+        """Return a number for each reading of a row, so that repetitions in an epoch get different samples."""
         total = sum(map(len, self._corpora))
         keys_N: Ints = self.originals(rows) + total * self._copies_N[np.asarray(rows)]
         return keys_N

@@ -36,7 +36,7 @@ class ObjectiveBase(Settings):
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Return the names of its losses, which have a weight of their own in the config's key `losses`."""
+        """Return the names of its losses, whose weights the config's key `losses` sets."""
         return ()
 
     def noise(self, tokenizer: Tokenizer) -> Noise | None:

@@ -70,7 +70,7 @@ class PublishedTokenizer(Tokenizer):
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
         around = conventions.before, conventions.after, conventions.refused, (conventions.first,)
         if max(chain(*around), default=0) >= self.size:
-            raise RunError(Problem(where, f"has conventions with ids above {self.size - 1}", help="import it again"))
+            raise RunError(Problem(where, f"has conventions with ids above {self.size - 1}", help="repeat the import"))
         self._beyond = {id: name for name, id in self.names.items() if id >= vocabulary.size}
 
     @abstractmethod

@@ -27,7 +27,7 @@ WORDS = "words.bin"  # for each id of a corpus, 1 if it begins a word, across wh
 
 @dataclass(frozen=True, kw_only=True)
 class SubwordDropout:
-    """Drop each possible merge with the probability `rate`, again in each step (algorithm 1 of the paper).
+    """Drop each possible merge with the probability `rate`, independently in each step (algorithm 1 of the paper).
 
     A side of a row that becomes longer than `max_length` keeps its usual subwords.
     """
@@ -198,7 +198,7 @@ def write_words(folder: Path, corpus: Corpus) -> None:
 
 
 def _begins(corpus: Corpus, column: str, rows: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
-    """Return 1 for each id of a column that begins a word. The text is divided into words again."""
+    """Return 1 for each id of a column that begins a word. It divides the text into words."""
     ids = [corpus.ids(column, row).tolist() for row in rows]
     begins = [np.ones(len(row), np.uint8) for row in ids]
     if not (corpus.labels and column == TARGET):

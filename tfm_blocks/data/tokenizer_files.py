@@ -125,7 +125,7 @@ def _read_small(path: Path) -> bytes:
 def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
     """Return the vocabulary with BOS and EOS of the tokenizer's config, or else with usual names.
 
-    The begin and the end get a new id each, after the other ids, unless the tokenizer has separate tokens for them.
+    BOS and EOS get a new id each, after the other ids, unless the tokenizer has separate tokens for them.
     """
     if not opened.names:
         raise RunError(Problem(str(path), "has no subwords", help=HELP))

@@ -15,12 +15,12 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 class StoppedError(SystemExit):
     """Exit with 128 + the number of the signal, after every enclosing `finally`.
 
-    `again` is True for a second signal, which does not wait for the end of a step.
+    `is_second` is True for a second signal, which does not wait for the end of a step.
     """
 
-    def __init__(self, number: int, *, again: bool) -> None:
+    def __init__(self, number: int, *, is_second: bool) -> None:
         super().__init__(128 + number)
-        self.number, self.again = number, again
+        self.number, self.is_second = number, is_second
 
 
 @dataclass
@@ -105,7 +105,7 @@ def block_signals() -> Iterator[None]:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    again = bool(_state.number)
+    is_second = bool(_state.number)
     _state.number = _state.number or number
-    if not ((_state.supervised and again) or (_state.deferred and not again)):
-        raise StoppedError(number, again=again)
+    if not ((_state.supervised and is_second) or (_state.deferred and not is_second)):
+        raise StoppedError(number, is_second=is_second)

@@ -22,7 +22,7 @@ from tfm_blocks.distributed.signals import STOPS, block_signals
 def main_hidden() -> Iterator[None]:
     """Hide the main module from processes that are started inside.
 
-    A new process imports the script of its parent, which would train again unless all of it stood below
+    A new process imports the script of its parent, which would start a second training unless all of it stood below
     `if __name__ == "__main__"`. Nothing in the processes of a run is defined there.
     """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
@@ -80,7 +80,7 @@ def worker_options(workers: int) -> dict[str, Any]:
         return {}
     context = LoaderContext()
     with block_signals():
-        resource_tracker.ensure_running()  # unblocks SIGINT and SIGTERM again
+        resource_tracker.ensure_running()  # which unblocks SIGINT and SIGTERM
     with block_signals():
         context.set_forkserver_preload(PRELOADED)
         forkserver.ensure_running()

@@ -185,7 +185,7 @@ class PublishedFile(JsonFile):
 
 
 def inherit_record(start: Path, run: Path) -> None:
-    """Give a run that starts from an imported model the texts of its folder, whose keys export writes again."""
+    """Give a run that starts from an imported model the texts of its folder, whose keys export restores."""
     record = PublishedFile.read_or_empty(start)
     texts = {name: text for name, text in record.texts.items() if name != INDEX}
     if texts:

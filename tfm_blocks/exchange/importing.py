@@ -50,8 +50,8 @@ from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.runs.model import write_tensors
 from tfm_blocks.translation.save import write_run
 
-INCOMPLETE = "download the folder again, or save the model with transformers: model.save_pretrained(FOLDER)"
-FOREIGN = "load the folder with transformers and save it again, which leaves out tensors that its model does not use"
+INCOMPLETE = "repeat the download of the folder, or save the model with transformers: model.save_pretrained(FOLDER)"
+FOREIGN = "load the folder with transformers and save a copy, which leaves out tensors that its model does not use"
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ class Expander(Pass):
         origin = self.nodes.get(addresses[0]) if addresses else None
         if origin is None or origin.block is None or tree.of.layer or not context.scope.find(tree.of.name).block:
             if addresses:
-                rule = f"{str(tree.of)!r} is not a block: same calls the module of an earlier block again"
+                rule = f"{str(tree.of)!r} is not a block: same reuses the module of an earlier block"
                 self.report(path, rule, "name a node that has the key block")
             return Node(context.address, tree.path, context.address, None, {"x": (context.entry,)}, context.entry)
         info = self.registry.blocks[origin.block]

@@ -83,7 +83,7 @@ class CheckedRun(CheckedModel):
     settings: RunSettings
 
     def with_vocab(self, size: int) -> CheckedRun:
-        """Return the run for a tokenizer of `size`. The model is not traced again, because only widths change."""
+        """Return the run for a tokenizer of `size`. The model is not retraced, because only widths change."""
         if size == self.composed.mapping["vocab"]:
             return self
         composed = self.composed.with_vocab(size)
@@ -148,7 +148,7 @@ def check_resumed_run(composed: Composed) -> CheckedRun:
 def check_job(composed: Composed) -> CheckedRun:
     """Check a job on the machine that trains it, whose devices the sweep did not check. Raises ConfigError.
 
-    The model is not traced again.
+    The model is not retraced.
     """
     return _expect_size_of_tokenizer(_check(composed, _check_devices, read_model))
 

@@ -1,6 +1,6 @@
 """Record a run: the facts that its config lacks, such as its size and hardware, and its loggers.
 
-When a run resumes, its loggers get all rows up to the checkpoint again.
+When a run resumes, its loggers get all rows up to the checkpoint.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def open_loggers(
 def _end(error: BaseException) -> tuple[int, str]:
     """Return the exit status and a short reason."""
     if isinstance(error, StoppedError):
-        return 128 + error.number if error.again else PreemptedError.exit_status, reason_of(error)
+        return 128 + error.number if error.is_second else PreemptedError.exit_status, reason_of(error)
     return error.exit_status if isinstance(error, TfmError) else 1, reason_of(error)
 
 

@@ -281,7 +281,7 @@ def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
             if on_all_ranks or isinstance(error, StoppedError):
                 return
             raise
-        if isinstance(error, StoppedError) and not error.again:
+        if isinstance(error, StoppedError) and not error.is_second:
             error = preempted(error.number, job.command)
         if isinstance(error, OSError):
             error = file_error(error, str(job.folder)) or error

@@ -27,7 +27,7 @@ LIBRARY_DEFAULTS = (  # variables with one meaning, and their value
 def keep_freed_memory() -> None:
     """Keep freed memory in the process for its next tensors. Without the GNU C library this does nothing.
 
-    By default, large blocks return to the system, which clears every page before it is used again. On a CPU that costs
+    By default, large blocks return to the system, which clears every page before its next use. On a CPU that costs
     up to a quarter of a training step. The process therefore keeps its peak memory.
     """
     if library := _gnu_library():

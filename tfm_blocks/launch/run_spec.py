@@ -119,10 +119,10 @@ def is_prolonged(saved: SavedRun, settings: RunSettings, step: int) -> bool:
 
 
 def expect_resumable(saved: SavedRun, settings: RunSettings, step: int) -> None:
-    """Raise ConfigError if there is nothing left to train after `step`, or if the run would fail again."""
+    """Raise ConfigError if there is nothing left to train after `step`, or if the run would repeat its failure."""
     steps, schedule = settings.trainer.steps, settings.schedule
     if saved.state == "diverged":
-        rule = f"diverged ({saved.reason}), and would do so again: a resumed run repeats its steps"
+        rule = f"diverged ({saved.reason}), and a resumed run would diverge too, because it repeats the steps"
         raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
     before = read_run(saved.config)
     unchanged = (settings.callbacks, settings.trainer.steps) == (before.callbacks, before.trainer.steps)

@@ -142,7 +142,7 @@ def merge_adapters(network: Network) -> Network:
 def _explain(
     group: AdapterGroup, weights: Sequence[Weight], maps: Sequence[_Map], own: Sequence[_Map], takers: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Return the rule and the fix of a group without a map of its own."""
+    """Return the rule and the fix of a group that adapts no map."""
     if own:
         earlier = ", ".join(dict.fromkeys(takers[one.address] for one in own))
         return f"all of its linear maps are in {earlier}", "the first group that matches counts: change their order"

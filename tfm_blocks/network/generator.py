@@ -18,7 +18,7 @@ def common_embeddings(network: Network, generator: Network) -> Iterator[tuple[We
 
 
 def attach_generator(network: Network, generator: Network) -> None:
-    """Make the generator a child of the network, with the network's embeddings in place of its own."""
+    """Make the generator a child of the network, with the embeddings of the network instead of separate ones."""
     shared = {
         generator.get_parameter(other.name): network.get_parameter(own.name)
         for own, other in common_embeddings(network, generator)

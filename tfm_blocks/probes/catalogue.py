@@ -44,7 +44,7 @@ Task = TypeVar("Task", bound=type[ProbeTask])
 def task(name: str) -> Callable[[Task], Task]:
     """Register a subclass of ProbeTask as the task `name`, which `data.task` selects.
 
-    If a module is imported again, its tasks replace the earlier ones. Raises TypeError at import for an incomplete
+    If a module is reloaded, its tasks replace the earlier ones. Raises TypeError at import for an incomplete
     class, and if another class has the name.
     """
 

@@ -64,7 +64,7 @@ class Compression(NumberTask):
     """Repeat a string of random tokens in order, beginning at the compression token after it.
 
     In the paper a separate decoder reads only the state at the first compression token. A decoder-only model reads
-    its own state instead: a recurrent state must hold the whole string, but attention can read the string again.
+    its own state instead: a recurrent state must hold the whole string, but attention can reread the string.
 
     vocab: tokens; the last is the compression token. Lengths include the first compression token.
     """

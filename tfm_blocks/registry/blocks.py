@@ -112,7 +112,7 @@ class Registry:
     broken: set[str] = field(default_factory=set)
 
     def add(self, info: BlockInfo) -> None:
-        """Register a block. If a module is imported again, its classes replace the earlier ones.
+        """Register a block. If a module is reloaded, its classes replace the earlier ones.
 
         Raises TypeError if another class has the name.
         """

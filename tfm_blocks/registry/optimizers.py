@@ -48,7 +48,7 @@ def optimizer(
     `decoupled`: each step subtracts `lr · weight_decay` times the weights, apart from the gradient. `roles`: the
     optimizer takes only weights of these roles, and the settings `others` describe the optimizer of the other weights.
 
-    If a module is imported again, its optimizers replace the earlier ones. Raises TypeError at import if a declaration
+    If a module is reloaded, its optimizers replace the earlier ones. Raises TypeError at import if a declaration
     breaks these rules.
     """
 

@@ -38,7 +38,7 @@ class BaselineTest:
 
     `sentences` and `seeds` are p-values over test sentences and over seeds, each with the 95 % interval of the
     difference. The corrected p-values account for all rows of the same score. `sacrebleu` is the p-value of sacreBLEU's
-    paired bootstrap, for one run on each side. `least` is the smallest p-value that so many seeds can reach.
+    paired bootstrap, for one run on each side. `least` is the smallest p-value that this number of seeds can reach.
     """
 
     group: Group

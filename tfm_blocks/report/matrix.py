@@ -139,9 +139,9 @@ class Matrix:
 
     @property
     def seeds_needed(self) -> int:
-        """Return the number of seeds at which a cell can differ significantly, if no cell has so many; else 0.
+        """Return the number of seeds at which a cell can differ significantly, or 0 if a cell has this number.
 
-        At best, all tests of all tasks together are significant, so that only the tests of single tasks are left.
+        At best, all tests of all tasks together are significant, so that only the tests of single tasks remain.
         """
         needed = seeds_needed(self.single_tests, ALPHA) if self.single_tests else 0
         return needed if needed > self.seeds[1] else 0

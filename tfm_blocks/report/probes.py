@@ -101,7 +101,7 @@ def _show_examples(console: Console, task: ProbeTask, examples: Sequence[Example
 
 
 def _examples(task: ProbeTask, preset: Preset) -> list[Example]:
-    """Draw examples of a short length; a task that needs more than `SHORT` tokens gets half as many again."""
+    """Draw examples of a short length; a task that needs more than `SHORT` tokens gets one and a half times as many."""
     if not preset.train_lengths:
         return list(task.examples(1, "train", (), EXAMPLES))
     shortest = _first_fit(task, SHORT)

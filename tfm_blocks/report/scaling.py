@@ -63,7 +63,7 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
 
     Models differ in their name, or in another setting that is a name, such as `mixer`; numbers distinguish the rungs.
     Of several learning rates of a model and size, only the one with the most results counts, or of these the best one;
-    others were only tried. Runs from which others branched off before any decay of their own are left out. With
+    others were only tried. Runs from which others branched off before any decay are left out. With
     `metric`, the distance of this score from 100 % stands in place of the loss. Raises ConfigError if the runs do not
     determine the law, or cannot be compared, and RunError if a run has no model.
     """

@@ -121,7 +121,7 @@ def newest_intact(folder: Path) -> Checkpoint | None:
         return checkpoint
     if listed:
         rule = f"none of the {len(listed)} checkpoints can be read"
-        raise RunError(Problem(str(folder), rule, help="restore one of them, or train again"))
+        raise RunError(Problem(str(folder), rule, help="restore one of them, or train a new run"))
     return None
 
 

@@ -47,7 +47,7 @@ def expect_utf8(path: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `folder`, which is then renamed to `folder`; on an error nothing is left.
+    """Yield an empty folder beside `folder`, which is then renamed to `folder`; on an error it is deleted.
 
     Raises RunError if `folder` exists, if another process is writing it, or if its path is not UTF-8.
     """

@@ -52,7 +52,7 @@ UNFINISHED = {
     "merged": "the adapters were merged, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
-RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run would diverge again
+RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run would diverge at the same step
 
 
 class SavedRun:
@@ -343,7 +343,7 @@ class SavedRun:
         if kept := step_files(self.folder / CHECKPOINTS):
             after = f"uses its weights after step {step_of(kept[-1]):,}"
             return f"{f'{fix}, or: ' if fix else ''}tfm translate {self.folder} --checkpoint last {after}"
-        return fix or "no weights were kept before that: train it again"
+        return fix or "no weights were kept before that: train a new run"
 
 
 def is_run(folder: Path) -> bool:

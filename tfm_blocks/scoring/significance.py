@@ -140,5 +140,5 @@ def correct(p_values: Mapping[Test, float], least: Mapping[Test, float] | None =
 
 
 def seeds_needed(tests: int, alpha: float) -> int:
-    """Return the smallest number of seeds at which a corrected p of one of so many tests can be below `alpha`."""
+    """Return the smallest number of seeds at which a corrected p of one of `tests` tests can be below `alpha`."""
     return next(seeds for seeds in count(2) if 2 * tests / math.comb(2 * seeds, seeds) < alpha)

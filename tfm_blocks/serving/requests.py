@@ -170,7 +170,7 @@ def submit(body: SearchBody | ReadBody, batcher: Batcher, progress: Progress | N
     """Submit the job of a request. Raises HTTPException with status 413, 422 or 429."""
     if batcher.unfinished() >= batcher.limits.requests:
         rule = f"{batcher.limits.requests} requests wait or run, the limit of this server"
-        raise HTTPException(429, Problem("", rule, help="try again"))
+        raise HTTPException(429, Problem("", rule, help="retry later"))
     try:
         job = job_of(body, batcher.translator, batcher.limits)
     except TfmError as error:

@@ -203,7 +203,7 @@ class Sweep:
             return
         if self.settings.timeout is not None:
             job.deadline = time.monotonic() + self.settings.timeout
-        retry = [f"again after {failure}" for failure in job.failures[-1:]]
+        retry = [f"retried after {failure}" for failure in job.failures[-1:]]
         job.state, job.reason = RUNNING, ", ".join([*retry, *([place] if place else [])])
         job.progress.first = None
 

@@ -31,7 +31,7 @@ WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR = (
 )  # fmt: skip
 NOT_STARTED = "not started"  # another process trained it for longer than the timeout
 FAILED = frozenset({WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR})
-WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # a retry after the other failures would fail again
+WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # a retry after the other failures would fail too
 TAIL = 65_536  # bytes at the end of a log that are searched for errors
 IDENTITY = 4096  # bytes before the offset that identify the metrics file that was read
 BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, 75: STOPPED}
@@ -62,7 +62,7 @@ class Progress:
     def read_new_rows(self, path: Path) -> None:
         """Read the rows added since the last call, up to the first that is not CSV.
 
-        A resumed run truncates the rows that it will write again, and the file may grow again between two calls; then
+        A resumed run truncates the rows that it will rewrite, and the file may grow between two calls; then
         the whole file is read. A file that a shared file system cannot read now is ignored.
         """
         with suppress(OSError, csv.Error):

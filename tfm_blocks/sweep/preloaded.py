@@ -31,7 +31,7 @@ def start_supervised(arguments: Sequence[str], log: Path, environment: Mapping[s
     """Run `python ARGUMENTS` under a supervisor, and return the supervisor, which ends with this process."""
     context = LoaderContext()
     with block_signals():
-        resource_tracker.ensure_running()  # unblocks SIGINT and SIGTERM again
+        resource_tracker.ensure_running()  # which unblocks SIGINT and SIGTERM
     with block_signals():
         context.set_forkserver_preload(MODULES)
         forkserver.ensure_running()  # imports the modules of a run in the background

@@ -25,7 +25,7 @@ AGREE_EVERY = 0.5  # seconds between two exchanges of the ranks, estimated from 
 class PreemptedError(TfmError):
     """The run stopped after a signal and saved its state. `help` is the command that resumes it."""
 
-    exit_status = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may start the job again
+    exit_status = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may restart the job
 
     def __str__(self) -> str:
         return f"{self.problems[0].rule}\nresume: {self.problems[0].help}"

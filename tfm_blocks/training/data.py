@@ -113,7 +113,7 @@ class StepBatches:
 class TrainStream(IterableDataset[StepBatches]):
     """The steps of a run from `start` on, without end.
 
-    `cursor` is the start of an epoch no later than `start`, so that earlier plans are not made again. Several loader
+    `cursor` is the start of an epoch no later than `start`, so that earlier plans are not recomputed. Several loader
     workers take turns: each yields its part of the steps. With `even` all ranks get the same number of micro-batches in
     a step, and some of these predict nothing.
     """

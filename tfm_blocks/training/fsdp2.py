@@ -99,7 +99,7 @@ def shard(network: Network, mesh: DeviceMesh) -> None:
 class FSDP2Strategy(ModelParallelStrategy):
     """Each process keeps a shard of every weight but scalars, of its gradient and of the optimizer's state.
 
-    In a step, the weights of a layer are gathered while it computes, forward and again backward. Weights outside of
+    In a step, the weights of a layer are gathered for its forward pass, and for its backward pass. Weights outside of
     stacks are gathered from the first forward to the backward. All processes therefore need the same number of
     micro-batches. A validation gathers all weights, because the processes have different numbers of batches.
     Checkpoints hold full tensors, in the format of every other run.
@@ -154,7 +154,7 @@ def _shard_state(optimizer: Optimizer, states: Mapping[int, Any]) -> dict[int, A
 
 
 class WholeWhileScored(Callback):
-    """Gather all weights of a sharded network for a validation or test, and shard them again afterwards."""
+    """Gather all weights of a sharded network for a validation or test, and shard them afterwards."""
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for unit in _sharded(pl_module):

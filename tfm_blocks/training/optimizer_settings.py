@@ -1,4 +1,4 @@
-"""The settings of the key `optimizer`: a registered optimizer, and groups of weights with optimizers of their own."""
+"""The settings of the key `optimizer`: a registered optimizer, and groups of weights with separate optimizers."""
 
 from __future__ import annotations
 

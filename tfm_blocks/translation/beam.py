@@ -92,7 +92,7 @@ class _Extensions(NamedTuple):
     token_BC: Tensor
 
     def live(self, beam: int, ends: tuple[int, ...]) -> _Extensions:
-        """Return the first `beam` extensions without an end; of (1 + ends)·beam extensions, so many have none."""
+        """Return the first `beam` extensions without an end, of (1 + ends)·beam extensions."""
         is_end_BC = reduce(torch.logical_or, (self.token_BC == end for end in ends))
         live_BK = is_end_BC.to(torch.int8).argsort(dim=1, stable=True)[:, :beam]
         return _Extensions(*(tensor.gather(1, live_BK) for tensor in self))

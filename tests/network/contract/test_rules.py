@@ -31,7 +31,7 @@ MEASURED = {
     "reads_numbers": "fails when run: Tensor.item() cannot be called on meta tensors (on the meta device)",
     "learns_nothing": "the parameter block.gain does not affect the output, so it could not learn (on the meta device)",
     "has_weights": "declares weightless=True, but has gain",
-    "starts_anyhow": "its parameter gain has other initial values when built again with the same seed",
+    "starts_anyhow": "its parameter gain has different initial values when built twice with the same seed",
     "breaks": "fails on float32 tensors on the CPU: RuntimeError: no kernel for this device",
 }
 

@@ -149,7 +149,7 @@ def test_a_killed_job_resumes_from_its_checkpoint(make: Callable[..., Sweep], cl
     until(sweep, lambda: trains(tmp_path, "a"))
     (cluster / "jobs" / "101" / "state").write_text("NODE_FAIL\n")
     subprocess.run(["kill", "-9", (cluster / "jobs" / "101" / "tasks").read_text().strip()], check=True)
-    until(sweep, lambda: "again after killed: Slurm says of job 101: NODE_FAIL" in sweep.source.jobs[0].reason)
+    until(sweep, lambda: "retried after killed: Slurm says of job 101: NODE_FAIL" in sweep.source.jobs[0].reason)
     (tmp_path / "go").touch()
     assert sweep.run() == 0 and states(sweep) == [DONE]
     assert (tmp_path / "runs" / "x" / "a.log").read_text() == "--job runs/x/.jobs/a.json\nresume=runs/x/a\n"
@@ -294,7 +294,7 @@ def test_a_job_on_two_nodes_is_one_run_and_resumes_after_its_time_limit(folder: 
             os.kill(int(task), signal.SIGUSR2)
         output = process.communicate(timeout=local.PATIENCE)[0]
     assert process.returncode == 0, output
-    assert "again after timed out: its time in the queue is over" in output
+    assert "retried after timed out: its time in the queue is over" in output
     assert "cluster: slurm, rank 0 of 2 on 2 nodes" in log.read_text() and "resume: runs/x/run after" in log.read_text()
 
 

@@ -110,7 +110,7 @@ def to_onnx(graph: Graph, where: str) -> Any:
     """Return the program of ONNX. Raises RunError for an operation without a counterpart in ONNX."""
     outputs = [NEXT + name if name in graph.inputs else name for name in graph.outputs]
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # the libraries warn about packages, classes and passes of their own
+    logging.disable(logging.WARNING)  # the libraries warn about their internal packages, classes and passes
     try:
         with warnings.catch_warnings(action="ignore"):
             return torch.onnx.export(

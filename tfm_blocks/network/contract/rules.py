@@ -235,13 +235,15 @@ def gives_gradients(case: Case) -> None:
 
 def starts_from_the_seed(case: Case) -> None:
     """Check that initial values are finite, and equal for equal seeds."""
-    first, again = (dict(build_network(case.spec, seed=seed).named_parameters()) for seed in (1, 1))
+    first, second = (dict(build_network(case.spec, seed=seed).named_parameters()) for seed in (1, 1))
     for address, parameter in first.items():
         name = address.removeprefix(f"{case.spec.sink.address}.block.")
         fix = f"fill {name} in initialise(name, generator), with random values from this generator"
         require_finite(parameter, f"in the initial values of {name}", fix)
-        if not torch.equal(parameter, again[address]):
-            raise BreachError(f"its parameter {name} has other initial values when built again with the same seed", fix)
+        if not torch.equal(parameter, second[address]):
+            raise BreachError(
+                f"its parameter {name} has different initial values when built twice with the same seed", fix
+            )
 
 
 BEFORE_A_RUN: Sequence[Rule] = (

@@ -21,7 +21,7 @@ class TensorboardSettings(Settings):
 
 
 class TensorboardLogger(RunLogger):
-    """Write event files to `folder`/tensorboard. A resumed run replaces them and logs all rows again."""
+    """Write event files to `folder`/tensorboard. A resumed run replaces them and logs all earlier rows."""
 
     name = "TensorBoard"
     shows_pictures = True

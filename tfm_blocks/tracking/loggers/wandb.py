@@ -52,7 +52,7 @@ class WandbLogger(RunLogger):
     """Log to a W&B run with its files in `folder`/wandb; online if there is a key and the server answers.
 
     A resumed run keeps its `id`. Offline, each start of the run has a separate folder, and `wandb sync` joins them.
-    Values that were logged before a resume are not logged again.
+    A resumed run skips values that were logged before.
     """
 
     name = "W&B"
