@@ -54,6 +54,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "ernie4_5": {"head_dim": 6},
     "exaone4": LOCAL,
     "falcon": {"ffn_hidden_size": 28},
+    "falcon_grouped": {"ffn_hidden_size": 28, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 2},
     "gemma": {"head_dim": 6},
     "gemma3": {**LOCAL, "num_hidden_layers": 7, "query_pre_attn_scalar": 9},
     "glm": {"head_dim": 8, **HALF},
@@ -70,6 +71,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "granite": {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 4.0},
     "hunyuan": {"head_dim": 6},
     "m2m_100": {**PAIRS, "pad_token_id": 1, "bos_token_id": 0},
+    "mamba2": {"num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 2, "conv_kernel": 3},
     "mbart": PAIRS,
     "mistral": {"sliding_window": None, "head_dim": 6},
     "mistral_window": {"sliding_window": 3},
@@ -83,7 +85,12 @@ DOORS: dict[str, dict[str, Any]] = {
     "phi3": HALF,
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 24},
     "qwen3_moe": {**EXPERTS, "head_dim": 6},
+    "qwen3_next": {
+        **EXPERTS, "head_dim": 8, "shared_expert_intermediate_size": 24, "num_hidden_layers": 4, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6, "linear_key_head_dim": 3, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 3,
+    },
     "smollm3": {"num_hidden_layers": 5},
+    "starcoder2": {"sliding_window": 3},
     "stablelm": {**HALF, "use_qkv_bias": True},
     "xlm_roberta": ROBERTA,
 }  # fmt: skip

@@ -171,6 +171,13 @@ def test_gpt_bigcode_with_one_head_of_keys_for_each_query_has_equal_logits(tmp_p
     assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
 
 
+def test_a_mamba_2_with_bounded_steps_has_equal_logits(tmp_path, monkeypatch):
+    monkeypatch.setitem(DOORS, "mamba2", {**DOORS["mamba2"], "time_step_limit": (0.0, 0.7)})
+    theirs = door("mamba2", tmp_path / "theirs")
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / "run"))) < 1e-5
+
+
 HARMFUL = (
     "evil", "${oc.env:HOME}", "__import__('os').system('touch harmed')", 10**12, 10**400, -1, 0, 1.5, float("nan"), True, None, [], {}, [[]],
     {"a": 1},

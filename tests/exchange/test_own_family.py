@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
+from transformers import AutoModelForCausalLM, Jais2Config, Jais2ForCausalLM
 
 import tfm_blocks as tfm
 from tests.exchange.published import write_tokenizer
@@ -20,7 +20,7 @@ from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.exchange.own_family import read_own_family
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "families.md"
-TABLE = "my_conf/starcoder2_family.yaml"
+TABLE = "my_conf/jais2_family.yaml"
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def conf(tmp_path, monkeypatch):
     return tmp_path
 
 
-def publish_starcoder2(folder, **config):
+def publish_jais2(folder, **config):
     sizes = {name: value for name, value in PLAIN.items() if name != "rms_norm_eps"}
-    theirs = Starcoder2ForCausalLM(Starcoder2Config(**{**sizes, **config})).eval()
+    theirs = Jais2ForCausalLM(Jais2Config(**{**sizes, **config})).eval()
     scatter(theirs)
     theirs.save_pretrained(folder)
     write_tokenizer(folder)
@@ -45,9 +45,9 @@ def publish_starcoder2(folder, **config):
 
 @pytest.mark.parametrize("tie", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_the_table_of_the_page_has_the_logits_of_transformers(tie, conf, capsys):
-    theirs = publish_starcoder2(conf / "theirs", tie_word_embeddings=tie, norm_epsilon=1e-3)
+    theirs = publish_jais2(conf / "theirs", tie_word_embeddings=tie, layer_norm_eps=1e-3)
     main(["import", "theirs", "--family", TABLE, "-o", "run"])
-    assert "--config-dir=my_conf model=starcoder2 d_model=16" in capsys.readouterr().out
+    assert "--config-dir=my_conf model=jais2 d_model=16" in capsys.readouterr().out
     ours = tfm.load("run")
     assert far_apart(*logits_of_both(theirs, ours)) < 1e-5
     export_run(Path("run"), conf / "back")
@@ -79,25 +79,25 @@ def test_a_table_with_a_shipped_model_is_exported_as_the_shipped_family(conf):
     ("change", "message"),
     [
         (("config:\n", "configs:\n"), "configs: is not a key of a family\n  --> {table}:6:1   configs:\n  help: did you mean config?"),
-        (("model: starcoder2\n", ""), "model: is missing in the table of the family\n  help: the name of a model"),
-        (("model: starcoder2\n", "model: starcodr\n"), "no model is called 'starcodr'"),
-        (("model: starcoder2\n", "model: base\n"), "model: base lacks the knob first_id\n  --> {table}:5:1   model: base\n  help: the number"),
+        (("model: jais2\n", ""), "model: is missing in the table of the family\n  help: the name of a model"),
+        (("model: jais2\n", "model: jais\n"), "no model is called 'jais'"),
+        (("model: jais2\n", "model: base\n"), "model: base lacks the knob first_id\n  --> {table}:5:1   model: base\n  help: the number"),
         (("prefix: model", "prefix: [model]"), "prefix: must be text, but is ['model']\n  --> {table}:25:1"),
         (("hidden_size: d_model", "hidden_size: d_modell"), "config.hidden_size: the model has no knob 'd_modell'\n  --> {table}:7:3   hidden_size: d_modell\n  help: did you mean d_model?"),
-        (("missing: 2}", "mising: 2}"), "config.num_key_value_heads: has the unknown option 'mising'\n  --> {table}:11:3   num_key_value_heads: {{knob: kv_heads, mising: 2}}\n  help: did you mean missing?"),
-        (("missing: 2}", "missing: = head}"), "= head reads head, which no earlier row has\n  --> {table}:11:3   num_key_value_heads: {{knob: kv_heads, missing: = head}}\n  help: did you mean heads?"),
+        (("missing: 1.0e-5}", "mising: 1.0e-5}"), "config.layer_norm_eps: has the unknown option 'mising'\n  --> {table}:13:3   layer_norm_eps: {{knob: eps, mising: 1.0e-5}}\n  help: did you mean missing?"),
+        (('"= heads"', '"= head"'), "= head reads head, which no earlier row has\n  --> {table}:11:3   num_key_value_heads: {{knob: kv_heads, missing: \"= head\"}}\n  help: did you mean heads?"),
         (("output: {lm_head.weight: tie}", "output: {lm_head.weight: tied}"), "output.lm_head.weight: the model has no knob 'tied'"),
         (("decoder.last.norm.{kind}", "decoder.lst.norm.{kind}"), "weights.model.norm.{{kind}}: the model has no weight decoder.lst.norm.{{kind}}\n  --> {table}:34:3"),
-        (("  model.layers.{i}.mlp.c_fc.{kind}: decoder.{i}.ffn.block.inner.{kind}\n", ""), "weights: no row has the weight decoder.0.ffn.block.inner.bias of the model and 59 more\n  --> {table}:26:1   weights:\n  help: add a row: NAME OF THE TENSOR: decoder.{{i}}.ffn.block.inner.bias"),
+        (("  model.layers.{i}.mlp.up_proj.{kind}: decoder.{i}.ffn.block.inner.{kind}\n", ""), "weights: no row has the weight decoder.0.ffn.block.inner.bias of the model and 63 more\n  --> {table}:26:1   weights:\n  help: add a row: NAME OF THE TENSOR: decoder.{{i}}.ffn.block.inner.bias"),
         (("{vocabulary: true, to: emb", "{vocabluary: true, to: emb"), "weights.model.embed_tokens.weight: did you mean vocabulary?"),
-        (("model.layers.{i}.mlp.c_fc", "model.layers.{j}.mlp.c_fc"), "{{i}} stands in the address only\n  --> {table}:30:3"),
+        (("model.layers.{i}.mlp.up_proj", "model.layers.{j}.mlp.up_proj"), "{{i}} stands in the address only\n  --> {table}:30:3"),
         (("  model.norm", "  - model.norm"), "is not YAML"),
     ],
 )  # fmt: skip
 def test_a_table_is_checked_like_a_model(change, message, conf):
     path = conf / TABLE
     lines = path.read_text().split("\n", 2)[2]  # without the comments of the page
-    text = "# The weights and config.json of StarCoder2.\n# " + TABLE + "\n" + lines
+    text = "# The weights and config.json of Jais 2.\n# " + TABLE + "\n" + lines
     assert change[0] in text
     path.write_text(text.replace(*change))
     with pytest.raises(ConfigError) as error:
@@ -106,12 +106,10 @@ def test_a_table_is_checked_like_a_model(change, message, conf):
 
 
 def test_an_operation_that_does_not_fit_the_tensors_names_the_table(conf):
-    publish_starcoder2(conf / "theirs", tie_word_embeddings=True)
+    publish_jais2(conf / "theirs", tie_word_embeddings=True)
     path = conf / TABLE
     path.write_text(path.read_text().replace("parts: [heads, kv_heads, kv_heads]", "parts: [heads, 5, hed]"))
-    with pytest.raises(
-        RunError, match=r"family starcoder2_family: weights: there is no knob 'hed'(.|\n)*docs/families"
-    ):
+    with pytest.raises(RunError, match=r"family jais2_family: weights: there is no knob 'hed'(.|\n)*docs/families"):
         import_folder(conf / "theirs", conf / "run", read_own_family(Path(TABLE)))
     assert not (conf / "run").exists()
 

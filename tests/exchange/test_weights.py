@@ -27,6 +27,13 @@ def test_rows_of_each_head_become_heads_of_each_part():
     assert torch.equal(tensors["ab"], parts[:2].flatten(0, 2)) and torch.equal(tensors["c"], parts[2].flatten(0, 1))
 
 
+def test_rows_of_each_group_of_heads_become_heads_of_each_part():
+    """Two groups of two heads of width 2, as Falcon 40B and Qwen3-Next store them: shares of 2, 1 and 3 rows."""
+    rows = conversion("w: {regroup: [heads, [2, 1, 3]], to: a}", {"heads": 2})
+    tensors, _ = rows.to_ours({"w": torch.tensor([0, 1, 4, 6, 7, 8, 2, 3, 5, 9, 10, 11])})
+    assert tensors["a"].tolist() == list(range(12))
+
+
 def test_steps_are_done_in_the_order_written():
     written = "{skip: 1, transpose: [0, 1], reshape: [2 * d, -1], to: v}"
     rows = conversion(f"w: {written}\nx: {{reshape: [-1, d], transpose: [0, 1], to: y}}\nz: null", {"d": 3})
@@ -70,6 +77,7 @@ TABLES = {
     "stack": ("e.{e}.{w,v}: {stack: e, to: a}", {f"e.{e}.{name}": (2, 3) for e in range(11) for name in "wv"}),
     "split": ("w: {split: [1, heads], to: [a, b]}", {"w": (8, 3)}),
     "regroup": ("w: {regroup: [heads, 2], to: a}", {"w": (12, 3)}),
+    "regroup by shares": ("w: {regroup: [heads, [1, 3]], to: a}", {"w": (24, 2)}),
     "permute": ("w: {permute: [2, 0, 1], to: a}", {"w": (4, 3, 2)}),
     "unflatten": ("w: {unflatten: [heads, 4], to: a}", {"w": (12, 2)}),
     "flatten": ("w: {flatten: [heads, 4], to: a}", {"w": (3, 4, 2)}),

@@ -55,6 +55,17 @@ def test_bounds_of_a_slice_are_arithmetic_of_args_and_the_number_of_layers():
     assert changed_layers("n - 2:") == [5, 6] and changed_layers("n - 2:", layers=4) == [2, 3]
 
 
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [("1 3 5::1", [1, 3, 5, 6]), (2, [2]), ("-1", [6]), ("", []), ("heads: 0", [0, 2, 3, 4, 5, 6])],
+)
+def test_an_arg_lists_the_layers_that_change(text, layers):
+    model = compose_model("tiny", ["layers=7", "heads=2"]).model
+    model["graph"]["encoder"] |= {"args": {"wide": text}, "at": {"wide": {"ffn": None}}}
+    addresses = {node.address for node in check_model(model).nodes}
+    assert [layer for layer in range(7) if f"encoder.{layer}.ffn" not in addresses] == layers
+
+
 def test_copies_side_by_side_read_the_same_and_have_weights_of_their_own():
     ffn = "model.graph.encoder.layer.ffn={block: null, repeat: 3, join: gate, layer: {inner: {block: ffn}}}"
     nodes = {node.address: node for node in spec_of(["layers=1", ffn]).nodes}

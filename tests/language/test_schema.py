@@ -95,7 +95,7 @@ def test_every_construct_of_the_language_is_valid(text):
         (GRAPH % "attn: {block: attention, layer: {a: {block: ffn}}}", "$.model.graph.encoder"),
         (GRAPH % "both: {join: summ, parallel: {a: {block: ffn}}}", "$.model.graph.encoder"),
         ("model: {graph: {encoder: {repeat: 0}}}", "$.model.graph.encoder"),
-        ("model: {graph: {encoder: {at: {first: null}}}}", "$.model.graph.encoder"),
+        ("model: {graph: {encoder: {at: {1st: null}}}}", "$.model.graph.encoder"),
     ],
 )
 def test_a_misspelt_key_or_a_wrong_type_is_found_with_its_place(text, place):

@@ -102,8 +102,11 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     "there is no layer 9: the layers are 0 to 3": [
         ("{graph: {encoder: {at: {9: {ffn: null}}}}}", "graph.encoder.at.9")
     ],
-    "'first' is not the index of a layer": [
+    "'first' is not the index of a layer, and no arg": [
         ("{graph: {encoder: {at: {first: {ffn: null}}}}}", "graph.encoder.at.first")
+    ],
+    "wide has 'x', which is not the index of a layer": [
+        ("{graph: {encoder: {args: {wide: 1 x}, at: {wide: {ffn: null}}}}}", "graph.encoder.args.wide")
     ],
     "lists layer 0 of 4 twice: 0 and -4": [
         ("{graph: {encoder: {at: {0: {ffn: null}, -4: {attn: null}}}}}", "graph.encoder.at")

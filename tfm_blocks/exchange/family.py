@@ -47,9 +47,24 @@ def _whole(factor: int, offset: int, kind: str) -> tuple[Callable[[Any], Any], C
     return to_knob, lambda knob: factor * knob + offset
 
 
+UNBOUNDED = 1e9  # the knob for a bound that is infinite
+INFINITY = {"__float__": "Infinity"}  # as transformers writes it, because JSON has no infinity
+
+
+def _upper_bound(value: Any) -> float:
+    """Return the second number of [0, x]."""
+    if not isinstance(value, list | tuple) or len(value) != 2 or value[0] != 0:
+        raise ValueError(f"must be 0 and a bound, but is {_written(value)}")
+    bound = math.inf if value[1] == INFINITY else value[1]
+    if type(bound) not in (int, float) or not bound > 0:
+        raise ValueError(f"must be 0 and a bound above it, but is {_written(value)}")
+    return float(min(bound, UNBOUNDED))
+
+
 CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ROOT: (_to_root, lambda root: _rounded(root**-2)),
     "1/x": (lambda value: _to_root(value) ** 2, lambda value: _rounded(1 / value)),
+    "[0, x]": (_upper_bound, lambda bound: [0.0, bound if bound < UNBOUNDED else INFINITY]),
     "1/2": _whole(2, 0, "an even number"),
     "x - 2": _whole(1, 2, "a whole number"),
     "x + 1": _whole(1, -1, "a whole number"),

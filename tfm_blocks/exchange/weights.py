@@ -10,11 +10,12 @@ A table is a YAML mapping from their names to our addresses, one row each:
 `{i}` stands for any part of a name without a dot, the same on both sides. In their names `{2*i+1}` is a number computed
 from it. `{q,k,v}` are several names, whose tensors are
 stacked by rows, or along the `axis` of the row; they share that axis by `parts`, or equally. Rows with one address are
-stacked in the order of the table. null: the tensor has no counterpart here. A row that is a mapping lists operations in
-their order: `skip` the first rows, `transpose` two axes, `regroup: [a, b]` (view the rows as (a, b, n) and transpose to
-(b, a, n)), `permute` all axes, `reshape`, `unflatten: [a, b]` the rows into axes of these sizes, `flatten: [a, b]` the
-first axes, `squeeze` an axis of size 1, `vocabulary` (the rows of BOS and EOS come
-first), and `split` into fractions of the rows, each with its own address. With `stack: e`, tensors that
+stacked in the order of the table, and share its rows by the sums of their `parts`. null: the tensor has no counterpart
+here. A row that is a mapping lists operations in their order: `skip` the first rows, `transpose` two axes,
+`regroup: [a, [s, t]]` (each of a groups of rows has shares of s and t rows: join the first shares of all groups, then
+the second ones; a number b stands for b equal shares), `permute` all axes, `reshape`, `unflatten: [a, b]` the rows into
+axes of these sizes, `flatten: [a, b]` the first axes, `squeeze` an axis of size 1, `vocabulary` (the rows of BOS and
+EOS come first), and `split` into fractions of the rows, each with its own address. With `stack: e`, tensors that
 differ in `{e}` become slices of one tensor. Numbers may be arithmetic with knobs of the model.
 Skipped rows and tensors without counterpart are returned as leftovers, from which the inverse restores them.
 """
@@ -130,6 +131,10 @@ class Conversion:
         return [tensor]
 
     def _apply(self, step: str, value: Any, tensor: Tensor) -> Tensor:
+        if step == "regroup":
+            groups, shares = self._groups(value)
+            grouped = torch.unflatten(tensor, 0, (groups, sum(shares), -1))
+            return torch.cat([part.flatten(0, 2) for part in torch.split(grouped, shares, 1)])
         numbers = self._numbers(value)
         match step:
             case "skip":
@@ -148,7 +153,7 @@ class Conversion:
                 return tensor.squeeze(numbers[0])
             case "vocabulary":
                 return _to_front(tensor, self.front)
-        return torch.unflatten(tensor, 0, (*numbers, -1)).transpose(0, 1).flatten(0, 2)  # regroup
+        raise AssertionError(step)
 
     def to_theirs(self, ours: Tensors, leftovers: Tensors | None = None) -> dict[str, Tensor]:
         """Return their weights by name, the inverse of `to_ours`. Skipped rows without leftovers are zeros.
@@ -159,10 +164,11 @@ class Conversion:
         theirs = {} if leftovers is None else dict(leftovers)
         remaining = set(ours)
         for row in self.rows:
-            for address, wild in _addresses(row, ours):
-                addresses = [address, *(_format(other, wild) for other in row.ours[1:])]
-                remaining -= set(addresses)
-                tensor = torch.cat([ours[name] for name in addresses]) if len(addresses) > 1 else ours[address]
+            for wild in _wildcards_of(row, ours):
+                addresses = {other: _format(other, wild) for other in row.ours}
+                remaining -= set(addresses.values())
+                own = [self._share(row, other, ours[name]) for other, name in addresses.items()]
+                tensor = torch.cat(own) if len(own) > 1 else own[0]
                 for name, part in self._names(row, wild, tensor):
                     for step, value in reversed(row.steps.items()):
                         part = self._undo(step, value, part, theirs.get(name), row.theirs)
@@ -171,6 +177,17 @@ class Conversion:
             raise ValueError(f"no row has {', '.join(sorted(remaining))}")
         return theirs
 
+    def _share(self, row: Row, address: str, tensor: Tensor) -> Tensor:
+        """Return the rows of our tensor that a row of the table makes, if several rows have its address."""
+        makers = [other for other in self.rows if address in other.ours]
+        if len(makers) == 1:
+            return tensor
+        shares = [sum(self._parts(other)) for other in makers]
+        return torch.split(tensor, _fractions(len(tensor), shares, row.theirs))[makers.index(row)]
+
+    def _parts(self, row: Row) -> list[int]:
+        return self._numbers(row.joins.get("parts", [1] * len(row.names)))
+
     def _names(self, row: Row, wild: Mapping[str, str], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield each of their names with its part of our tensor."""
         index, axis = row.joins.get("stack"), row.joins.get("axis", 0)
@@ -178,12 +195,15 @@ class Conversion:
             [({**wild, index: str(number)}, one) for number, one in enumerate(tensor)] if index else [(wild, tensor)]
         )
         for values, one in slices:
-            shares = self._numbers(row.joins.get("parts", [1] * len(row.names)))
-            parts = torch.split(one, _fractions(one.shape[axis], shares, row.theirs), axis)
+            parts = torch.split(one, _fractions(one.shape[axis], self._parts(row), row.theirs), axis)
             for name, part in zip(row.names, parts, strict=True):
                 yield _format(name, values), part
 
     def _undo(self, step: str, value: Any, tensor: Tensor, leftover: Tensor | None, name: str) -> Tensor:
+        if step == "regroup":
+            groups, shares = self._groups(value)
+            parts = zip(torch.split(tensor, _fractions(len(tensor), shares, name)), shares, strict=True)
+            return torch.cat([torch.unflatten(part, 0, (groups, share, -1)) for part, share in parts], 1).flatten(0, 2)
         numbers = self._numbers(value)
         match step:
             case "skip":
@@ -197,11 +217,16 @@ class Conversion:
                 return self._apply("flatten" if step == "unflatten" else "unflatten", numbers, tensor)
             case "vocabulary":
                 return _from_front(tensor, self.front)
-            case "transpose" | "regroup":
+            case "transpose":
                 return self._apply(step, numbers[::-1], tensor)
             case "split":
                 return tensor
         raise ValueError(f"{name}: {step} has no inverse")
+
+    def _groups(self, value: list[Any]) -> tuple[int, list[int]]:
+        """Return the number of groups, and the shares of the rows of a group, for the value of `regroup`."""
+        (groups,), shares = self._numbers(value[0]), self._numbers(value[1])
+        return groups, shares if isinstance(value[1], list) else [1] * shares[0]
 
     def _numbers(self, value: Any) -> list[int]:
         return [int(evaluate(item, self.sizes.__getitem__)) for item in (value if isinstance(value, list) else [value])]
@@ -223,11 +248,11 @@ def _matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, st
         yield from matches
 
 
-def _addresses(row: Row, addresses: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield our addresses of a row, with the values of its wildcards."""
+def _wildcards_of(row: Row, addresses: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Yield the values of the wildcards for each of our addresses of a row."""
     for address in addresses if row.ours else ():
         if (wild := wildcards(row.ours[0], address)) is not None:
-            yield address, wild
+            yield wild
 
 
 @cache

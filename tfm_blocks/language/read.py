@@ -12,6 +12,7 @@ from tfm_blocks.language.parametrisation import KEYS as PARAMETRISATION_KEYS
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Axis, Input, Path, names
 from tfm_blocks.language.tree import (
+    LAYERS,
     MODEL,
     BlockTree,
     JoinTree,
@@ -35,7 +36,6 @@ Refuse = Callable[[Path, str, str], None]
 MOST_NAMED = 5  # blocks in a help text
 ANY = Port("in", (), many=True)
 _WIDTH = re.compile(r"[1-9][0-9]{0,11}")
-_LAYERS = re.compile(r"0|-?[1-9][0-9]{0,3}|[^:]*:[^:]*(:[^:]*)?")
 
 
 class Reader(Pass):
@@ -204,7 +204,7 @@ class Reader(Pass):
             self.report(at_path, rule, "leave at or share out")
         changed = {}
         for key, change in self._mapping(keys["at"], at_path).items():
-            if not _LAYERS.fullmatch(key):
+            if not LAYERS.fullmatch(key) and not key.isidentifier():
                 rule = f"{shown(key)} is not the index of a layer"
                 self.report((*at_path, key), rule, "0 is the first, -1 the last, '::2' every second")
             elif isinstance(change, Mapping) and isinstance(keys["layer"], Mapping):

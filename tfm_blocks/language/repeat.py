@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tfm_blocks.errors import shown
 from tfm_blocks.language.add_norm import AddNorm, read_steps
 from tfm_blocks.language.arguments import Args, ArgumentError, RawValue
 from tfm_blocks.language.spec import Node
-from tfm_blocks.language.tree import ENTRY, JoinTree, LayerTree, NamedOutput, ParallelTree, Scope, Tree
+from tfm_blocks.language.tree import ENTRY, LAYERS, JoinTree, LayerTree, NamedOutput, ParallelTree, Scope, Tree
 from tfm_blocks.registry.values import Kind
 
 if TYPE_CHECKING:
@@ -107,7 +108,22 @@ def _graphs(expander: Expander, tree: LayerTree, context: Context, count: int) -
 
 
 def _layers_at(key: RawValue, args: Args, count: int) -> Sequence[int]:
-    """Return the layers of a key of `at`: an index, or FROM:TO:STEP as in Python. Raises ArgumentError."""
+    """Return the layers of a key of `at`, or of the arg that it names. Raises ArgumentError."""
+    if not key.value.isidentifier():
+        return _selected(key, args, count)
+    raw = args.find(key.value)
+    if raw is None:
+        rule = f"{shown(key.value)} is not the index of a layer, and no arg"
+        raise ArgumentError(key.path, rule, "0 is the first, -1 the last, '::2' every second; an arg may list several")
+    words = str(raw.value).split()
+    if wrong := [word for word in words if not LAYERS.fullmatch(word)]:
+        rule = f"{key.value} has {shown(wrong[0])}, which is not the index of a layer"
+        raise ArgumentError(raw.path, rule, 'write indices or slices with spaces between, such as "0 5::6"')
+    return sorted({layer for word in words for layer in _selected(RawValue(word, raw.path), args, count)})
+
+
+def _selected(key: RawValue, args: Args, count: int) -> Sequence[int]:
+    """Return the layers of an index, or of FROM:TO:STEP as in Python. Raises ArgumentError."""
     if ":" not in key.value:
         index = int(key.value)
         if not -count <= index < count:

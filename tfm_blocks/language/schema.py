@@ -116,7 +116,7 @@ def _forms(blocks: Iterable[BlockInfo]) -> dict[str, Schema]:
     around = {"in": _ref("tensor"), "args": _ref("args"), "add_norm": _ref("add_norm"), **PLACED}
     ports = {port.name: _ref("tensors") for info in blocks for port in info.signature.ports[1:]}
     changes = {"type": ["object", "null"], "additionalProperties": False}
-    at = changes | {"patternProperties": {r"^(-?\d{1,4}|[^:]*:[^:]*(:[^:]*)?)$": _ref("graph")}}
+    at = changes | {"patternProperties": {r"^(-?\d{1,4}|[^:]*:[^:]*(:[^:]*)?|[^\W\d]\w*)$": _ref("graph")}}
     join = _ref("category_join")
     return {
         "layer": {"layer": _ref("graph"), "repeat": _repeat(), "join": join, "at": at, **around},

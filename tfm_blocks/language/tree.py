@@ -17,6 +17,7 @@ from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo
 ENTRY = "entry"
 ALL = "*"
 _REFERENCE = re.compile(r"(?P<name>[^\W\d]\w*)(?:\.(?P<layer>\*|0|-?[1-9][0-9]{0,3}|\([^()]*(?:\([^()]*\)[^()]*)*\)))?")
+LAYERS = re.compile(r"0|-?[1-9][0-9]{0,3}|[^:]*:[^:]*(:[^:]*)?")  # an index of a layer, or a slice
 INDEX = {"i": "index", "n": "number"}
 Refusal = tuple[str, str]
 
@@ -187,7 +188,7 @@ class ParallelTree(Tree):
 class LayerTree(Tree):
     """A graph stacked `repeat` times, or in parallel with `join`; with `share`, all layers use the first one's weights.
 
-    `changed` maps the keys of `at`, indices and slices, to the graphs of their layers.
+    `changed` maps the keys of `at`, indices, slices and names of args, to the graphs of their layers.
     """
 
     repeat: Any
