@@ -87,9 +87,10 @@ with a small model is faster in CTranslate2, to which [models can be exported](e
 
 ## Agreement with other libraries
 
-{models} models have the same random weights in tfm-blocks and in transformers ([cookbook](cookbook/index.md)). The
-table lists the largest difference of their logits in float32, divided by the largest logit. The largest one is
-{largest}; the tests allow 1e-5, and greedy search must find the same tokens.
+For {models} architectures of the [cookbook](cookbook/index.md), the same random weights were loaded into tfm-blocks and
+into transformers. The table lists the largest difference of the logits in float32, divided by the largest logit. The
+tests of these and of all other architectures of the cookbook allow 1e-5, and greedy search must find the same tokens.
+The largest difference in the table is {largest}.
 
 {agreement}
 """
