@@ -240,6 +240,7 @@ def test_a_changed_config_is_refused_with_its_changes_and_another_name_starts_ne
         (["-m", "sweep=optuna", "dropout=tag(log,interval(0,1))"], "dropout: has a log scale"),
         (["-m", "heads=2,4", "launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory"),
         (["launcher=slurm"], "launcher: configures a sweep, but this is a single run"),
+        (["experiment=ladder", "data.dir=x"], "ladder: sets the sizes of a sweep, but this is a single run"),
     ],
 )  # fmt: skip
 def test_a_wrong_sweep_is_an_error_before_anything_starts(arguments: list[str], message: str, tmp_path: Path) -> None:

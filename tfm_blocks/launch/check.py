@@ -126,7 +126,12 @@ def check_request(config: Any) -> tuple[CheckedRun, SavedRun | tuple[SavedRun, C
         return check_cooldown(config, *cooldown)
     folder = read_resume_folder(config)
     if folder is None:
-        return check_run(compose_run(config)), None
+        ladder = read_value(config, "ladder")
+        composed = compose_run(config)
+        if ladder is not None:
+            rule, help = "sets the sizes of a sweep, but this is a single run", "add -m, or train experiment=lm"
+            raise ConfigError(composed.sources.problem(("ladder",), rule, help=help))
+        return check_run(composed), None
     from tfm_blocks.launch.run_spec import read_saved_run  # imports Lightning, which a wrong config does not wait for
 
     load_listed(read_value(config, "plugins"))
