@@ -33,10 +33,19 @@ PAIRS = {
     "encoder_ffn_dim": 28, "decoder_ffn_dim": 28, "decoder_start_token_id": 2, "forced_eos_token_id": None,
 }  # fmt: skip
 ROBERTA = {"max_position_embeddings": 50, "type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0}
+GEMMA = {
+    **SIZES,
+    **LOCAL,
+    "num_hidden_layers": 2,
+    "query_pre_attn_scalar": 64,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 1.5,
+}
 # keys of config.json by family, in addition to SIZES
 DOORS: dict[str, dict[str, Any]] = {
     "apertus": {"rope_parameters": ROPE},
     "arcee": {},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_state": 6, "mamba_n_groups": 2, "num_hidden_layers": 3},
     "blenderbot": PAIRS,
     "bloom": {},
     "camembert": ROBERTA,
@@ -70,6 +79,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 2, "n_inner": 28},
     "granite": {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 4.0},
     "hunyuan": {"head_dim": 6},
+    "lfm2": {"num_hidden_layers": 3, "full_attn_idxs": [1]},
     "m2m_100": {**PAIRS, "pad_token_id": 1, "bos_token_id": 0},
     "mamba2": {"num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 2, "conv_kernel": 3},
     "mbart": PAIRS,
@@ -92,6 +102,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 5},
     "starcoder2": {"sliding_window": 3},
     "stablelm": {**HALF, "use_qkv_bias": True},
+    "t5gemma": {"encoder": GEMMA, "decoder": GEMMA, "decoder_start_token_id": 1},
     "xlm_roberta": ROBERTA,
 }  # fmt: skip
 

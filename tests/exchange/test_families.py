@@ -112,6 +112,10 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
         ("gpt_neo", "attention_types", [[["global"], 3]], "attention_layers"),
         ("gpt_neo", "attention_types", 7, "attention_layers"),
         ("gemma", "hidden_act", "relu", ""),
+        ("lfm2", "layer_types", ["conv", "other", "conv"], ""),
+        ("lfm2", "layer_types", ["conv"], ""),
+        ("bamba", "attn_layer_indices", [3], ""),
+        ("bamba", "time_step_limit", [0.1, 1.0], ""),
     ],
 )
 def test_a_value_that_changes_the_model_of_transformers_is_refused(name, key, value, without):
@@ -141,6 +145,8 @@ def test_a_gemma_2_without_one_of_its_caps_is_refused(key):
         ("gemma3", "sliding_window_pattern", 6, "layer_types"),
         ("exaone4", "sliding_window_pattern", "LLLG", ""),  # layer_types decides
         ("gpt_neo", "attention_types", [[["global", "local"], 2]], "attention_layers"),
+        ("lfm2", "full_attn_idxs", [1], "layer_types"),
+        ("bamba", "time_step_limit", [0.0, float("inf")], ""),  # before transformers 5
         ("gemma", "hidden_act", "gelu", ""),  # the first releases wrote it, and transformers reads gelu_pytorch_tanh
     ],
 )
@@ -160,6 +166,18 @@ def test_gpt_neo_states_the_kinds_of_its_layers_as_its_class_reads_them():
     deeper = replace(published, knobs={**published.knobs, "layers": 4})
     changed = with_knobs(written, published, deeper, "float32")
     assert transformers.GPTNeoConfig.from_dict(changed).attention_layers == ["global", "local"] * 2
+
+
+def test_the_layers_of_lfm2_follow_the_number_of_layers():
+    sizes = ["d_model=16", "heads=2", "kv_heads=1", "vocab=30", "d_ff=256", "layers=7"]
+    composed = compose_model("lfm2", sizes)
+    published = find_published(check_model(composed.model, composed.sources), composed.mapping, OwnVocabulary(30, 1, 2))
+    written = write_published(published, "float32")
+    assert [kind == "full_attention" for kind in written["layer_types"]] == [index in (2, 5) for index in range(7)]
+    assert transformers.Lfm2Config.from_dict(written).layer_types == written["layer_types"]
+    deeper = replace(published, knobs={**published.knobs, "layers": 12})
+    changed = with_knobs(written, published, deeper, "float32")
+    assert [index for index, kind in enumerate(changed["layer_types"]) if kind != "conv"] == [2, 5, 8, 10]
 
 
 def test_gpt_bigcode_with_one_head_of_keys_for_each_query_has_equal_logits(tmp_path, monkeypatch):

@@ -154,7 +154,8 @@ class _Reader:
         known |= {key for row in self.rows for key in row.keys}
         for key, value in self.flat.items():
             first = key.split(".")[0]
-            if not {key, first} & known and not unused_keys().match(first) and value not in NOTHING:
+            is_unused = any(unused_keys().match(part) for part in key.split("."))
+            if not {key, first} & known and not is_unused and value not in NOTHING:
                 help = DEQUANTIZE if first == QUANTIZATION else DELETE
                 self.problems.append((key, f"has no counterpart in our blocks: {shown(value)}", help))
 
@@ -247,13 +248,14 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
     changed.pop("torch_dtype", None)
     changed["dtype"] = dtype
     for row in (*family.config, *(rope_rows_of(published.knobs) if family.rope else ())):
-        if stated.knobs[row.knob] != published.knobs[row.knob]:
+        depends = row.layers is not None and stated.knobs["layers"] != published.knobs["layers"]
+        if depends or stated.knobs[row.knob] != published.knobs[row.knob]:
             for key in row.keys:
                 _drop(changed, key)
             _put(changed, row.keys[0], row.to_published(published.knobs[row.knob], published.knobs))
             for key in family.fixed if row.knob == "layers" else ():
                 if isinstance(family.fixed[key], list):
-                    changed.pop(key, None)  # one value for each layer; transformers repeats those of the family
+                    _drop(changed, key)  # one value for each layer; transformers repeats those of the family
                 if key == "attention_layers":
                     kinds = islice(cycle(family.fixed[key]), published.knobs["layers"])
                     changed[KINDS] = [[[kind], 1] for kind in kinds]

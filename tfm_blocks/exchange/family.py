@@ -36,6 +36,19 @@ def _rounded(number: float) -> float:
     return round(number) if math.isclose(number, round(number), rel_tol=1e-9) else number
 
 
+def _rounded_up(value: Any) -> int:
+    """Return two thirds of a width, rounded up to a multiple of 256."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"must be a whole number above 0, but is {_written(value)}")
+    return -(-(2 * value // 3) // 256) * 256
+
+
+def _three_halves(width: Any) -> int:
+    if width % 256:
+        raise ValueError(f"must be a multiple of 256, but is {_written(width)}")
+    return int(width * 3 // 2)
+
+
 def _whole(factor: int, offset: int, kind: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the conversions of `factor * knob + offset`, which is `kind`, to the knob and back."""
 
@@ -65,6 +78,7 @@ CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ROOT: (_to_root, lambda root: _rounded(root**-2)),
     "1/x": (lambda value: _to_root(value) ** 2, lambda value: _rounded(1 / value)),
     "[0, x]": (_upper_bound, lambda bound: [0.0, bound if bound < UNBOUNDED else INFINITY]),
+    "2/3 up to 256": (_rounded_up, _three_halves),
     "1/2": _whole(2, 0, "an even number"),
     "x - 2": _whole(1, 2, "a whole number"),
     "x + 1": _whole(1, -1, "a whole number"),
@@ -72,15 +86,29 @@ CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
+def selected_layers(text: Any, count: int) -> list[int]:
+    """Return the layers that a text of indices and slices selects. Raises ValueError for other text."""
+    layers: set[int] = set()
+    for word in str(text).split():
+        bounds = [int(bound) if bound else None for bound in word.split(":")]
+        layers.update(range(count)[slice(*bounds)] if ":" in word else {range(count).index(int(word) % count)})
+    return sorted(layers)
+
+
 @dataclass(frozen=True)
 class ConfigRow:
-    """A row of `config`, with the `keys` of config.json."""
+    """A row of `config`, with the `keys` of config.json.
+
+    With `layers`, the knob is a text of indices of layers; the published value lists them, or the kind of each layer:
+    the second of the two in `layers` for these indices.
+    """
 
     keys: tuple[str, ...]
     knob: str
     missing: Any = MISSING
     values: Mapping[Any, Any] = field(default_factory=dict)
     conversion: str = ""
+    layers: Sequence[str] | None = None
 
     def to_knob(self, value: Any, knobs: Mapping[str, Any]) -> Any:
         """Return the value of the knob for a published value. Raises ValueError."""
@@ -88,6 +116,9 @@ class ConfigRow:
             if self.missing is MISSING:
                 raise ValueError("is missing")
             value = _number(self.missing, knobs)
+            value = selected_layers(value, knobs["layers"]) if self.layers is not None else value
+        if self.layers is not None:
+            return " ".join(map(str, self._indices(value, knobs["layers"])))
         if self.values:
             options = {name: _number(knob_value, knobs) for name, knob_value in self.values.items()}
             if not isinstance(value, str | bool) or value not in options:
@@ -99,12 +130,24 @@ class ConfigRow:
         """Return the published value for a value of the knob. Raises ValueError if there is none."""
         if self.conversion:
             return CONVERSIONS[self.conversion][1](value)
+        if self.layers is not None:
+            indices, count = selected_layers(value, knobs["layers"]), knobs["layers"]
+            return [self.layers[index in indices] for index in range(count)] if self.layers else indices
         if not self.values:
             return value
         for name, knob_value in self.values.items():
             if _number(knob_value, knobs) == value:
                 return name
         raise ValueError(f"has no value for {self.knob}: {_written(value)}")
+
+    def _indices(self, value: Any, count: int) -> list[int]:
+        """Return the layers that config.json lists, by their indices or as the kind of each layer."""
+        if isinstance(value, list) and all(type(index) is int and 0 <= index < count for index in value):
+            return sorted(value)
+        if not isinstance(value, list) or len(value) != count or not all(kind in (self.layers or ()) for kind in value):
+            kinds = f", or {' or '.join(self.layers)} for each" if self.layers else ""
+            raise ValueError(f"must list layers from 0 to {count - 1}{kinds}, but is {_written(value)}")
+        return [index for index, kind in enumerate(value) if self.layers and kind == self.layers[1]]
 
 
 @dataclass(frozen=True)
