@@ -90,8 +90,10 @@ def selected_layers(text: Any, count: int) -> list[int]:
     """Return the layers that a text of indices and slices selects. Raises ValueError for other text."""
     layers: set[int] = set()
     for word in str(text).split():
+        if ":" not in word and not -count <= int(word) < count:
+            raise ValueError(f"has the layer {word}, but the last is {count - 1}")
         bounds = [int(bound) if bound else None for bound in word.split(":")]
-        layers.update(range(count)[slice(*bounds)] if ":" in word else {range(count).index(int(word) % count)})
+        layers.update(range(count)[slice(*bounds)] if ":" in word else {int(word) % count})
     return sorted(layers)
 
 
