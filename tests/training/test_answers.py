@@ -24,6 +24,7 @@ from tfm_blocks.scoring.corpus import answer_statistics
 from tfm_blocks.training.answers import AnswerScorer, answer_scores
 from tfm_blocks.training.data import EvalStream, PlannedCorpus
 from tfm_blocks.training.objective import Objective
+from tfm_blocks.training.split_scorer import Generation
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -77,7 +78,7 @@ def score(made: Made, split: str, *, sentences: int = 100) -> tuple[dict[str, fl
     with torch.inference_mode():
         for batch in EvalStream(PlannedCorpus(corpus, layout, settings), Ranks()):
             scorer.count_rows(Objective(network, 0.0), batch)
-        return scorer.score(corpus, sentences, Search(), nullcontext()), scorer
+        return scorer.score(corpus, Generation(sentences, Search(), nullcontext())), scorer
 
 
 @pytest.mark.parametrize("model", ["probe_decoder", "probe_encoder"])

@@ -18,7 +18,7 @@ from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.scoring.perplexity import pseudo_perplexity
 from tfm_blocks.training.objective import Objective
-from tfm_blocks.training.split_scorer import MaskedScorer
+from tfm_blocks.training.split_scorer import Generation, MaskedScorer
 from tfm_blocks.translation.fill import Filler
 
 TEXTS = [f"ban {MASK} den {MASK} {MASK} fast", "ban den", f"{MASK} ban", " ".join([MASK] * 7)]
@@ -92,7 +92,7 @@ def test_samples_of_hidden_tokens_have_the_predicted_ones(filler):
     with torch.no_grad():
         scorer.count(Objective(network, 0.0), batch)
         best_BT = torch.where(labels_BT > 0, network(src=read_BT).argmax(2), ids_BT)
-    scorer.score(None, 0, None, None)
+    scorer.score(None, Generation(0, None, None))
     whole = [tokenizer.decode(ids) for ids in ids_BT.tolist()]
     filled = [tokenizer.decode(ids) for ids in best_BT.tolist()]
     assert [sample[1:] for sample in scorer.samples] == [(filled[2], whole[2]), (filled[1], whole[1])]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -20,8 +19,7 @@ from tfm_blocks.language.spec import TARGET
 from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.metrics import RowAnswers
 from tfm_blocks.training.objective import Objective
-from tfm_blocks.training.split_scorer import Predictions, SplitScorer
-from tfm_blocks.translation.settings import Search
+from tfm_blocks.training.split_scorer import Generation, Predictions, SplitScorer
 from tfm_blocks.translation.translator import Translator
 
 Floats = npt.NDArray[np.float64]
@@ -63,15 +61,8 @@ class AnswerScorer(SplitScorer):
                 self.answers.setdefault(row, []).append(token)
         return predictions
 
-    def score(
-        self,
-        corpus: Corpus,
-        sentences: int,
-        search: Search,
-        precision: AbstractContextManager[None],
-        stop: Callable[[], object] = lambda: False,
-    ) -> dict[str, float]:
-        """Return the loss and the scores of the answers. Only the first `sentences` answers are generated."""
+    def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
+        """Return the loss and the scores of the answers, of which only the first ones are generated."""
         scores = {name: value for name, value in self.tokens.compute().items() if name != "token_accuracy"}
         self.outputs, self.samples = [], []
         if not math.isfinite(scores["loss"]):
@@ -80,23 +71,21 @@ class AnswerScorer(SplitScorer):
         if self.translator is None:
             self._keep_samples(corpus)
             return scores | forced
-        with precision:
-            self._generate(self.translator, corpus, min(sentences, len(corpus)), search, stop)
+        with generation.precision:
+            self._generate(self.translator, corpus, generation)
         self._keep_samples(corpus)
         generated = answer_scores(self.generated.compute().cpu().numpy(), corpus.groups, self.chance)
         accuracies = {name: value for name, value in forced.items() if name.partition("@")[0] == "accuracy"}
         return scores | generated | {f"teacher_forced_{name}": value for name, value in accuracies.items()}
 
-    def _generate(
-        self, translator: Translator, corpus: Corpus, sentences: int, search: Search, stop: Callable[[], object]
-    ) -> None:
+    def _generate(self, translator: Translator, corpus: Corpus, generation: Generation) -> None:
         """Generate the answers of this rank's rows, and count their tokens; an extra token is a wrong one."""
-        rows = range(sentences)[self.ranks.rank :: self.ranks.world]
+        rows = range(min(generation.rows, len(corpus)))[self.ranks.rank :: self.ranks.world]
         longest = int(corpus.lengths_N(TARGET).max()) + 1
-        search = replace(search, longest=(0.0, longest), max_tokens=longest)
+        search = replace(generation.search, longest=(0.0, longest), max_tokens=longest)
         counts: list[list[int]] = []
         questions = [corpus.text[SOURCE][row] for row in rows]
-        for row, (best, *_) in zip(rows, translator.search(questions, search, stop=stop), strict=True):
+        for row, (best, *_) in zip(rows, translator.search(questions, search, stop=generation.stop), strict=True):
             answer = corpus.ids(TARGET, row).tolist()
             self.answers[row] = list(best.ids)
             correct = sum(token == right for token, right in zip(best.ids, answer, strict=False))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.plan import Ranks
@@ -12,8 +11,7 @@ from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.metrics import ExactMatch, LengthRatio, text_scores
-from tfm_blocks.training.split_scorer import SplitScorer
-from tfm_blocks.translation.settings import Search
+from tfm_blocks.training.split_scorer import Generation, SplitScorer
 from tfm_blocks.translation.translator import Translator
 
 Samples = Sequence[Mapping[str, str]]
@@ -35,22 +33,15 @@ class Scorer(SplitScorer):
         self.exact.reset()
         self.lengths.reset()
 
-    def score(
-        self,
-        corpus: Corpus,
-        sentences: int,
-        search: Search,
-        precision: AbstractContextManager[None],
-        stop: Callable[[], object] = lambda: False,
-    ) -> dict[str, float]:
-        """Return the scores of all counted tokens, and of the translations of the first `sentences` rows."""
+    def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
+        """Return the scores of all counted tokens, and of the translations of the first rows."""
         scores: dict[str, float] = self.tokens.compute()
-        rows = corpus.rows(slice(sentences)) if self.translator.sources else []  # plain text is not translated
+        rows = corpus.rows(slice(generation.rows)) if self.translator.sources else []  # plain text is not translated
         if not rows or not math.isfinite(scores["loss"]):
             self.outputs, self.samples = [], []
             return scores
-        with precision:
-            outputs = self._translate(rows, search, stop)
+        with generation.precision:
+            outputs = self._translate(rows, generation)
         self._count(outputs, rows, corpus.groups)
         self.outputs = self._gather(outputs, len(rows))
         references = [row[TARGET] for row in rows]
@@ -68,9 +59,9 @@ class Scorer(SplitScorer):
         """Return the rows of this rank: every world-th."""
         return slice(self.ranks.rank, len(rows), self.ranks.world)
 
-    def _translate(self, rows: Samples, search: Search, stop: Callable[[], object]) -> list[str]:
+    def _translate(self, rows: Samples, generation: Generation) -> list[str]:
         texts = [{name: row[name] for name in self.translator.sources} for row in rows[self._rank_rows(rows)]]
-        return [best[0].text for best in self.translator.search(texts, search, stop=stop)]
+        return [best[0].text for best in self.translator.search(texts, generation.search, stop=generation.stop)]
 
     def _count(self, outputs: Sequence[str], rows: Samples, groups: Sequence[str]) -> None:
         rank_rows = self._rank_rows(rows)

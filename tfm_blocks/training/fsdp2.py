@@ -30,16 +30,13 @@ def replicate_scalars(network: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]
         scalars = {name: one for name, one in module._parameters.items() if one is not None and not one.ndim}
         for name, scalar in scalars.items():
             if scalar not in replicas:
-                replicas[scalar] = _replica(scalar, mesh)
+                replica = distribute_tensor(scalar.detach(), mesh, [Replicate()])
+                replicas[scalar] = nn.Parameter(replica, requires_grad=scalar.requires_grad)
             module._parameters[name] = replicas[scalar]
         if scalars:
             kind = type(module)
             module.__class__ = type(kind.__name__, (kind,), {name: property(_reader(name)) for name in scalars})
     return set(replicas.values())
-
-
-def _replica(scalar: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
-    return nn.Parameter(distribute_tensor(scalar.detach(), mesh, [Replicate()]), requires_grad=scalar.requires_grad)
 
 
 def _reader(name: str) -> Callable[[nn.Module], Tensor]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -24,8 +23,7 @@ from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.objective import Objective
-from tfm_blocks.training.split_scorer import Predictions, SplitScorer
-from tfm_blocks.translation.settings import Search
+from tfm_blocks.training.split_scorer import Generation, Predictions, SplitScorer
 
 
 def class_weights(settings: LabelSettings, corpus: Corpus) -> Tensor | None:
@@ -99,7 +97,9 @@ def label_scores(outputs: Sequence[str], references: Sequence[str], coder: Label
         return {"spearman": float(spearman_corrcoef(*values_2N))}
     classes = len(coder.names)
     if coder.predict == "several":
-        output_NC, right_NC = (_indicators(texts, coder) for texts in (outputs, references))
+        sides = ([{*text.split()} - {NONE} for text in texts] for texts in (outputs, references))
+        rows = ([[int(name in row) for name in coder.names] for row in side] for side in sides)
+        output_NC, right_NC = map(torch.tensor, rows)
         return {
             "accuracy": float(multilabel_accuracy(output_NC, right_NC, classes, average="micro")),
             "f1": float(multilabel_f1_score(output_NC, right_NC, classes)),
@@ -116,11 +116,6 @@ def _classes(texts: Sequence[str], coder: LabelCoder) -> Tensor:
     place = {name: number for number, name in enumerate(coder.names)}
     split = ([text] for text in texts) if coder.predict == "class" else (text.split() for text in texts)
     return torch.tensor([place[name] for names in split for name in names])
-
-
-def _indicators(texts: Sequence[str], coder: LabelCoder) -> Tensor:
-    rows = [{name for name in text.split() if name != NONE} for text in texts]
-    return torch.tensor([[int(name in names) for name in coder.names] for names in rows])
 
 
 class LabelScorer(SplitScorer):
@@ -151,15 +146,8 @@ class LabelScorer(SplitScorer):
             self.predicted.setdefault(row, []).append(outputs)
         return predictions
 
-    def score(
-        self,
-        corpus: Corpus,
-        sentences: int,
-        search: Search,
-        precision: AbstractContextManager[None],
-        stop: Callable[[], object] = lambda: False,
-    ) -> dict[str, float]:
-        """Return the loss and the scores of all labels; `sentences` and `search` have no effect."""
+    def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
+        """Return the loss and the scores of all labels; nothing is generated."""
         scores: dict[str, float] = self.tokens.compute()
         del scores["token_accuracy"]
         if self.coder.predict in ("number", "several"):

@@ -96,18 +96,15 @@ def position_losses(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the smoothed loss, -log p(label) and the most probable token of each position, without gradients."""
     chunks = _chunks(max(1, len(labels_N)), chunk)  # an idle rank has no labels
-    parts = [_position_losses(head(x_ND[rows]), labels_N[rows], smoothing, first) for rows in chunks]
+    parts = []
+    for rows in chunks:
+        logits_NV = head(x_ND[rows])
+        log_p_NV = torch.log_softmax(logits_NV, 1, dtype=torch.promote_types(logits_NV.dtype, torch.float32))
+        label_N = log_p_NV.gather(1, labels_N[rows][:, None])[:, 0]
+        loss_N = -(1 - smoothing) * label_N - smoothing * log_p_NV[:, first:].mean(1)
+        parts.append((loss_N, -label_N, logits_NV.argmax(1)))
     loss_N, nll_N, best_N = (torch.cat(values) for values in zip(*parts, strict=True))
     return loss_N, nll_N, best_N
-
-
-def _position_losses(
-    logits_NV: Tensor, labels_N: Tensor, smoothing: float, first: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    log_p_NV = torch.log_softmax(logits_NV, 1, dtype=torch.promote_types(logits_NV.dtype, torch.float32))
-    label_N = log_p_NV.gather(1, labels_N[:, None])[:, 0]
-    loss_N = -(1 - smoothing) * label_N - smoothing * log_p_NV[:, first:].mean(1)
-    return loss_N, -label_N, logits_NV.argmax(1)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -119,7 +119,12 @@ class MemoryCheck:
         units = units_of(network) if self.copies.by_layer else []
         layers = [[one for one in unit.parameters() if one.requires_grad] for unit in units]
         held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
-        kept = _keep_gradients(network, set(chain.from_iterable(layers)))
+        freed = set(chain.from_iterable(layers))
+        for parameter in freed:
+            parameter.register_post_accumulate_grad_hook(_free_gradient)  # type: ignore[no-untyped-call]
+        kept = [parameter for parameter in trained if parameter not in freed]
+        for parameter in kept:
+            parameter.grad = torch.zeros_like(parameter)
         begun, objective = _follow(network), self.objective.with_network(network)
         for batch in batches:
             with self.precision, fork_generators(self.device):
@@ -159,16 +164,6 @@ def _copies(parameters: Iterable[Tensor], count: float) -> list[Tensor]:
 
 def _bytes(parameters: Iterable[Tensor]) -> int:
     return sum(parameter.nbytes for parameter in parameters)
-
-
-def _keep_gradients(network: Network, freed: Set[nn.Parameter]) -> list[nn.Parameter]:
-    """Allocate the gradients of all trained parameters except `freed`, and return these parameters."""
-    for parameter in freed:
-        parameter.register_post_accumulate_grad_hook(_free_gradient)  # type: ignore[no-untyped-call]
-    kept = [parameter for parameter in network.parameters() if parameter.requires_grad and parameter not in freed]
-    for parameter in kept:
-        parameter.grad = torch.zeros_like(parameter)
-    return kept
 
 
 def _free_gradient(parameter: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,7 +56,7 @@ from tfm_blocks.training.objective import (
     Trunk,
 )
 from tfm_blocks.training.settings import RunSettings
-from tfm_blocks.training.split_scorer import MaskedScorer, ReplacedScorer, SplitScorer
+from tfm_blocks.training.split_scorer import Generation, MaskedScorer, ReplacedScorer, SplitScorer
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -206,14 +206,11 @@ class TrainingModule(LightningModule):
         Return sums over the tokens of this rank: the loss, -log p, and the other losses.
         """
         total = torch.zeros(2 + len(self.losses), dtype=sum_dtype(self.device), device=self.device)
+        strategy = self.trainer.strategy
         for batch in step.batches[:-1]:
-            with self._no_gradient_sync():
+            with strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext():
                 total += self._backward(batch, step.tokens)
         return total + self._backward(step.batches[-1], step.tokens)
-
-    def _no_gradient_sync(self) -> AbstractContextManager[None]:
-        strategy = self.trainer.strategy
-        return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
     def _backward(self, batch: Batch, tokens: int) -> Tensor:
         """Compute the gradient of the step's mean loss, times the number of ranks, which average gradients."""
@@ -297,7 +294,9 @@ class TrainingModule(LightningModule):
 
     def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> dict[str, float]:
         """Return the scores of a split. Raises DivergedError if the loss is not finite."""
-        scores = self.scorer.score(corpus, sentences, search, self._search_precision(), self._is_stopping)
+        plugin = self.trainer.precision_plugin  # a search on a CPU computes in float32
+        precision = nullcontext() if self.device.type == CPU else plugin.forward_context()
+        scores = self.scorer.score(corpus, Generation(sentences, search, precision, self._is_stopping))
         if not math.isfinite(scores["loss"]):
             raise diverged(self.global_step, f"{split} loss {scores['loss']}")
         self.throughput.restart()
@@ -308,11 +307,6 @@ class TrainingModule(LightningModule):
     def samples(self) -> list[tuple[str, str, str]]:
         """Return the first `trainer.samples` of the scored translations, as (source, output, reference)."""
         return self.scorer.samples[: self.settings.trainer.samples]
-
-    def _search_precision(self) -> AbstractContextManager[None]:
-        """Return the autocast context of the search: as in training on an accelerator; on a CPU float32."""
-        plugin = self.trainer.precision_plugin
-        return nullcontext() if self.device.type == CPU else plugin.forward_context()
 
     def _log(self, scores: dict[str, float], split: str) -> None:
         """Log the scores with the tokens and seconds so far, which make runs with different batches comparable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,19 @@ from tfm_blocks.training.objective import Objective, ReplacedTokenObjective
 from tfm_blocks.translation.settings import Search
 
 SAMPLED = 40  # tokens of a row of a sample
+
+
+class Generation(NamedTuple):
+    """The number of rows whose outputs are generated, the search, and the autocast context around it.
+
+    When `stop` returns a true value, this rank stops generating, but still takes part in the collectives. The scores
+    are then meaningless.
+    """
+
+    rows: int
+    search: Search
+    precision: AbstractContextManager[None]
+    stop: Callable[[], object] = lambda: False
 
 
 class Predictions(NamedTuple):
@@ -83,18 +96,10 @@ class SplitScorer(nn.Module):
         self.rows.update(loss_N, nll_N, row_N, batch.counts_B, row_B)
         return Predictions(row_N, labels_N, best_N)
 
-    def score(
-        self,
-        corpus: Corpus,
-        sentences: int,
-        search: Search,
-        precision: AbstractContextManager[None],
-        stop: Callable[[], object] = lambda: False,
-    ) -> dict[str, float]:
-        """Return the scores of all counted tokens, and of the outputs of the first `sentences` rows.
+    def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
+        """Return the scores of all counted tokens, and of the outputs of the first rows.
 
-        If the loss is not finite, nothing is generated. When `stop` returns a true value, this rank stops generating,
-        but still takes part in the collectives. The scores are then meaningless.
+        If the loss is not finite, nothing is generated.
         """
         scores: dict[str, float] = self.tokens.compute()
         return scores
@@ -112,9 +117,9 @@ class ReplacedScorer(SplitScorer):
         labels_N = decided.labels_BT.flatten().index_select(0, decided.kept_N)
         return self.add(decided, loss_N, loss_N, labels_N, best_N)
 
-    def score(self, *arguments: Any, **options: Any) -> dict[str, float]:
+    def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all tokens, without the perplexity, which is one of tokens that are predicted."""
-        scores = super().score(*arguments, **options)
+        scores = super().score(corpus, generation)
         return {name: value for name, value in scores.items() if not name.startswith("perplexity")}
 
 
@@ -154,17 +159,10 @@ class MaskedScorer(SplitScorer):
                 source, output, reference = (sample_text(self.tokenizer, *side) for side in sides)
                 self.sample_of[row] = source, output, reference
 
-    def score(
-        self,
-        corpus: Corpus,
-        sentences: int,
-        search: Search,
-        precision: AbstractContextManager[None],
-        stop: Callable[[], object] = lambda: False,
-    ) -> dict[str, float]:
-        """Return the scores of all hidden tokens; the other arguments have no effect."""
+    def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
+        """Return the scores of all hidden tokens; nothing is generated."""
         self.samples = [self.sample_of[row] for row in sorted(self.sample_of)]
-        return super().score(corpus, sentences, search, precision, stop)
+        return super().score(corpus, generation)
 
 
 def sample_text(tokenizer: Tokenizer, ids: Sequence[int], hidden: Sequence[bool]) -> str:
