@@ -30,7 +30,7 @@ from tfm_blocks.data.layout import (
     batch_of,
     padded_rows,
 )
-from tfm_blocks.data.noise import SAMPLE, Flat, Hiding, Noise
+from tfm_blocks.data.noise import SAMPLE, Bools, Flat, Hiding, Noise
 from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ObjectiveSettings, ReplacedTokenSettings
 from tfm_blocks.data.pair_noise import PairNoise
 from tfm_blocks.language.spec import TARGET
@@ -95,7 +95,10 @@ class HiddenTokens(Noisy):
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
-        hidden_L = self.hiding.hidden_L(flat)
+        return self.hide(flat, self.hiding.hidden_L(flat), empty=empty)
+
+    def hide(self, flat: Flat, hidden_L: Bools, *, empty: bool) -> Batch:
+        """Return the batch of rows in which these tokens are hidden."""
         labels_BT = padded_rows(flat.split(np.where(hidden_L, flat.ids_L, PAD)))
         inputs = {self.inputs[0]: padded_rows(flat.split(self.hiding.read_L(flat, hidden_L)))}
         batch, weights_R = batch_of(inputs, labels_BT, empty=empty), self.hiding.weights_R(flat)
@@ -123,10 +126,8 @@ class ReplacedTokens(HiddenTokens):
         other.ratio = len(flat.ids_L) / int(self.hiding.labels_R(flat).sum())
         return other
 
-    def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        batch = super().batch(corpus, rows, empty=empty)
-        flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
-        hidden_L = self.hiding.hidden_L(flat) & (not empty)
+    def hide(self, flat: Flat, hidden_L: Bools, *, empty: bool) -> Batch:
+        batch, hidden_L = super().hide(flat, hidden_L, empty=empty), hidden_L & (not empty)
         uniforms_H = self.hiding.uniforms(flat.rows_R[flat.row_L[hidden_L]], SAMPLE, flat.position_L[hidden_L])
         return replace(
             batch,

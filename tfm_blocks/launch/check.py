@@ -22,7 +22,6 @@ from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
-from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec, names
 from tfm_blocks.language.tree import MODEL
 from tfm_blocks.launch.generator import find_generator_problems, read_generator
@@ -81,6 +80,7 @@ class CheckedRun(CheckedModel):
     """A run whose config was checked. `settings` lists only the plug-ins that the run uses."""
 
     settings: RunSettings
+    generator: Spec | None = None
 
     def with_vocab(self, size: int) -> CheckedRun:
         """Return the run for a tokenizer of `size`. The model is not retraced, because only widths change."""
@@ -89,8 +89,7 @@ class CheckedRun(CheckedModel):
         composed = self.composed.with_vocab(size)
         spec = read_model(composed.model, composed.sources)
         run = replace(self, composed=composed.with_model(spec.mapping), spec=spec)
-        objective = self.settings.objective
-        if not isinstance(objective, ReplacedTokenSettings):
+        if self.generator is None:
             return run
         return run.with_generator(read_generator(composed.mapping["objective"][GENERATOR], size))
 
@@ -100,7 +99,8 @@ class CheckedRun(CheckedModel):
         objective = self.settings.objective.model_copy(update={GENERATOR: mapping})
         recorded = self.composed.mapping["objective"] | {GENERATOR: mapping}
         composed = replace(self.composed, mapping=self.composed.mapping | {"objective": recorded})
-        return replace(self, composed=composed, settings=self.settings.model_copy(update={"objective": objective}))
+        settings = self.settings.model_copy(update={"objective": objective})
+        return replace(self, composed=composed, settings=settings, generator=generator)
 
     def with_config(self, config: dict[str, Any]) -> CheckedRun:
         """Return the run with the config of its folder, which has the vocabulary of the tokenizer."""
@@ -306,11 +306,8 @@ def with_locations(composed: Composed) -> Iterator[None]:
 
 def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
     """Raise ConfigError if a sequence of the corpora has more tokens than the network has positions."""
-    objective = run.settings.objective
-    layout = layout_of(prepared.train, names(network.spec.inputs), objective)
-    networks = [network]
-    if isinstance(objective, ReplacedTokenSettings):
-        networks.append(network_without_values(read_model(objective.generator, Sources())))
+    layout = layout_of(prepared.train, names(network.spec.inputs), run.settings.objective)
+    networks = [network, network_without_values(run.generator)] if run.generator else [network]
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
             continue

@@ -38,8 +38,13 @@ def read_generator(generator: Mapping[str, Any], vocab: int) -> Spec:
 
 
 def find_generator_problems(network: Network, replacer: Network, run: RunSettings, vocab: int) -> Iterator[Problem]:
-    """Yield a problem unless the generator predicts tokens of the model's input, and can share its embeddings."""
+    """Yield a problem unless the model has one output, and the generator predicts its input with its embeddings."""
     spec, generator = network.spec, replacer.spec
+    first = spec.sink.arguments.get("first_id", 0)
+    if (outputs := spec.sink.shape[-1]) != first + 1:
+        rule = f"has {int(str(outputs)) - first} outputs, but objective=replaced_token needs one: was it replaced?"
+        help = "write model=electra_discriminator, or at the last node block: unembed, vocab: 2, first_id: 1"
+        yield Problem(".".join(map(str, spec.sink.path)), rule, help=help)
     if run.trainer.strategy == "fsdp2":
         rule = "is fsdp2, which cannot divide the embeddings that the model shares with its generator"
         yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp")

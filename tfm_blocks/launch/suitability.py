@@ -9,7 +9,6 @@ from tfm_blocks.data.objectives import (
     LabelSettings,
     NoisyPairSettings,
     ObjectiveSettings,
-    ReplacedTokenSettings,
     SeveralTokensSettings,
 )
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -47,11 +46,6 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
         yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
     if isinstance(objective, HidingSettings):
         yield from find_hiding_problems(spec, objective.name)
-        first = spec.sink.arguments.get("first_id", 0)
-        if isinstance(objective, ReplacedTokenSettings) and (outputs := spec.sink.shape[-1]) != first + 1:
-            rule = f"has {int(str(outputs)) - first} outputs, but objective=replaced_token needs one: was it replaced?"
-            help = "write model=electra_discriminator, or at the last node block: unembed, vocab: 2, first_id: 1"
-            yield Problem(".".join(map(str, spec.sink.path)), rule, help=help)
     elif isinstance(objective, NoisyPairSettings):
         yield from _pair_problems(spec, objective)
     elif isinstance(objective, LabelSettings):
