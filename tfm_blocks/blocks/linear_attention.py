@@ -113,15 +113,11 @@ class Retention(Recurrence):
         wide = memory["memory_RHKK"].dtype
         q_BHTK, k_BHTK, v_BHTK = (x.to(wide) for x in split_heads(self.qkv(x_BTD), self.heads, 3))
         q_k_v = rotated(q_BHTK, first), rotated(k_BHTK, first) / math.sqrt(k_BHTK.shape[3]), v_BHTK
-        y_BHTK, after_BHKK = by_chunks(self._retain, memory["memory_RHKK"], *q_k_v)
+        head_H = torch.arange(self.heads, dtype=wide, device=x_BTD.device)
+        log_rate_1HT1 = torch.log1p(-torch.exp2(-5 - head_H))[:, None, None].expand(1, -1, x_BTD.shape[1], -1)
+        y_BHTK, after_BHKK = by_chunks(decayed_sum, memory["memory_RHKK"], *q_k_v, log_rate_1HT1)
         y_BTD = merge_heads(F.layer_norm(y_BHTK, y_BHTK.shape[3:], eps=self.eps)).to(x_BTD.dtype)
         return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"memory_RHKK": after_BHKK}
-
-    def _retain(self, memory_BHKK: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCK: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one chunk: the outputs from its positions and the memory, and the memory after them."""
-        head_H = torch.arange(self.heads, dtype=q_BHCK.dtype, device=q_BHCK.device)
-        log_rate_HC1 = torch.log1p(-torch.exp2(-5 - head_H))[:, None, None].expand(-1, q_BHCK.shape[2], -1)
-        return decayed_sum(memory_BHKK, q_BHCK, k_BHCK, v_BHCK, log_rate_HC1)
 
 
 def rotated(x_BHTK: Tensor, first: int) -> Tensor:

@@ -109,7 +109,8 @@ class Mamba2(Recurrence):
         near_BTC = F.silu(convolve_channels(near_BNC, self.near[:, 0], self.near_bias)).to(wide)
         v_BTI, *b_c_BTX = torch.split(near_BTC, self.widths, 2)
         v_BHTV = torch.unflatten(v_BTI, 2, (self.heads, -1)).transpose(1, 2)
-        k_BHTK, q_BHTK = (self._of_each_head(x_BTX) for x_BTX in b_c_BTX)
+        b_c_BTGK = (torch.unflatten(x_BTX, 2, (self.groups, -1)) for x_BTX in b_c_BTX)
+        k_BHTK, q_BHTK = (x_BTGK.repeat_interleave(self.heads // self.groups, 2).transpose(1, 2) for x_BTGK in b_c_BTGK)
         step_BHT = F.softplus(step_BTH.to(wide) + self.step_bias.to(wide)).clamp(*self.steps).mT
         log_rate_BHT1 = -self.fade.to(wide).exp()[:, None, None] * step_BHT[..., None]
         parts = q_BHTK, k_BHTK, v_BHTV * step_BHT[..., None], log_rate_BHT1
@@ -118,8 +119,3 @@ class Mamba2(Recurrence):
         y_BTGI = torch.unflatten(merge_heads(y_BHTV) * F.silu(gate_BTI.to(wide)), 2, (self.groups, -1))
         y_BTI = F.rms_norm(y_BTGI, y_BTGI.shape[3:], eps=self.eps).flatten(2) * self.gain.to(wide)
         return self.out(y_BTI.to(x_BTD.dtype)), {"past_RNC": past_BNC, "memory_RHKV": after_BHKV}
-
-    def _of_each_head(self, x_BTX: Tensor) -> Tensor:
-        """Repeat the channels of a group for each of its heads: x_BHTK."""
-        x_BTGK = torch.unflatten(x_BTX, 2, (self.groups, -1))
-        return x_BTGK.repeat_interleave(self.heads // self.groups, 2).transpose(1, 2)

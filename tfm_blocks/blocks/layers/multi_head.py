@@ -294,7 +294,11 @@ class MultiHead(DotProduct):
             band = (self.window, self.dilation)
             k_BGSK, v_BGSK = state.append("k", k_BGMK, *band), state.append("v", v_BGMK, *band)
             masks = self._past_mask(current, state, score_bias_HTS)
-        return self.finish(self._attend_few(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
+        if self.scores.fused and masks.bias is None and type(self).attend is DotProduct.attend:
+            y_BHMK = few_queries(q_BHMK, k_BGSK, v_BGSK, masks.mask, self.scores.beta)
+        else:
+            y_BHMK = self.attend(q_BHMK, k_BGSK, v_BGSK, masks)
+        return self.finish(y_BHMK, x_BMD).view_as(x_R1D), state
 
     def _past_mask(self, current: Span, state: State, score_bias_HTS: Tensor | None) -> AttentionMask:
         """Return the mask of the current position over the cached positions of all hypotheses."""
@@ -307,9 +311,3 @@ class MultiHead(DotProduct):
         per_position = (masks.bias, masks.distance_TS)
         bias, distance_1S = (x if x is None else x.repeat_interleave(state.hypotheses, -1) for x in per_position)
         return masks._replace(bias=bias, distance_TS=distance_1S)
-
-    def _attend_few(self, q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
-        """Compute `attend` for one step, with a kernel for few queries if neither a bias nor a subclass prevents it."""
-        if not self.scores.fused or masks.bias is not None or type(self).attend is not DotProduct.attend:
-            return self.attend(q_BHMK, k_BGSK, v_BGSK, masks)
-        return few_queries(q_BHMK, k_BGSK, v_BGSK, masks.mask, self.scores.beta)
