@@ -6,7 +6,7 @@ They belong to `tfm coordinates` and `tfm show --schedule`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -168,7 +168,7 @@ def show_rates(run: RunRates, title: str) -> None:
     rows: list[list[Value]] = []
     for group in run.groups:
         rates = (1.0, run.rates[0], run.rates.max(), run.rates[-1])
-        spans = [_span(factor * rate for factor in group.factors) for rate in rates]
+        spans = [" to ".join(dict.fromkeys(f"{factor * rate:.3g}" for factor in group.factors)) for rate in rates]
         rows.append([group.group, group.optimizer, *(spans if any(group.factors) else [""] * 4)])
     print_table(Table(f"learning rates of {title}", columns, rows))
     sampled = np.interp(np.linspace(1, run.steps[-1], CURVE), run.steps, run.rates)
@@ -177,10 +177,6 @@ def show_rates(run: RunRates, title: str) -> None:
     for name, low in run.followers.items():
         values = f"{low:g} at a rate of 0" if name == "momentum" else f"× {low:g} at a rate of 0"
         screen().print(f"{name.replace('_', ' ')} follows the rate: {values}, the optimizer's at the peak")
-
-
-def _span(values: Iterable[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in values))
 
 
 def rate_records(run: RunRates) -> dict[str, object]:

@@ -37,7 +37,8 @@ SHORT = 8  # tokens of an example, if the task can be that short
 
 def show_probes() -> None:
     """Print a row for each task."""
-    rows = [[name, _question(task), task.source] for name, task in TASKS.items()]
+    summaries = {name: " ".join(_split(task)[0].partition("\n\n")[0].split()) for name, task in TASKS.items()}
+    rows = [[name, summaries[name], task.source] for name, task in TASKS.items()]
     print_table(Table("probe tasks", texts("task", "question", "source"), rows))
 
 
@@ -63,11 +64,6 @@ def show_probe(name: str) -> None:
 def _split(task: type[ProbeTask]) -> tuple[str, dict[str, str]]:
     """Return the docstring of a task without the meanings of its settings, and the meanings."""
     return split_fields(inspect.getdoc(task) or "", [field.name for field in fields(task)])
-
-
-def _question(task: type[ProbeTask]) -> str:
-    """Return the first paragraph of the explanation as a line."""
-    return " ".join(_split(task)[0].split("\n\n")[0].split())
 
 
 def _values(task: type[ProbeTask], setting: str) -> Iterator[str]:

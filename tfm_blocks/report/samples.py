@@ -95,7 +95,10 @@ def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES)
         return None
     unlike = [place for place, row in enumerate(lines) if len({line.output for line in row}) > 1]
     names = [runs[name] for name in outputs]
-    chosen = [_sample(place, lines[place], names) for place in _spread(unlike or range(len(lines)), most)]
+    places = unlike or range(len(lines))
+    count = min(most, len(places))
+    spread = [places[number * len(places) // count] for number in range(count)]
+    chosen = [_sample(place, lines[place], names) for place in spread]
     counts = {"runs": len(outputs), "total": len(lines), "alike": len(lines) - len(unlike)}
     return {"task": task, **counts, "lines": chosen}
 
@@ -110,13 +113,6 @@ def common_test_set(runs: Sequence[SavedRun]) -> dict[str, Sequence[TranslatedLi
             if [(line.source, line.reference) for line in lines] == [(line.source, line.reference) for line in first]:
                 found[run.name] = lines
     return found
-
-
-def _spread(places: Sequence[int], count: int) -> list[int]:
-    """Return `count` of the places, evenly spaced."""
-    if len(places) <= count:
-        return list(places)
-    return [places[number * len(places) // count] for number in range(count)]
 
 
 def _sample(place: int, row: Sequence[TranslatedLine], names: Sequence[str]) -> dict[str, Any]:

@@ -69,7 +69,9 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     """
     parents = {path for run in comparison.runs for path in _parent_folders(run)}
     kept, left = _select_runs(comparison, parents, metric)
-    _expect_comparable([run for _, run, _ in kept])
+    if (count := len({run.tokenizer for _, run, _ in kept})) > 1:
+        rule = f"the runs have {count} tokenizers, so their losses per token cannot be compared"
+        raise ConfigError(Problem("--scaling", rule, help="train all runs with data.tokenizer=RUN of one of them"))
     factors = [factor for factor in comparison.factors if _names_models(factor, [group for group, *_ in kept])]
     size_of = _sizes(plugins)
     points = [
@@ -177,12 +179,6 @@ def _why_left_out(run: SavedRun, parents: Collection[Path], loss: float | None, 
     if loss is None or "tokens_seen" not in run.numbers:
         return f"they have no {OBJECTIVE} or score, or no number of tokens"
     return ""
-
-
-def _expect_comparable(runs: Sequence[SavedRun]) -> None:
-    if (count := len({run.tokenizer for run in runs})) > 1:
-        rule = f"the runs have {count} tokenizers, so their losses per token cannot be compared"
-        raise ConfigError(Problem("--scaling", rule, help="train all runs with data.tokenizer=RUN of one of them"))
 
 
 def _expect_seeds(groups: Mapping[int, Group], points: Sequence[LadderPoint]) -> None:

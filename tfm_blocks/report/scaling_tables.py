@@ -151,12 +151,9 @@ def _p(p: float) -> str:
 
 def _factor(logarithm: Estimate) -> str:
     """Return a factor with its 95 % interval: `0.81 [0.74, 0.90]`."""
-    value, low, high = (f"{end:.2f}" if end < 1e4 else f"{end:.1e}" for end in map(_exp, _ends(logarithm)))
+    ends = map(_exp, (logarithm.value, *logarithm.interval))
+    value, low, high = (f"{end:.2f}" if end < 1e4 else f"{end:.1e}" for end in ends)
     return f"{value} [{low}, {high}]"
-
-
-def _ends(estimate: Estimate) -> tuple[float, float, float]:
-    return estimate.value, *estimate.interval
 
 
 def _exp(logarithm: float) -> float:
