@@ -6,7 +6,7 @@ All other modules read it. To add a metric, add a row here and the code that com
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -213,15 +213,14 @@ def _of_split(split: str, texts: str) -> list[Key]:
     return [replace(key, name=f"{split}/{key.name}", unit=key.unit.replace("TEXTS", texts)) for key in keys]
 
 
-def _of_length(key: Key) -> Key:
-    return replace(
-        key, name=f"{key.name}@{{length}}", unit="the same for answers of a length", progress="", headline=None
-    )
-
-
 VAL_KEYS = _of_split("val", "the first translations")
 TEST_KEYS = [replace(key, summary="last", best=False, chart=False) for key in _of_split("test", "all translations")]
-TEST_KEYS += [_of_length(key) for key in TEST_KEYS if key.answered]
+UNIT = "the same for answers of a length"
+TEST_KEYS += [
+    replace(key, name=f"{key.name}@{{length}}", unit=UNIT, progress="", headline=None)
+    for key in TEST_KEYS
+    if key.answered
+]
 METRIC_KEYS = (*TRAIN_KEYS, *VAL_KEYS, *TEST_KEYS)
 IMPROVABLE = {key.name: key for key in VAL_KEYS if key.summary != "last"}  # a search or early stopping can follow these
 FINAL_SCORES = (
@@ -296,23 +295,15 @@ def columns(
     In a run of a probe task, which is `answered`, the groups are test lengths. A run of labels is `labelled`.
     """
     absent = {"translated": answered or labelled, "answered": not answered, "labelled": not labelled}
-    keys = (key for key in METRIC_KEYS if _is_measured(key, absent))
-    return [name for key in keys for name in _expand(key.name, nodes, groups, corpora)]
+    suffixes = {"": [""], "node}": nodes, "corpus}": corpora}
+    names = (key.name.partition("{") for key in METRIC_KEYS if _is_measured(key, absent))
+    return [head + suffix for head, _, kind in names for suffix in suffixes.get(kind, groups)]
 
 
 def _is_measured(key: Key, absent: Mapping[str, bool]) -> bool:
     """Return True for a key that every run has, or that requires a kind of run that is not absent."""
     required = [kind for kind in absent if getattr(key, kind)]
     return not required or not all(absent[kind] for kind in required)
-
-
-def _expand(name: str, nodes: Sequence[str], groups: Sequence[str], corpora: Sequence[str]) -> Iterator[str]:
-    head, brace, kind = name.partition("{")
-    if not brace:
-        yield name
-        return
-    for suffix in {"node}": nodes, "corpus}": corpora}.get(kind, groups):
-        yield head + suffix
 
 
 def find_key(name: str) -> Key:

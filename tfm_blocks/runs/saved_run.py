@@ -332,18 +332,16 @@ class SavedRun:
         reason = f" ({cut(self.reason)})" if self.reason else ""
         cause = UNFINISHED.get(self.state, "the training did not finish") + reason
         if not (self.folder / WEIGHTS).is_file():
-            raise RunError(Problem(str(self.folder), f"has no {WEIGHTS}: {cause}", help=self._fix()))
+            fixes = {"running": "wait until it ends", "done": "restore it"}
+            fixes |= dict.fromkeys(RESUMABLE, f"{self.status.resume or f'tfm train resume={self.folder}'} resumes it")
+            fix = fixes.get(self.state)
+            if kept := step_files(self.folder / CHECKPOINTS):
+                after = f"uses its weights after step {step_of(kept[-1]):,}"
+                fix = f"{f'{fix}, or: ' if fix else ''}tfm translate {self.folder} --checkpoint last {after}"
+            help = fix or "no weights were kept before that: train a new run"
+            raise RunError(Problem(str(self.folder), f"has no {WEIGHTS}: {cause}", help=help))
         if self.state in UNFINISHED and self.state not in ("done", "averaged", "merged", "saved"):
             print(printable(f"warning: {self.folder}: {cause}; its weights are from before that"), file=sys.stderr)
-
-    def _fix(self) -> str:
-        fixes = {"running": "wait until it ends", "done": "restore it"}
-        fixes |= dict.fromkeys(RESUMABLE, f"{self.status.resume or f'tfm train resume={self.folder}'} resumes it")
-        fix = fixes.get(self.state)
-        if kept := step_files(self.folder / CHECKPOINTS):
-            after = f"uses its weights after step {step_of(kept[-1]):,}"
-            return f"{f'{fix}, or: ' if fix else ''}tfm translate {self.folder} --checkpoint last {after}"
-        return fix or "no weights were kept before that: train a new run"
 
 
 def is_run(folder: Path) -> bool:

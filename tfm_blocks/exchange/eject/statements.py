@@ -232,14 +232,13 @@ def _nested(statement: ast.stmt) -> list[Statements]:
 
 def _without_unused(body: Statements) -> Statements:
     """Drop assignments to variables that are read only to update themselves."""
-    changed = True
-    while changed:
+    while True:
         loads = _loads(body)
         for statement in (node for root in body for node in ast.walk(root) if isinstance(node, ast.Assign)):
             if len(targets := _targets(statement)) == 1:
                 loads[targets[0]] -= _loads([statement.value])[targets[0]]
-        changed = _drop(body, loads)
-    return body
+        if not _drop(body, loads):
+            return body
 
 
 def _drop(body: Statements, loads: Counter[str]) -> bool:
