@@ -121,7 +121,13 @@ def _number_maps(
     columns = dict(rows)
     parts: list[_Part] = []
     first = 1
-    for address, adapter in _adapters(spec):
+    adapters = [
+        (f"{node.owner}.{path}", adapter)
+        for node in spec.nodes
+        if not node.shares
+        for path, adapter in node.adapters.items()
+    ]
+    for address, adapter in adapters:
         linear = network.get_submodule(address)
         if not isinstance(linear, Linear):
             rule = f"the adapter at {address} is of experts, which peft's folder cannot express"
@@ -132,12 +138,6 @@ def _number_maps(
         columns[f"{address}.weight"] = torch.arange(1, 1 + inputs, dtype=zero.dtype).expand(outputs, -1)
         first += outputs
     return parts, rows, columns
-
-
-def _adapters(spec: Spec) -> Iterator[tuple[str, Adapter]]:
-    for node in spec.nodes:
-        for path, adapter in node.adapters.items() if not node.shares else ():
-            yield f"{node.owner}.{path}", adapter
 
 
 def _split(

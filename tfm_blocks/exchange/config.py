@@ -129,7 +129,9 @@ class _Reader:
         """Return the vocabulary. `generated` is the eos of generation_config.json: an id, several or none."""
         size = self._id("vocab_size", LARGEST)
         bound = size if size == self.flat.get("vocab_size") else LARGEST
-        ends = [id for value in (self.flat.get(EOS), generated) for id in _several(value, bound)]
+        values = (self.flat.get(EOS), generated)
+        stated = [id for value in values for id in (value if isinstance(value, list) else [value])]
+        ends = [id for id in stated if type(id) is int and 0 <= id < bound]  # a model cannot generate the others
         eos = ends[0] if ends else self._id(EOS, bound)
         starts = [key for key in self.family.start if self.flat.get(key) is not None]
         start = self._id(starts[0], bound) if starts else eos
@@ -174,11 +176,6 @@ def _expanded(kinds: Any) -> Any:
         return list(islice(names, MOST_LAYERS))
     except (TypeError, ValueError):
         return kinds
-
-
-def _several(value: Any, bound: int) -> list[int]:
-    """Return the ids below `bound` of a value that is an id or several: a model cannot generate the others."""
-    return [id for id in (value if isinstance(value, list) else [value]) if type(id) is int and 0 <= id < bound]
 
 
 def _expect_kind(value: Any, default: Any) -> None:

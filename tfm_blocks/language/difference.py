@@ -77,14 +77,9 @@ def find_changes(a: Spec, b: Spec, registry: Registry) -> list[Change]:
     pairing = Pairing(Outline(a, registry), Outline(b, registry))
     changes = dict.fromkeys(_Comparison(pairing).changes())
     folded = [_alike(group, pairing) for group in _fold(changes)]
-    return [*_parametrisations(a, b), *_inputs(a, b), *sorted(folded, key=lambda change: KINDS.index(change.kind))]
-
-
-def _parametrisations(a: Spec, b: Spec) -> Iterator[Change]:
-    """Yield the change of the parametrisation and its base, which change the function of the same weights."""
-    ours, theirs = (_parametrisation(spec) for spec in (a, b))
-    if ours != theirs:
-        yield Change("parametrisation", "model", ours, theirs)
+    ours, theirs = map(_parametrisation, (a, b))  # it changes the function of the same weights
+    parametrisation = [Change("parametrisation", "model", ours, theirs)] if ours != theirs else []
+    return [*parametrisation, *_inputs(a, b), *sorted(folded, key=lambda change: KINDS.index(change.kind))]
 
 
 def _parametrisation(spec: Spec) -> str:

@@ -33,15 +33,13 @@ def read_declarations() -> Registry:
 
 def _declaration(info: BlockInfo) -> dict[str, Any]:
     declaration = {name: getattr(info, name) for name in (*PLAIN, *TUPLES)}
-    arguments = {argument.name: _argument_record(argument) for argument in info.arguments.values()}
+    arguments = {}
+    for argument in info.arguments.values():
+        default = asdict(argument.default) if isinstance(argument.default, Part) else argument.default
+        kind = {name: value for name, value in asdict(argument.kind).items() if value or name == "name"}
+        arguments[argument.name] = {"kind": kind} if argument.required else {"kind": kind, "default": default}
     own = {"module": info.cls.__module__, "signature": info.signature.text, "stepped": hasattr(info.cls, "step")}
     return {**own, **declaration, "arguments": arguments}
-
-
-def _argument_record(argument: Argument) -> dict[str, Any]:
-    default = asdict(argument.default) if isinstance(argument.default, Part) else argument.default
-    kind = {name: value for name, value in asdict(argument.kind).items() if value or name == "name"}
-    return {"kind": kind} if argument.required else {"kind": kind, "default": default}
 
 
 def _block(name: str, declaration: Mapping[str, Any]) -> BlockInfo:

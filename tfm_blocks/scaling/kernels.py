@@ -42,7 +42,8 @@ class CudaKernels(TorchFunctionMode):
             if name in TO_BF16 or name == "scaled_dot_product_attention":
                 args, kwargs = tree_map_only(Tensor, self._to_bf16, (args, kwargs))
             elif name in TO_FLOAT32:
-                args, kwargs = tree_map_only(Tensor, _to_float32, (args, kwargs))
+                half = torch.bfloat16
+                args, kwargs = tree_map_only(Tensor, lambda x: x.float() if x.dtype == half else x, (args, kwargs))
         kernel: Callable[..., Any] = {"scaled_dot_product_attention": _attention, "dropout": _dropout}.get(
             name, function
         )
@@ -56,10 +57,6 @@ class CudaKernels(TorchFunctionMode):
         if id(tensor) not in self.copies:
             self.copies[id(tensor)] = tensor.to(torch.bfloat16)
         return self.copies[id(tensor)]
-
-
-def _to_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

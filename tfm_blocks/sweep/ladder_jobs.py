@@ -36,11 +36,8 @@ class LadderJobs(JobSource):
     def succeeded(self) -> bool:
         """Return True if all jobs are done; a rate that is tried may diverge."""
         return len(self.rates) == len(self.plan.variants) and all(
-            job.state == DONE or (job.state == DIVERGED and self._is_tried(job)) for job in self.jobs
+            job.state == DONE or (job.state == DIVERGED and self.rung_of[job.name] == RATE) for job in self.jobs
         )
-
-    def _is_tried(self, job: SweepJob) -> bool:
-        return self.rung_of[job.name] == RATE
 
     def news(self) -> str:
         """Return the rates of each variant, and why others have none."""

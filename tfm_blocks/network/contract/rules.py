@@ -64,7 +64,8 @@ def ignores_padding_that_comes_first(case: Case) -> None:
     outputs = []
     for seed in (5, 6):
         garbage = {name: _garbage(value) for name, value in case.tensors(seed, PADDING).items()}
-        mixed = {name: torch.where(_over(keep[name], value), value, garbage[name]) for name, value in inputs.items()}
+        over = {name: keep[name].view(*keep[name].shape, *[1] * (value.ndim - 2)) for name, value in inputs.items()}
+        mixed = {name: torch.where(over[name], value, garbage[name]) for name, value in inputs.items()}
         outputs.append(case.network(keep=case.masks(keep), **mixed))
         require_finite(outputs[-1], "with padding before the sequences", FINITE)
     axis = case.spec.sink.shape[1]
@@ -95,11 +96,6 @@ def _garbage(value: Tensor) -> Tensor:
 def _first(value: Tensor, length: int) -> Tensor:
     """Return a keep mask that is true at the first `length` positions."""
     return torch.arange(value.shape[1]).expand(value.shape[0], -1) < length
-
-
-def _over(keep_BN: Tensor, value: Tensor) -> Tensor:
-    """Return the mask with the axes of `value`."""
-    return keep_BN.view(*keep_BN.shape, *[1] * (value.ndim - 2))
 
 
 def runs_on_the_meta_device(case: Case) -> None:
