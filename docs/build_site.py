@@ -25,13 +25,10 @@ class ConfLinks(Preprocessor):
 
     def run(self, lines: list[str]) -> list[str]:
         """Return the lines of a page. Raises FileNotFoundError for a link to a missing file of conf/."""
-        return [CONF_LINK.sub(_in_site, line) for line in lines]
-
-
-def _in_site(link: re.Match[str]) -> str:
-    if not (ROOT / link[2]).is_file():
-        raise FileNotFoundError(link[2])
-    return f"]({link[1]}{link[2]})"
+        for _, path in CONF_LINK.findall("\n".join(lines)):
+            if not (ROOT / path).is_file():
+                raise FileNotFoundError(path)
+        return [CONF_LINK.sub(r"](\1\2)", line) for line in lines]
 
 
 class CodeInCells(Postprocessor):

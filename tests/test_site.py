@@ -69,7 +69,8 @@ def test_the_citation_has_the_version_and_the_licence_of_the_package():
     assert (citation["version"], citation["license"]) == (tfm_blocks.__version__, project["license"])
 
 
-def test_the_generated_pages_are_current():
+def test_the_generated_pages_are_current(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
     pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
     stale = [page.name for page, text in pages.items() if page.read_text("utf-8") != text]
     assert not stale, "python docs/generate.py"
