@@ -196,9 +196,8 @@ class ReadsNumbers(nn.Module):
         return x_BTD * 2 if x_BTD.sum().item() > 0 else x_BTD
 
 
-@block("learns_nothing", "x: B T D -> B T D", source="a test")
-class LearnsNothing(nn.Module):
-    """Its gain gets no gradient."""
+class HasGain(nn.Module):
+    """The parent of wrong blocks with a gain."""
 
     def __init__(self, D: int) -> None:
         super().__init__()
@@ -206,33 +205,27 @@ class LearnsNothing(nn.Module):
 
     def initialise(self, name: str, generator: Generator) -> None:
         nn.init.ones_(self.gain)
+
+
+@block("learns_nothing", "x: B T D -> B T D", source="a test")
+class LearnsNothing(HasGain):
+    """Its gain gets no gradient."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return x_BTD * self.gain.detach()
 
 
 @block("has_weights", "x: B T D -> B T D", weightless=True, source="a test")
-class HasWeights(nn.Module):
+class HasWeights(HasGain):
     """It is declared weightless and has a gain."""
-
-    def __init__(self, D: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.empty(D))
-
-    def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.ones_(self.gain)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return x_BTD * self.gain
 
 
 @block("starts_anyhow", "x: B T D -> B T D", source="a test")
-class StartsAnyhow(nn.Module):
+class StartsAnyhow(HasGain):
     """Its gain starts with numbers of no seed."""
-
-    def __init__(self, D: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.empty(D))
 
     def initialise(self, name: str, generator: Generator) -> None:
         nn.init.normal_(self.gain)

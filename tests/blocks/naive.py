@@ -1,8 +1,16 @@
-"""Attention as a loop over queries and keys: a readable reference for tests."""
+"""Random weights, and attention as a loop over queries and keys: a readable reference for tests."""
 
 import torch
+from torch import nn
 
 from tfm_blocks.blocks.attention import Attention
+
+
+def with_random_weights(block):
+    """Return the block in evaluation mode with weights from a normal distribution."""
+    for index, parameter in enumerate(block.parameters()):
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(index))
+    return block.eval()
 
 
 class NaiveAttention(Attention):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.blocks.naive import with_random_weights
 from tfm_blocks.blocks.convolution import DepthwiseConvolution
 
 B, T, D = 3, 7, 5
@@ -13,12 +14,6 @@ KEEP = torch.arange(T) < torch.tensor([7, 4, 1])[:, None]
 WHOLE = torch.ones(B, T, dtype=torch.bool)
 
 both_masks = pytest.mark.parametrize("mask", ["causal", None])
-
-
-def with_random_weights(block):
-    for index, parameter in enumerate(block.parameters()):
-        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(index))
-    return block.eval()
 
 
 @both_masks

@@ -9,6 +9,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
+from tests.blocks.naive import with_random_weights
 from tfm_blocks.blocks.experts import (
     ClampedMixtureOfExperts,
     GatedMixtureOfExperts,
@@ -21,12 +22,6 @@ B, T, D, INNER, E, K = 3, 6, 7, 5, 4, 2
 INPUTS = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1))
 WHOLE = torch.ones(B, T, dtype=torch.bool)
 KEEP = torch.arange(T) < torch.tensor([6, 4, 1])[:, None]
-
-
-def with_random_weights(block):
-    for index, parameter in enumerate(block.parameters()):
-        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(index))
-    return block.eval()
 
 
 def expert(mixture, number):

@@ -7,17 +7,12 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from tests.blocks.naive import with_random_weights
 from tfm_blocks.blocks.feedforward import FeedForward, GatedFeedForward
 from tfm_blocks.registry.values import Part
 
 B, T, D, INNER = 2, 5, 7, 11
 INPUTS = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1))
-
-
-def with_random_weights(block):
-    for index, parameter in enumerate(block.parameters()):
-        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(index))
-    return block.eval()
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
+from tests.blocks.naive import with_random_weights
 from tfm_blocks.blocks.norm import (
     CentredL2Norm,
     DynamicTanh,
@@ -21,12 +21,6 @@ from tfm_blocks.blocks.norm import (
 
 B, T, D = 2, 5, 7
 INPUTS = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1)) * 3 + 1
-
-
-def with_random_weights(norm):
-    for index, parameter in enumerate(norm.parameters()):
-        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(index))
-    return norm
 
 
 def with_starting_values(norm):

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 import tfm_blocks as tfm
 from tests.exchange.published import FAMILIES, GREEDY, VOCAB, publish
 from tests.oracles.references import ENCODERS
+from tests.oracles.test_hugging_face import far_apart
 from tfm_blocks.cli import main
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.errors import RunError
@@ -63,10 +64,6 @@ def logits_of_encoders(theirs, encoder):
     expected = theirs(input_ids=ids_BS.where(keep_BS, theirs.config.pad_token_id), attention_mask=keep_BS.long()).logits
     logits_BSV = encoder.network(src=own_ids(encoder, ids_BS).where(keep_BS, 0))
     return logits_BSV[..., own_ids(encoder, torch.arange(VOCAB)[None])[0]][keep_BS], expected[keep_BS]
-
-
-def far_apart(actual, expected):
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 def files_of(folder):

@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, event, given, settings
 from torch.nn import functional as F
 
+from tests.network.examples import sources_of
 from tests.network.random_graphs import models
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.spec import TARGET, Axis
@@ -24,10 +25,6 @@ def inputs_of(network, **lengths):
         ids = torch.randint(1, highest, shape, generator=generator)
         inputs[one.name] = ids if one.tokens else torch.randn(shape, generator=generator)
     return inputs
-
-
-def sources_of(inputs):
-    return {name: value for name, value in inputs.items() if name != TARGET}
 
 
 def learns(network, inputs):

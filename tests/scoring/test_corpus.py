@@ -1,23 +1,15 @@
 """`tfm evaluate` against sacreBLEU's own command."""
 
 import json
-from random import Random
 
 import pytest
 
-from tests.conftest import WORDS, save, sentences
+from tests.conftest import save, sentences
 from tests.preloaded import run_python
+from tests.run_folders import garbled
 from tfm_blocks.cli import main
 from tfm_blocks.scoring.corpus import TOKENISED, metrics, score
 from tfm_blocks.scoring.paired_test import compare
-
-
-def garbled(references, share, seed):
-    random = Random(seed)
-    return [
-        " ".join(random.choice(WORDS) if random.random() < share else word for word in one.split())
-        for one in references
-    ]
 
 
 def sacrebleu(tmp_path, outputs, references, *options):

@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
+from tests.conftest import padded
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.plan import Ranks
@@ -96,10 +97,6 @@ def test_experts_of_an_encoder_learn_the_same_however_a_step_is_split(small: Cal
         weights.append([parameter.detach() for parameter in module.network.parameters()])
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-
-
-def padded(rows: list[list[int]]) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
 
 
 def plain_loop(made: Made, network: torch.nn.Module, steps: int, *, peak: float, warmup: int, clip: float) -> None:
