@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,16 +10,15 @@ import pytest
 from torch import nn
 
 from tests.conftest import composed_small
-from tests.training.test_memory_check import Peak
+from tests.training.test_memory_check import Peak, print_within
 from tests.training.test_module import feed_of, make
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.cluster import RankInfo
-from tfm_blocks.errors import RunError
 from tfm_blocks.launch.rank import _data, build_memory_check
 from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.training.fsdp2 import units_of
-from tfm_blocks.training.memory_check import MemoryCheck, worst
+from tfm_blocks.training.memory_check import MemoryCheck
 
 ROOT = Path(__file__).parents[2]
 DEEP = ["layers=4", "d_model=32", "d_ff=512", "data.train=600", "data.step_tokens=2000", "data.batch_tokens=2000"]
@@ -95,17 +93,7 @@ def test_fsdp2_reduces_gradients_outside_layers_after_the_backward_pass(
 
 def check_within(room: int, overrides: list[str]) -> None:
     """Entry point of a process: print the result of the memory check when `room` more bytes can be mapped."""
-    tried = trial_of(composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())(*overrides))
-    tried._try([next(worst(tried.planned_corpus, 1, Ranks(63, 64)))])  # mapped by a first backward pass
-    (mapped,) = [
-        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
-    ]
-    limit = int(mapped) * 1024 + room
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    try:
-        print(tried.run(1))
-    except RunError as error:
-        print(error)
+    print_within(room, trial_of(composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())(*overrides)))
 
 
 @pytest.mark.slow

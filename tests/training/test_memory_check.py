@@ -137,23 +137,27 @@ def test_the_memory_check_returns_its_peak_and_does_not_change_the_network(small
         assert torch.equal(parameter, kept) and parameter.grad is None
 
 
+def print_within(room: int, one: MemoryCheck) -> None:
+    """Print the result of a memory check when this process can map `room` more bytes."""
+    one._try([next(worst(one.planned_corpus, 1, Ranks(63, 64)))])  # mapped by a first backward pass
+    (mapped,) = [
+        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
+    ]
+    limit = int(mapped) * 1024 + room
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        print(one.run(1))
+    except RunError as error:
+        print(error)
+
+
 def try_in_little_memory(cap: int) -> None:
     """Entry point of a process: print the result of a memory check that may map little more than the smallest micro-batch needs."""
     from tests.conftest import composed_small
 
     small = composed_small(Path(os.environ["FOLDER"]), pytest.MonkeyPatch())
     sizes = ("data.train=3000", "data.step_tokens=20000", "d_model=64", "d_ff=256")
-    one = trial(small(*sizes, f"data.batch_tokens={cap}"))
-    one._try([next(worst(one.planned_corpus, 1, Ranks(63, 64)))])  # mapped by a first backward pass
-    (mapped,) = [
-        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize")
-    ]
-    limit = int(mapped) * 1024 + ROOM
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    try:
-        print(one.run(1))
-    except RunError as error:
-        print(error)
+    print_within(ROOM, trial(small(*sizes, f"data.batch_tokens={cap}")))
 
 
 @pytest.mark.grid
