@@ -209,7 +209,7 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
     elif arguments.csv:
         print(csv_text(scaling.rungs_table(ladder)), end="")
     else:
-        tables = scaling.tables_of(ladder)
+        tables = scaling.tables_of_ladder(ladder)
         tables += [scaling.two_factors_table(ladder)] if arguments.factors else []
         tables += [scaling.exponents_table(ladder)] if arguments.exponents else []
         _show_tables(arguments, tables, [*comparison.notes, *ladder.notes])

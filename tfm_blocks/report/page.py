@@ -104,10 +104,10 @@ def _scaling(ladder: Ladder | None) -> dict[str, Any]:
     """Return the figure, the tables and the notes of a scaling law."""
     if ladder is None:
         return {"scaling": []}
-    from tfm_blocks.report.scaling_tables import draw_scaling, tables_of
+    from tfm_blocks.report.scaling_tables import draw_scaling, tables_of_ladder
 
     drawing = figure_svg(lambda: draw_scaling(ladder), "scaling", "the loss over compute, with the law of each model")
-    return {"scaling": tables_of(ladder), "scaling_drawing": drawing, "scaling_notes": ladder.notes}
+    return {"scaling": tables_of_ladder(ladder), "scaling_drawing": drawing, "scaling_notes": ladder.notes}
 
 
 def _answer(matrix: Matrix | None, grid: ModelGrid) -> dict[str, Any]:

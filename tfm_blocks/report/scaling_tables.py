@@ -33,7 +33,7 @@ ALPHA = 0.05
 CONSTANTS = ("irreducible", "parameter_coefficient", "token_coefficient", "alpha", "beta")
 
 
-def tables_of(ladder: Ladder) -> list[Table]:
+def tables_of_ladder(ladder: Ladder) -> list[Table]:
     """Return the noise over seeds, the rungs, and the factors with the answers."""
     return [noise_table(ladder), rungs_table(ladder), factors_table(ladder)]
 
