@@ -56,6 +56,23 @@ def test_all_layers_go_to_a_port_of_several_tensors(model, last):
         assert nodes[f"decoder.{layer}.cross"].reads["kv"] == (inline.address,)
 
 
+def test_a_node_of_a_layer_is_read_from_outside_the_stack():
+    read = "{block: weighted_sum, in: [encoder, encoder.0.attn, encoder.*.attn]}"
+    nodes = {node.address: node for node in spec_of(["layers=3", f"{CROSS}={read}"]).nodes}
+    each = [f"encoder.{layer}.attn" for layer in range(3)]
+    assert nodes["decoder.1.cross.in_kv"].read == ("encoder.2.ffn", "encoder.0.attn", *each)
+
+
+def test_a_layer_reads_earlier_layers_of_its_stack():
+    """A node of its own layer that is above the reader can be read by the index of the layer, too."""
+    inner = "{block: sum, in: [self, tgt_pos, decoder.*, decoder.0.self, decoder.*.self], before: cross}"
+    nodes = {node.address: node for node in spec_of(["layers=3", f"model.graph.decoder.layer.both={inner}"]).nodes}
+    for layer in range(3):
+        own, exits = f"decoder.{layer}.self", [f"decoder.{earlier}.ffn" for earlier in range(layer)]
+        inside = [f"decoder.{earlier}.self" for earlier in range(layer)]
+        assert nodes[f"decoder.{layer}.both"].read == (own, "tgt_pos", *exits, "decoder.0.self", *inside)
+
+
 def test_entry_is_the_input_of_the_layer():
     skip_node = "{block: sum, in: [attn, entry], before: ffn}"
     spec = spec_of(["layers=2", f"model.graph.encoder.layer.skip={skip_node}"])

@@ -166,7 +166,19 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{graph: {tgt_pos: {block: null, same: ffn}}}", "graph.tgt_pos.same", "'ffn'"),
     ],
     "'decoder' contains this node, so its output does not exist yet": [
+        ("{graph: {decoder: {layer: {cross: {kv: decoder}}}}}", "graph.decoder.layer.cross.kv")
+    ],
+    "decoder.(i-1) is layer -1, but a layer of decoder can read only earlier layers": [
         ("{graph: {decoder: {layer: {cross: {kv: decoder.(i-1)}}}}}", "graph.decoder.layer.cross.kv")
+    ],
+    "there are no earlier layers to read": [
+        ("{graph: {decoder: {layer: {ffn: {in: {block: sum, in: decoder.*}}}}}}", "graph.decoder.layer.ffn.in.in")
+    ],
+    "{} is not a node of layer 0 of encoder that can be read here": [
+        ("{graph: {decoder: {layer: {cross: {kv: encoder.0.self}}}}}", "graph.decoder.layer.cross.kv", "'self'")
+    ],
+    "{} is not a node of layer 0 of decoder that can be read here": [
+        ("{graph: {decoder: {layer: {cross: {kv: decoder.0.ffn}}}}}", "graph.decoder.layer.cross.kv", "'ffn'")
     ],
     "must name an input, an earlier node, or a layer of a stack (encoder.0), but is {}": [
         ("{graph: {decoder: {layer: {cross: {kv: 3}}}}}", "graph.decoder.layer.cross.kv", "3"),

@@ -18,6 +18,7 @@ from tfm_blocks.registry.expression import evaluate, names_in
 from tfm_blocks.report.show import COMPLEXITY, complexity
 
 ARGUMENTS = {"heads": 2, "r": 9, "kernel_size": 5, "dilation": 1, "d_inner": 8, "d_state": 4}
+ARGUMENTS |= {"memory": 3, "d_key": 4, "d_value": 4}
 MODELS = Path(__file__).parents[1] / "models"
 MAPS_MIX = ("rnn", "gru", "lstm", "convolution")  # their maps mix the positions
 blocks = pytest.mark.parametrize("name", COMPLEXITY)
@@ -27,6 +28,7 @@ def mapping(name, d, *, causal=False, **changed):
     """Return a model of one such block over vectors."""
     known = REGISTRY.blocks[name].arguments
     arguments = {key: value for key, value in {**ARGUMENTS, **changed}.items() if key in known}
+    arguments |= {port.name: "x" for port in REGISTRY.blocks[name].signature.ports[1:] if not port.optional}
     masked = {"mask": "causal"} if causal and "mask" in known else {}
     return {"inputs": {"x": f"B S {d}"}, "graph": {"mix": {"block": name, "in": "x", **arguments, **masked}}}
 

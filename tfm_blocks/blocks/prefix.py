@@ -55,7 +55,7 @@ class PrefixAttention(MultiHead):
     ) -> Heads:
         """Return the queries of x, and the keys, values and mask of the prefix and then of x."""
         k_BGNK, v_BGNK = self._keys_and_values(torch.cat((prefix_BSD, x_BTD), 1))
-        q_BHTK = self._queries(x_BTD, Span(0, x_BTD.shape[1]))
+        q_BHTK = self.own_queries(x_BTD, Span(0, x_BTD.shape[1]))
         return q_BHTK, k_BGNK, v_BGNK, _prefix_mask(keep_BS, causal_mask(keep_BT))
 
     def start(self, prefix_BSD: Tensor, *, keep_BS: Tensor, room: CacheShape) -> State:  # type: ignore[override]
@@ -83,7 +83,7 @@ class PrefixAttention(MultiHead):
         """Attend to the prefix and to the target positions that the mask `past_B1MN` allows."""
         k, v = torch.cat((state.fixed["k_BGSK"], k_BGNK), 2), torch.cat((state.fixed["v_BGSK"], v_BGNK), 2)
         masks = _prefix_mask(state.fixed["keep_BS"], past_B1MN)
-        return self.finish(self.attend(self._queries(x_BMD, span), k, v, masks), x_BMD)
+        return self.finish(self.attend(self.own_queries(x_BMD, span), k, v, masks), x_BMD)
 
 
 def _prefix_mask(keep_BS: Tensor, past_B1TN: Tensor) -> AttentionMask:

@@ -87,7 +87,7 @@ def _grouped(steps: Sequence[Step]) -> list[list[Step]]:
 def _block(node: Node, info: BlockInfo, notes: Sequence[str], inputs: Mapping[str, tuple[str, ...]]) -> Box:
     if node.block == "sum" and not notes:
         return Box((), "other", (), glyph="plus")
-    forked = "attention" in info.name and "kv" not in node.reads
+    forked = "attention" in info.name and node.reads.keys().isdisjoint(("kv", "k"))
     glyph: Glyph = "wave" if node.block in SIGNALS else "box"
     return Box((), _kind(info), _title(node, inputs), tuple(notes), glyph, forked=forked)
 

@@ -13,6 +13,7 @@ from tfm_blocks.language.repeat import expand_layers, expand_parallel
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Node, Path
 from tfm_blocks.language.tree import (
+    ENTRY,
     MODEL,
     BlockTree,
     LayerTree,
@@ -23,6 +24,7 @@ from tfm_blocks.language.tree import (
     SameTree,
     Scope,
     Tree,
+    node_in_layer,
     referenced_layers,
 )
 from tfm_blocks.language.wiring import find_mixed_reach, find_unread, find_unused, find_without_effect
@@ -94,9 +96,9 @@ class Expander(Pass):
         self.warnings += find_without_effect(tree, args.used, self.sources)
         self.warnings += find_mixed_reach(args.changed, self.registry, self.sources)
 
-    def expand_graph(self, graph: Sequence[Tree], outer: Context) -> str:
-        """Expand the nodes in order and return the address of the last output."""
-        scope = Scope({}, outer.scope)
+    def expand_graph(self, graph: Sequence[Tree], outer: Context, names: dict[str, NamedOutput] | None = None) -> str:
+        """Expand the nodes in order and return the address of the last output; add the nodes to `names`."""
+        scope = Scope({} if names is None else names, outer.scope)
         before = outer.entry
         for tree in graph:
             scope.names[tree.name] = self.expand_node(tree, replace(outer, scope=scope, entry=before))
@@ -134,36 +136,45 @@ class Expander(Pass):
                 help = f"in: {known[0]}" if known else "name an input under model.inputs"
                 self.report(tree.path, "the first node has no earlier node to read", help)
             return (context.entry or MISSING_INPUT,)
-        addresses = [address for item in tree.reads[key] for address in self.resolve(item, path, context)]
+        resolved = [self.resolve(item, path, context) for item in tree.reads[key]]
+        addresses = [address for known in resolved for address in known or ()]
+        if not addresses and None not in resolved:
+            self.report(
+                path, "there are no earlier layers to read", f"add a node that exists in all layers: [{ENTRY}, …]"
+            )
         if len(addresses) > 1 and not port.many:
             rule = f"{port.name} reads one tensor, but has {len(addresses)}: {', '.join(addresses[:3])}, …"
             self.report(path, rule, "combine them: {block: weighted_sum, in: …}")
         return tuple(addresses) or (context.entry or MISSING_INPUT,)
 
-    def resolve(self, item: Reference | BlockTree, path: Path, context: Context) -> list[str]:
-        """Resolve a reference or an inline node to addresses; return [] if it is invalid."""
+    def resolve(self, item: Reference | BlockTree, path: Path, context: Context) -> list[str] | None:
+        """Resolve a reference or an inline node to addresses; return None if it is invalid."""
         if isinstance(item, BlockTree):
             return [self.expand_node(item, context).output]
         try:
-            output = context.scope.find(item.name)
+            output = context.scope.find(item.name, item.layer)
             indices = replace(context.args, index=context.index or {})
             layers = referenced_layers(item, output, indices.evaluate) if item.layer else []
             self.reads += len(layers) or 1
             if self.reads > MAX_READS:
                 raise TooLargeError(f"{MAX_READS} references")
-            return [self._layer_output(output, layer) for layer in layers] or [output.output]
+            if item.node:
+                return [node_in_layer(item, output, layer) for layer in layers]
+            return [self._layer_output(output, layer) for layer in layers] if item.layer else [output.output]
         except ValueError as error:
             example = "encoder.0 is the first layer, encoder.-1 the last"
             self.report(path, str(error), error.help if isinstance(error, RuleError) else example)
-            return []
+            return None
 
     def _layer_output(self, stack: NamedOutput, layer: int) -> str:
         """Return the address of one layer's output, after the final operations of the stack, such as the last norm.
 
         Only the last layer has a node for these operations, so the node is copied for any other layer.
         """
-        if stack.last is None or layer == len(stack.layers) - 1:
-            return stack.output if layer == len(stack.layers) - 1 else stack.layers[layer]
+        if stack.last is None:
+            return stack.layers[layer]
+        if layer == len(stack.layers) - 1:
+            return stack.output
         address = f"{stack.last.removesuffix('last')}{layer}.last"
         exit = stack.layers[layer]
         self.nodes[address] = replace(self.nodes[stack.last], address=address, reads={"x": (exit,)}, residual=exit)

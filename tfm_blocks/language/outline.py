@@ -229,7 +229,7 @@ def write_reference(reference: str, reader: str, outline: Outline) -> str:
         read = [write_references(addresses, reference, outline) for addresses in inline.reads.values()]
         return f"{write_part(inline.part, outline.registry)} of {', '.join(read)}"
     graph = reader.rpartition(".")[0]
-    while graph and not reference.startswith(f"{graph}."):
+    while graph and not (reference.startswith(f"{graph}.") and not reference[len(graph) + 1].isdigit()):
         graph = graph.rpartition(".")[0]
     return reference.removeprefix(f"{graph}.")
 

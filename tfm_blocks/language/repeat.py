@@ -43,12 +43,15 @@ def _stack(expander: Expander, tree: LayerTree, context: Context, graphs: Sequen
     add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm, ends=not context.stack)
     entry = expander.resolve_entry(tree, context)
     expander.stacks.setdefault(context.stack or context.address, 0)
-    exits = []
+    exits: list[str] = []
+    nodes: list[dict[str, NamedOutput]] = []
     for index, graph in enumerate(graphs):
-        scope = Scope({ENTRY: NamedOutput(entry)}, context.scope, tree.name)
+        nodes.append({})
+        earlier = NamedOutput("", layers=tuple(exits), inside=tuple(nodes))
+        scope = Scope({ENTRY: NamedOutput(entry)}, context.scope, tree.name, earlier)
         inside = replace(_layer(tree, context, index, count), scope=scope, add_norm=add_norm, entry=entry)
         counted = expander.stacks[inside.stack]
-        exit = expander.expand_graph(graph, inside)
+        exit = expander.expand_graph(graph, inside, nodes[-1])
         is_innermost = expander.stacks[inside.stack] == counted
         if is_innermost and (count > 1 or not context.stack):  # an inner `layer` without repeat only groups nodes
             expander.stacks[inside.stack] += 1
@@ -57,13 +60,13 @@ def _stack(expander: Expander, tree: LayerTree, context: Context, graphs: Sequen
         exits.append(exit)
         entry = exit
     if not add_norm.last or context.stack:
-        return NamedOutput(entry, layers=tuple(exits))
+        return NamedOutput(entry, layers=tuple(exits), inside=tuple(nodes))
     last = context.within("last")
     steps = expander.collect(read_steps, add_norm.last, tree.path, context.args.inner(tree.args, tree.path))
     expander.nodes[last.address] = Node(
         last.address, tree.path, last.owner, None, {"x": (entry,)}, entry, post=steps, stack=context.address
     )
-    return NamedOutput(last.address, layers=tuple(exits), last=last.address)
+    return NamedOutput(last.address, layers=tuple(exits), last=last.address, inside=tuple(nodes))
 
 
 def _layer(tree: LayerTree, context: Context, index: int, count: int) -> Context:

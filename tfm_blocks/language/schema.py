@@ -25,7 +25,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 NULL: Schema = {"type": "null"}
 KNOB: Schema = {"type": "string", "pattern": r"^\$\{[A-Za-z_]\w*\}$"}
 ARITHMETIC: Schema = {"pattern": r"^[\w\s.+*/%()${}-]+$", "maxLength": LONGEST}
-REFERENCE: Schema = {"type": "string", "pattern": r"^(\$\{\w+\}|[^\W\d]\w*(\.(\*|-?\d{1,4}|\(.+\)))?)$"}
+REFERENCE: Schema = {"type": "string", "pattern": r"^(\$\{\w+\}|[^\W\d]\w*(\.(\*|-?\d{1,4}|\(.+\))(\.[^\W\d]\w*)?)?)$"}
 AXES = r"^([A-Z][A-Z0-9_]*|\$\{\w+\})( ([A-Z][A-Z0-9_]*|[1-9]\d*|\$\{\w+\}))+$"
 PLACED: Schema = {key: {"type": ["string", "null"]} for key in PLACEMENT}
 

@@ -1,6 +1,7 @@
 """A model as written: references to inputs and nodes with the scopes of their names, and one object per node.
 
-`encoder` is an output; `encoder.0`, `encoder.-1`, `encoder.(n-1-i)` are layers of a stack; `encoder.*` is all layers.
+`encoder` is an output; `encoder.0`, `encoder.-1`, `encoder.(n-1-i)` are layers of a stack; `encoder.*` is all layers;
+`encoder.0.attn` is a node of a layer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo
 
 ENTRY = "entry"
 ALL = "*"
-_REFERENCE = re.compile(r"(?P<name>[^\W\d]\w*)(?:\.(?P<layer>\*|0|-?[1-9][0-9]{0,3}|\([^()]*(?:\([^()]*\)[^()]*)*\)))?")
+_REFERENCE = re.compile(
+    r"(?P<name>[^\W\d]\w*)"
+    r"(?:\.(?P<layer>\*|0|-?[1-9][0-9]{0,3}|\([^()]*(?:\([^()]*\)[^()]*)*\))(?:\.(?P<node>[^\W\d]\w*))?)?"
+)
 LAYERS = re.compile(r"0|-?[1-9][0-9]{0,3}|[^:]*:[^:]*(:[^:]*)?")  # an index of a layer, or a slice
 INDEX = {"i": "index", "n": "number"}
 Refusal = tuple[str, str]
@@ -24,16 +28,20 @@ Refusal = tuple[str, str]
 
 @dataclass(frozen=True)
 class Reference:
-    """A name and a layer of that stack: "" for the stack's output, `*` for all layers, or arithmetic."""
+    """A name, a layer of that stack, and a node of that layer, which is "" for the layer's output.
+
+    `layer` is "" for the stack's output, `*` for all layers, or arithmetic.
+    """
 
     name: str
     layer: str = ""
+    node: str = ""
 
     def __str__(self) -> str:
         if not self.layer:
             return self.name
         plain = self.layer == ALL or self.layer.lstrip("-").isdigit()
-        return f"{self.name}.{self.layer}" if plain else f"{self.name}.({self.layer})"
+        return ".".join(filter(None, (self.name, self.layer if plain else f"({self.layer})", self.node)))
 
 
 def read_reference(value: Any) -> Reference:
@@ -44,35 +52,44 @@ def read_reference(value: Any) -> Reference:
             f"must name an input, an earlier node, or a layer of a stack (encoder.0), but is {shown(value)}"
         )
     layer = match["layer"] or ""
-    return Reference(match["name"], layer[1:-1] if layer.startswith("(") else layer)
+    return Reference(match["name"], layer[1:-1] if layer.startswith("(") else layer, match["node"] or "")
 
 
 @dataclass(frozen=True)
 class NamedOutput:
     """The output that a name refers to, and the layers if it is a stack.
 
-    `layers` are the addresses of the layers' outputs. `last` is the address of the operations at the stack's end.
+    `layers` are the addresses of the layers' outputs, and `inside` the nodes of each layer by name. `last` is the
+    address of the operations at the stack's end. A stack without an output is being expanded: `layers` are the ones so
+    far, and the last of `inside` is incomplete.
     """
 
     output: str
     block: bool = False
     layers: tuple[str, ...] = ()
     last: str | None = None
+    inside: tuple[Mapping[str, NamedOutput], ...] = ()
 
 
 @dataclass(frozen=True)
 class Scope:
-    """The names of a graph and of the graphs around it. `part_of` is the stack or parallel that contains the graph."""
+    """The names of a graph and of the graphs around it.
+
+    `part_of` is the stack or parallel that contains the graph, and `earlier` the earlier layers of that stack.
+    """
 
     names: dict[str, NamedOutput] = field(default_factory=dict)
     outer: Scope | None = None
     part_of: str = ""
+    earlier: NamedOutput | None = None
 
-    def find(self, name: str) -> NamedOutput:
-        """Look up a name. Raises RuleError if it cannot be read from this graph."""
+    def find(self, name: str, layer: str = "") -> NamedOutput:
+        """Look up a name, or a stack of which a `layer` is read. Raises RuleError if this graph cannot read it."""
         for scope in self._outwards():
             if name in scope.names:
                 return scope.names[name]
+            if layer and name == scope.part_of and scope.earlier:
+                return scope.earlier
         if any(name == scope.part_of for scope in self._outwards()):
             rule = f"{name!r} contains this node, so its output does not exist yet"
             raise RuleError(rule, f"write {ENTRY}: in a layer, that is the output of the previous layer")
@@ -91,15 +108,27 @@ class Scope:
 
 def referenced_layers(reference: Reference, seen: NamedOutput, evaluate: Callable[[str], Any]) -> list[int]:
     """Return the indices of the layers that a reference names. Raises ValueError."""
-    count = len(seen.layers)
-    if not count:
+    count, finished = len(seen.layers), bool(seen.output)
+    if not count and finished:
         raise ValueError(f"{reference.name} has no layers: {reference} needs a stack, which is a layer with repeat")
     if reference.layer == ALL:
         return list(range(count))
     index = evaluate(reference.layer)
-    if type(index) is not int or not -count <= index < count:
+    if not finished and (type(index) is not int or not 0 <= index < (len(seen.inside) if reference.node else count)):
+        rule = f"{reference} is layer {index}, but a layer of {reference.name} can read only earlier layers"
+        raise RuleError(rule, "at: {0: …} changes the first layer, which has no earlier one")
+    if type(index) is not int or not -max(count, 1) <= index < max(count, 1):
         raise ValueError(f"{reference} is layer {index}, but {reference.name} has layers 0 to {count - 1}")
-    return [index % count]
+    return [index % count] if finished else [index]
+
+
+def node_in_layer(reference: Reference, seen: NamedOutput, layer: int) -> str:
+    """Return the address of the node of a layer that a reference names. Raises RuleError."""
+    nodes = seen.inside[layer]
+    if reference.node not in nodes:
+        rule = f"{reference.node!r} is not a node of layer {layer} of {reference.name} that can be read here"
+        raise RuleError(rule, suggest(reference.node, nodes) or f"write {reference.name}.{layer}")
+    return nodes[reference.node].output
 
 
 def check_node_name(name: str, inputs: Collection[str], reserved: Collection[str]) -> Refusal | None:

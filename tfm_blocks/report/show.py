@@ -38,6 +38,8 @@ _LINEAR = Complexity(f"n * ({CHUNK} + d / heads) * d", f"n / {CHUNK}", f"n / {CH
 
 COMPLEXITY = {
     "attention": _ATTENTION,
+    "memory_attention": Complexity("n * (n + memory) * d", "1", "1"),
+    "shared_attention": _ATTENTION,
     "talking_heads_attention": _ATTENTION,
     "differential_attention": _ATTENTION,
     "restricted_attention": Complexity("n * r * d", "1", "n / r"),
@@ -48,7 +50,7 @@ COMPLEXITY = {
     "convolution": Complexity("n * kernel_size * d * d", "1", "n / (kernel_size * dilation)"),
     "depthwise_conv": Complexity("n * kernel_size * d", "1", "n / kernel_size"),
     "retention": _LINEAR,
-    "gated_delta_rule": _LINEAR,
+    "gated_delta_rule": Complexity(f"n * ({CHUNK} + d_key) * heads * d_value", f"n / {CHUNK}", f"n / {CHUNK}"),
     "mamba2": Complexity(f"n * ({CHUNK} + d_state) * d_inner", f"n / {CHUNK}", f"n / {CHUNK}"),
 }
 

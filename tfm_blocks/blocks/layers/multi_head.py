@@ -187,10 +187,10 @@ class MultiHead(DotProduct):
         if kv_BSE is None:
             q_BHTK, k_BGSK, v_BGSK = self.self_heads(x_BTD, span_T)
         else:
-            q_BHTK, (k_BGSK, v_BGSK) = self._queries(x_BTD, span_T), self._keys_and_values(kv_BSE)
+            q_BHTK, (k_BGSK, v_BGSK) = self.own_queries(x_BTD, span_T), self._keys_and_values(kv_BSE)
         keep = masks["keep_BT"] if kv_BSE is None or masks.get("keep_BS") is None else masks["keep_BS"]
         mask = sequence_mask(keep, causal=self.causal, right_padded=masks.get("right_padded_T", True))
-        mask = self._with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, mask)
+        mask = self.with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, mask)
         return q_BHTK, k_BGSK, v_BGSK, mask
 
     def project(self, linear: Linear, x_BND: Tensor) -> Tensor:
@@ -233,7 +233,8 @@ class MultiHead(DotProduct):
         q_BHNK, k_BHNK, v_BHNK = split_widths(self.project(self.qkv, x_BND), heads, head_widths)
         return self.queries(q_BHNK, span_N), self.keys(k_BHNK, span_N), v_BHNK
 
-    def _queries(self, x_BTD: Tensor, span_T: Span) -> Tensor:
+    def own_queries(self, x_BTD: Tensor, span_T: Span) -> Tensor:
+        """Return the queries of a sequence whose keys and values come from elsewhere."""
         (q_BHTK,) = split_heads(self.project(self.q, x_BTD), self.widths.heads, 1)
         return self.queries(q_BHTK, span_T)
 
@@ -242,7 +243,7 @@ class MultiHead(DotProduct):
         k_BGSK, v_BGSK = split_widths(self.project(self.kv, kv_BSE), (w.kv_heads, w.kv_heads), (w.key, w.value))
         return self.keys(k_BGSK, Span(0, kv_BSE.shape[1])), v_BGSK
 
-    def _with_positions(
+    def with_positions(
         self, span_T: Span, span_S: Span, score_bias_HTS: Tensor | None, masks: AttentionMask
     ) -> AttentionMask:
         """Return the mask with the biases and distances that depend on positions, if they are needed."""
@@ -274,15 +275,15 @@ class MultiHead(DotProduct):
         else:
             q_BHPK, k_BGSK, v_BGSK = self.self_heads(x_BPD, span_P)
             state.fill(k=k_BGSK, v=v_BGSK)
-            masks = self._with_positions(span_P, span_P, score_bias_HTS, AttentionMask(causal=True))
+            masks = self.with_positions(span_P, span_P, score_bias_HTS, AttentionMask(causal=True))
         return self.finish(self.attend(q_BHPK, k_BGSK, v_BGSK, masks), x_BPD), state
 
     def _fixed(self, x_BTD: Tensor, span_T: Span, state: State, score_bias_HTS: Tensor | None) -> Heads:
         """Return the queries of the target, and the keys, values and mask that `start` computed from `kv_BSE`."""
         k_BGSK, v_BGSK, keep_BS = (state.fixed[name] for name in ("k_BGSK", "v_BGSK", "keep_BS"))
         masks = AttentionMask(keep_BS[:, None, None])
-        masks = self._with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, masks)
-        return self._queries(x_BTD, span_T), k_BGSK, v_BGSK, masks
+        masks = self.with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, masks)
+        return self.own_queries(x_BTD, span_T), k_BGSK, v_BGSK, masks
 
     def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
         """Process the next position of each hypothesis. The M hypotheses of a sentence become M queries: x_BMD."""
@@ -291,14 +292,16 @@ class MultiHead(DotProduct):
             q_BHMK, k_BGSK, v_BGSK, masks = self._fixed(x_BMD, current, state, score_bias_HTS)
         else:
             q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, current)
-            band = (self.window, self.dilation)
-            k_BGSK, v_BGSK = state.append("k", k_BGMK, *band), state.append("v", v_BGMK, *band)
-            masks = self._past_mask(current, state, score_bias_HTS)
-        if self.scores.fused and masks.bias is None and type(self).attend is DotProduct.attend:
-            y_BHMK = few_queries(q_BHMK, k_BGSK, v_BGSK, masks.mask, self.scores.beta)
-        else:
-            y_BHMK = self.attend(q_BHMK, k_BGSK, v_BGSK, masks)
-        return self.finish(y_BHMK, x_BMD).view_as(x_R1D), state
+            k_BGSK, v_BGSK, masks = self.append(k_BGMK, v_BGMK, state, score_bias_HTS)
+        return self.finish(self.attend_few(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
+
+    def append(
+        self, k_BGMK: Tensor, v_BGMK: Tensor, state: State, score_bias_HTS: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, AttentionMask]:
+        """Append the keys and values of the current position to the caches; return those of the past and their mask."""
+        band = (self.window, self.dilation)
+        k_BGSK, v_BGSK = state.append("k", k_BGMK, *band), state.append("v", v_BGMK, *band)
+        return k_BGSK, v_BGSK, self._past_mask(Span(state.position, 1), state, score_bias_HTS)
 
     def _past_mask(self, current: Span, state: State, score_bias_HTS: Tensor | None) -> AttentionMask:
         """Return the mask of the current position over the cached positions of all hypotheses."""
@@ -307,7 +310,13 @@ class MultiHead(DotProduct):
             return AttentionMask(mask)
         past = state.past(self.window, self.dilation)
         length = (past.stop - past.start - 1) // past.step + 1
-        masks = self._with_positions(current, Span(past.start, length, past.step), score_bias_HTS, AttentionMask(mask))
+        masks = self.with_positions(current, Span(past.start, length, past.step), score_bias_HTS, AttentionMask(mask))
         per_position = (masks.bias, masks.distance_TS)
         bias, distance_1S = (x if x is None else x.repeat_interleave(state.hypotheses, -1) for x in per_position)
         return masks._replace(bias=bias, distance_TS=distance_1S)
+
+    def attend_few(self, q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        """Compute `attend` for one step, with a kernel for few queries if neither a bias nor a subclass prevents it."""
+        if not self.scores.fused or masks.bias is not None or type(self).attend is not DotProduct.attend:
+            return self.attend(q_BHMK, k_BGSK, v_BGSK, masks)
+        return few_queries(q_BHMK, k_BGSK, v_BGSK, masks.mask, self.scores.beta)

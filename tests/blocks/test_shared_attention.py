@@ -1,0 +1,64 @@
+"""Attention that reads projected keys and values, against a loop in float64 and against `attention` on one input."""
+
+import math
+
+import pytest
+import torch
+
+from tests.blocks.test_attention import keep
+from tests.blocks.test_attention_kinds import filled
+from tests.network.examples import TESTS, build
+from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.shared_attention import SharedAttention
+from tfm_blocks.registry.values import Part
+
+B, N, D, E, F, H, G = 2, 7, 16, 6, 10, 4, 2
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+@torch.no_grad()
+def test_each_query_weighs_the_values_by_the_keys_of_another_node(mask):
+    own = filled(SharedAttention(D, E, F, heads=H, kv_heads=G, mask=mask).double())
+    x_BND, k_BNE, v_BNF = (torch.randn(B, N, width).double() for width in (D, E, F))
+    y_BND = own(x_BND, k_BNE, v_BNF, keep_BT=keep([N, N], N))
+    q_width, v_width = E // G, F // G
+    for b in range(B):
+        queries = x_BND[b] @ own.q.weight.T + own.q.bias
+        for t in range(N):
+            seen, heads = slice(0, t + 1 if mask else N), []
+            for h in range(H):
+                g = h // (H // G)
+                query = queries[t, h * q_width : (h + 1) * q_width]
+                scores = k_BNE[b, seen, g * q_width : (g + 1) * q_width] @ query / math.sqrt(q_width)
+                heads.append(torch.softmax(scores, 0) @ v_BNF[b, seen, g * v_width : (g + 1) * v_width])
+            torch.testing.assert_close(y_BND[b, t], own.out.weight @ torch.cat(heads) + own.out.bias)
+
+
+@torch.no_grad()
+def test_with_projections_of_its_input_it_is_attention():
+    options = {"heads": H, "kv_heads": G, "mask": "causal", "position": Part("rotary"), "qk_norm": Part("rmsnorm")}
+    whole = filled(Attention(D, None, gate=Part("sigmoid_gate"), **options))
+    own = SharedAttention(D, D // 2, D // 2, gate=Part("sigmoid_gate"), **options)
+    state = whole.state_dict()
+    weights, biases = (state.pop(f"qkv.{name}").split([D, D // 2, D // 2]) for name in ("weight", "bias"))
+    own.load_state_dict({**state, "q.weight": weights[0], "q.bias": biases[0]})
+    x_BND, keep_BN = torch.randn(B, N, D), keep([N, N - 3], N)
+    k_BNE, v_BNF = (x_BND @ weight.T + bias for weight, bias in zip(weights[1:], biases[1:], strict=True))
+    torch.testing.assert_close(own(x_BND, k_BNE, v_BNF, keep_BT=keep_BN), whole(x_BND, keep_BT=keep_BN))
+
+
+@torch.no_grad()
+def test_a_value_residual_mixes_the_values_of_the_first_layer_into_later_ones():
+    network = build(next(path for path in TESTS if path.stem == "value_residual")).eval()
+    outputs, reads = {}, {}
+    for layer in (0, 1):
+        value, attention = (network.get_submodule(f"decoder.{layer}.{name}.block") for name in ("value", "self"))
+        value.register_forward_hook(lambda module, inputs, y_BTF, layer=layer: outputs.update({layer: y_BTF}))
+        attention.register_forward_pre_hook(
+            lambda module, inputs, ports, layer=layer: reads.update({layer: ports["v_BTF"]}), with_kwargs=True
+        )
+    network.get_parameter("decoder.1.self.in_v.block.weight").copy_(torch.tensor([1.0, 0.0]))
+    network(tgt=torch.randint(4, 30, (B, N)))
+    own = math.e / (math.e + 1)
+    torch.testing.assert_close(reads[0], outputs[0])
+    torch.testing.assert_close(reads[1], own * outputs[1] + (1 - own) * outputs[0])
