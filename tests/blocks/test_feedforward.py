@@ -48,6 +48,19 @@ def test_gated_ffn_with_sigmoid_is_torchs_glu():
     torch.testing.assert_close(own(INPUTS), own.out(F.glu(torch.cat([value_BTF, gate_BTF], -1))))
 
 
+@torch.no_grad()
+def test_the_inner_norm_follows_the_activation_and_the_gate():
+    norm = Part("layernorm")
+    plain, gated = (
+        with_random_weights(block(D, d_ff=INNER, inner_norm=norm)) for block in (FeedForward, GatedFeedForward)
+    )
+    expected = F.layer_norm(torch.relu(plain.inner(INPUTS)), (INNER,), plain.norm.weight, plain.norm.bias)
+    torch.testing.assert_close(plain(INPUTS), plain.out(expected))
+    gate_BTF, value_BTF = gated.inner(INPUTS).chunk(2, -1)
+    expected = F.layer_norm(F.silu(gate_BTF) * value_BTF, (INNER,), gated.norm.weight, gated.norm.bias)
+    torch.testing.assert_close(gated(INPUTS), gated.out(expected))
+
+
 @pytest.mark.parametrize("block", [FeedForward, GatedFeedForward])
 def test_dropout_falls_on_the_inner_width_in_training_only(block):
     own = with_random_weights(block(D, d_ff=INNER, activation_dropout=0.5))

@@ -9,7 +9,9 @@ from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
 from tests.network.examples import TESTS, build
 from tfm_blocks.blocks.attention import Attention
-from tfm_blocks.blocks.shared_attention import SharedAttention
+from tfm_blocks.blocks.shared_attention import ResidualAttention, SharedAttention
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.network.build import check_model
 from tfm_blocks.registry.values import Part
 
 B, N, D, E, F, H, G = 2, 7, 16, 6, 10, 4, 2
@@ -62,3 +64,28 @@ def test_a_value_residual_mixes_the_values_of_the_first_layer_into_later_ones():
     own = math.e / (math.e + 1)
     torch.testing.assert_close(reads[0], outputs[0])
     torch.testing.assert_close(reads[1], own * outputs[1] + (1 - own) * outputs[0])
+
+
+@torch.no_grad()
+def test_residual_attention_adds_the_scores_of_all_its_queries_and_keys():
+    own = filled(ResidualAttention(D, 3, E, F, heads=2, mask="causal").double())
+    x_BND, v_BNF = torch.randn(B, N, D).double(), torch.randn(B, N, F).double()
+    q, k = ([torch.randn(B, N, E).double() for _ in range(3)] for _ in range(2))
+    y_BND = own(x_BND, q, k, v_BNF, keep_BT=keep([N, N], N))
+    width, v_width = E // 2, F // 2
+    for t in range(N):
+        heads = []
+        for h in range(2):
+            part, scores = slice(h * width, (h + 1) * width), torch.zeros(t + 1).double()
+            for q_BNE, k_BNE in zip(q, k, strict=True):
+                scores += k_BNE[0, : t + 1, part] @ q_BNE[0, t, part] / math.sqrt(width)
+            heads.append(torch.softmax(scores, 0) @ v_BNF[0, : t + 1, h * v_width : (h + 1) * v_width])
+        torch.testing.assert_close(y_BND[0, t], own.out.weight @ torch.cat(heads) + own.out.bias)
+
+
+def test_each_query_of_residual_attention_has_a_key():
+    nodes = {"q": ["a", "b"], "k": ["a"], "v": "a"}
+    graph = {"a": {"block": "linear", "in": "x", "d_out": 8}, "b": {"block": "linear", "in": "x", "d_out": 8}}
+    graph["mix"] = {"block": "residual_attention", "in": "x", "heads": 2, **nodes}
+    with pytest.raises(ConfigError, match="each q has a k, but there are 2 of q and 1 of k"):
+        check_model({"inputs": {"x": "B N 8"}, "graph": graph})

@@ -7,7 +7,7 @@ import torch
 
 from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
-from tfm_blocks.blocks.attention_parts import Forgetful, SigmoidScores, TopScores
+from tfm_blocks.blocks.attention_parts import Forgetful, GLUGate, SigmoidScores, TopScores
 from tfm_blocks.blocks.convolution import TokenShift
 from tfm_blocks.blocks.mixing import GRUGate
 from tfm_blocks.blocks.norm import L2Norm
@@ -132,3 +132,24 @@ def test_the_gru_gate_without_carry_is_torchs_cell():
         ours.bias.copy_(getattr(cell, f"bias_{theirs}"))
     x, *ys = torch.randn(3, N, D).double()
     torch.testing.assert_close(own(x[None], [y[None] for y in ys])[0], cell(ys[0] + ys[1], x))
+
+
+@torch.no_grad()
+def test_the_glu_gate_is_attention_on_attention():
+    """AoA: a map of the result and the query, times the sigmoid of another map of both."""
+    own, x_BND, y_BNE = filled(GLUGate(D, 5).double()), torch.randn(B, N, D).double(), torch.randn(B, N, 5).double()
+    (w, v), (b, c) = own.map.weight.split(5), own.map.bias.split(5)
+    for n in range(N):
+        both = torch.cat((x_BND[0, n], y_BNE[0, n]))
+        torch.testing.assert_close(own(x_BND, y_BNE)[0, n], (w @ both + b) / (1 + torch.exp(-(v @ both + c))))
+
+
+@torch.no_grad()
+def test_a_norm_comes_before_the_output_projection():
+    own, x_BND = built(block="attention", out_norm="l2norm"), torch.randn(B, N, D).double()
+    plain = built(block="attention")
+    plain.load_state_dict(own.state_dict())
+    heads_BNX = plain.out.weight.inverse() @ (plain(x_BND, keep_BT=keep([N, N], N)) - plain.out.bias)[..., None]
+    length_BN1 = heads_BNX[..., 0].square().sum(2, keepdim=True).sqrt()
+    expected = own.out(heads_BNX[..., 0] / length_BN1)
+    torch.testing.assert_close(own(x_BND, keep_BT=keep([N, N], N)), expected)

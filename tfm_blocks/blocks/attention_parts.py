@@ -254,3 +254,22 @@ class HeadGain(nn.Module):
 
     def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:
         return (torch.unflatten(y_BTE, 2, (len(self.weight), -1)) * self.weight[:, None]).flatten(2)
+
+
+@block("glu_gate", SIGNATURE, category="gate", source="Huang et al. 2019, attention on attention, equation 2")
+class GLUGate(nn.Module):
+    """(W [x; y] + b) ⊙ σ(V [x; y] + c): x_BTD, y_BTE -> y_BTE.
+
+    As the `gate` of an attention, y is the output of all heads and x the input of the attention. Attention sets `bias`:
+    the gate has biases if the projections to queries, keys and values have them.
+
+    Also known as: attention on attention, AoA.
+    Use: attention with `gate: glu_gate`.
+    """
+
+    def __init__(self, D: int, E: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.map = Linear(D + E, 2 * E, parts=2, bias=bias)
+
+    def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:
+        return F.glu(self.map(torch.cat((x_BTD, y_BTE), 2)), 2)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.linear import Dropout, Linear
 from tfm_blocks.registry.blocks import REGISTRY, block
-from tfm_blocks.registry.values import Activation, Part, Rate
+from tfm_blocks.registry.values import Activation, Norm, Part, Rate
 
 
 @block("relu", "x: B T D -> B T D", category="activation", source="Nair and Hinton 2010, rectified linear units")
@@ -140,23 +140,33 @@ WIDTH = {"d_ff >= 1": "the inner width is at least 1"}
 class FeedForward(nn.Module):
     """f(x W1 + b1) W2 + b2: x_BTD -> x_BTD, with inner width F = `d_ff` and activation f.
 
+    `inner_norm` normalises the inner vector before W2 (Shleifer et al. 2021, NormFormer, section 2.1).
+
     Also known as: MLP, position-wise feed-forward network, FFN.
     Use: the feed-forward network of the paper.
     Cost: 2 · d · d_ff multiply-adds for each position.
     """
 
     def __init__(
-        self, D: int, *, d_ff: int, activation: Activation = RELU, activation_dropout: Rate = 0.0, bias: bool = True
+        self,
+        D: int,
+        *,
+        d_ff: int,
+        activation: Activation = RELU,
+        activation_dropout: Rate = 0.0,
+        inner_norm: Norm | None = None,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.inner = Linear(D, d_ff, bias=bias, depth_scaled=(0,))
         self.out = Linear(d_ff, D, bias=bias, depth_scaled=(0,))
         self.activation: nn.Module = REGISTRY.make(activation, d_ff)
         self.dropout = Dropout(activation_dropout)
+        self.norm: nn.Module | None = REGISTRY.make(inner_norm, d_ff) if inner_norm else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTF = self.dropout(self.activation(self.inner(x_BTD)))
-        out_BTD: Tensor = self.out(x_BTF)
+        x_BTF = self.activation(self.inner(x_BTD))
+        out_BTD: Tensor = self.out(self.dropout(x_BTF if self.norm is None else self.norm(x_BTF)))
         return out_BTD
 
 
@@ -166,7 +176,7 @@ class GatedFeedForward(nn.Module):
 
     The activation f selects the variant: sigmoid is GLU, relu ReGLU, gelu GEGLU, silu SwiGLU. W1 and V are the first
     and second half of a single map. There are three maps instead of the two of `ffn`, so two thirds of its `d_ff` give
-    the same number of weights.
+    the same number of weights. `inner_norm` normalises the inner vector before W2 (Wang et al. 2022, sub-LayerNorm).
 
     Also known as: SwiGLU (`activation: silu`), GEGLU (`gelu`), ReGLU (`relu`), GLU (`sigmoid`).
     Use: Llama, T5 v1.1 and most decoders since. With two thirds of `d_ff` it has as many parameters as `ffn`.
@@ -174,15 +184,24 @@ class GatedFeedForward(nn.Module):
     """
 
     def __init__(
-        self, D: int, *, d_ff: int, activation: Activation = SILU, activation_dropout: Rate = 0.0, bias: bool = True
+        self,
+        D: int,
+        *,
+        d_ff: int,
+        activation: Activation = SILU,
+        activation_dropout: Rate = 0.0,
+        inner_norm: Norm | None = None,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.inner = Linear(D, 2 * d_ff, parts=2, bias=bias, depth_scaled=(1,))
         self.out = Linear(d_ff, D, bias=bias, depth_scaled=(0,))
         self.activation: nn.Module = REGISTRY.make(activation, d_ff)
         self.dropout = Dropout(activation_dropout)
+        self.norm: nn.Module | None = REGISTRY.make(inner_norm, d_ff) if inner_norm else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         gate_BTF, x_BTF = self.inner(x_BTD).chunk(2, -1)
-        out_BTD: Tensor = self.out(self.dropout(self.activation(gate_BTF) * x_BTF))
+        y_BTF = self.activation(gate_BTF) * x_BTF
+        out_BTD: Tensor = self.out(self.dropout(y_BTF if self.norm is None else self.norm(y_BTF)))
         return out_BTD

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from tfm_blocks.blocks.attention import WHERE as ATTENTION
@@ -13,6 +15,39 @@ from tfm_blocks.blocks.layers.multi_head import Bias, Heads, MultiHead
 from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Position
+
+
+class ReadsHeads(MultiHead):
+    """Attention to queries, keys and values that `read` makes of x and of the other ports."""
+
+    @abstractmethod
+    def read(self, x_BTD: Tensor, span_T: Span, **ports: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q_BHTK and k_BGTK, normalised and with positions, and v_BGTK."""
+
+    def from_start(self, x_BTD: Tensor, masks: AttentionMask, **ports: Any) -> Heads:
+        """Return the heads of a sequence from its first position on."""
+        span_T = Span(0, x_BTD.shape[1])
+        return *self.read(x_BTD, span_T, **ports), self.with_positions(span_T, span_T, None, masks)
+
+    def start(self, *, room: CacheShape) -> State:  # type: ignore[override]
+        return State(caches=self.caches(room))
+
+    def prefill(self, x_BPD: Tensor, state: State, **ports: Any) -> tuple[Tensor, State]:  # type: ignore[override]
+        q_BHPK, k_BGPK, v_BGPK, masks = self.from_start(x_BPD, AttentionMask(causal=True), **ports)
+        state.fill(k=k_BGPK, v=v_BGPK)
+        return self.finish(self.attend(q_BHPK, k_BGPK, v_BGPK, masks), x_BPD), state
+
+    def step(self, x_R1D: Tensor, state: State, **ports: Any) -> tuple[Tensor, State]:  # type: ignore[override]
+        """Process the next position of each hypothesis, of which `ports` holds the operands."""
+        x_BMD = state.fold_beams(x_R1D)
+        folded = {
+            name: [state.fold_beams(one) for one in value] if isinstance(value, list) else state.fold_beams(value)
+            for name, value in ports.items()
+        }
+        q_BHMK, k_BGMK, v_BGMK = self.read(x_BMD, Span(state.position, 1), **folded)
+        k_BGSK, v_BGSK, masks = self.append(k_BGMK, v_BGMK, state)
+        return self.finish(self.attend_few(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
+
 
 OWN_WIDTHS = ("D %", "d_head", "d_value")  # begin the rules of `attention` on widths that the ports set here
 
@@ -31,7 +66,7 @@ OWN_WIDTHS = ("D %", "d_head", "d_value")  # begin the rules of `attention` on w
     },
     source="Sun et al. 2024 (YOCO), section 2.2; values of another layer: Zhou et al. 2024 (ResFormer), section 3",
 )
-class SharedAttention(MultiHead):
+class SharedAttention(ReadsHeads):
     """`attention` with projected keys k and values v from other nodes: x_BTD, k_BTE, v_BTF -> x_BTD.
 
     Only queries and the output have projections here. k contains `kv_heads` heads of width E / `kv_heads`, which is
@@ -77,35 +112,95 @@ class SharedAttention(MultiHead):
         self, x_BTD: Tensor, k_BTE: Tensor, v_BTF: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True
     ) -> Heads:
         masks = sequence_mask(keep_BT, causal=self.causal, right_padded=right_padded_T)
-        return self._heads_from_start(x_BTD, k_BTE, v_BTF, masks)
+        return self.from_start(x_BTD, masks, k_BTE=k_BTE, v_BTF=v_BTF)
 
-    def _heads_from_start(self, x_BTD: Tensor, k_BTE: Tensor, v_BTF: Tensor, masks: AttentionMask) -> Heads:
-        span_T = Span(0, x_BTD.shape[1])
-        k_BGTK, v_BGTK = self._split(k_BTE, v_BTF, span_T)
-        return self.own_queries(x_BTD, span_T), k_BGTK, v_BGTK, self.with_positions(span_T, span_T, None, masks)
-
-    def _split(self, k_BTE: Tensor, v_BTF: Tensor, span_T: Span) -> tuple[Tensor, Tensor]:
-        """Return the keys, normalised and with positions, and the values."""
+    def read(self, x_BTD: Tensor, span_T: Span, *, k_BTE: Tensor, v_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         groups = self.widths.kv_heads
         (k_BGTK,), (v_BGTK,) = split_heads(k_BTE, groups, 1), split_heads(v_BTF, groups, 1)
-        return self.keys(k_BGTK, span_T), v_BGTK
+        return self.own_queries(x_BTD, span_T), self.keys(k_BGTK, span_T), v_BGTK
 
-    def start(self, *, room: CacheShape) -> State:  # type: ignore[override]
-        return State(caches=self.caches(room))
 
-    def prefill(  # type: ignore[override]
-        self, x_BPD: Tensor, state: State, k_BTE: Tensor, v_BTF: Tensor
-    ) -> tuple[Tensor, State]:
-        q_BHPK, k_BGPK, v_BGPK, masks = self._heads_from_start(x_BPD, k_BTE, v_BTF, AttentionMask(causal=True))
-        state.fill(k=k_BGPK, v=v_BGPK)
-        return self.finish(self.attend(q_BHPK, k_BGPK, v_BGPK, masks), x_BPD), state
+@block(
+    "residual_attention",
+    "x: B T D, q[M]: B T E, k[]: B T E, v: B T F -> B T D",
+    branch=True,
+    sees={"k": "mask", "v": "mask"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "E % heads == 0": "the width of q and k must split evenly into heads",
+        "F % heads == 0": "the width of v must split evenly into heads",
+        "clip_qkv > 0": ATTENTION["clip_qkv > 0"],
+    },
+    source="He et al. 2020 (RealFormer), equation 4",
+)
+class ResidualAttention(ReadsHeads):
+    """softmax(β Σ_m q_m k_m^T) v with M projected queries and keys from other nodes: q_BTE, k_BTE, v_BTF -> x_BTD.
 
-    def step(  # type: ignore[override]
-        self, x_R1D: Tensor, state: State, k_BTE: Tensor, v_BTF: Tensor
-    ) -> tuple[Tensor, State]:
-        """Process the next position of each hypothesis: k_BTE and v_BTF are its key and value."""
-        x_BMD, current = state.fold_beams(x_R1D), Span(state.position, 1)
-        keys_and_values = self._split(state.fold_beams(k_BTE), state.fold_beams(v_BTF), current)
-        k_BGSK, v_BGSK, masks = self.append(*keys_and_values, state)
-        y_BHMK = self.attend_few(self.own_queries(x_BMD, current), k_BGSK, v_BGSK, masks)
-        return self.finish(y_BHMK, x_BMD).view_as(x_R1D), state
+    The products of earlier layers are added to the own ones if q and k list the nodes of all layers up to this one.
+    They are computed as one product of M times the width, so no scores are stored. x is the input of the residual
+    connection and of the `gate`, so without a gate, `add_norm` has no `pre`. `qk_norm` and `position` act on each q_m and
+    k_m.
+
+    Also known as: residual attention scores, RealFormer.
+    Use: scores that change little from layer to layer.
+    Example: q: [query, decoder.*.query], k: [key, decoder.*.key], v: value
+    """
+
+    def __init__(
+        self,
+        D: int,
+        M: int,
+        E: int,
+        F: int,
+        *,
+        heads: int,
+        mask: Literal["causal"] | None = None,
+        position: Position | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(D, None, Widths(heads, heads, E // heads, F // heads), mask, position, **options)
+        self.products = M
+
+    def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
+        self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias in (True, "out"), depth_scaled=(0,))
+
+    def forward(  # type: ignore[override]
+        self,
+        x_BTD: Tensor,
+        q: list[Tensor],
+        k: list[Tensor],
+        v_BTF: Tensor,
+        *,
+        keep_BT: Tensor,
+        right_padded_T: bool = True,
+    ) -> Tensor:
+        return self.finish(
+            self.attend(*self.prepare(x_BTD, q, k, v_BTF, keep_BT=keep_BT, right_padded_T=right_padded_T)), x_BTD
+        )
+
+    def prepare(  # type: ignore[override]
+        self,
+        x_BTD: Tensor,
+        q: list[Tensor],
+        k: list[Tensor],
+        v_BTF: Tensor,
+        *,
+        keep_BT: Tensor,
+        right_padded_T: bool = True,
+    ) -> Heads:
+        if len(q) != len(k):
+            raise ValueError(f"each q has a k, but there are {len(q)} of q and {len(k)} of k")
+        masks = sequence_mask(keep_BT, causal=self.causal, right_padded=right_padded_T)
+        return self.from_start(x_BTD, masks, q=q, k=k, v_BTF=v_BTF)
+
+    def read(  # type: ignore[override]
+        self, x_BTD: Tensor, span_T: Span, *, q: list[Tensor], k: list[Tensor], v_BTF: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        heads = self.widths.heads
+        q_BHTX = torch.cat([self.queries(split_heads(q_BTE, heads, 1)[0], span_T) for q_BTE in q], 3)
+        k_BHTX = torch.cat([self.keys(split_heads(k_BTE, heads, 1)[0], span_T) for k_BTE in k], 3)
+        return q_BHTX, k_BHTX, split_heads(v_BTF, heads, 1)[0]
+
+    def caches(self, room: CacheShape) -> dict[str, Tensor]:
+        w = self.widths
+        return {"k": room.cache(w.heads, self.products * w.key), "v": room.cache(w.heads, w.value)}

@@ -40,6 +40,7 @@ COMPLEXITY = {
     "attention": _ATTENTION,
     "memory_attention": Complexity("n * (n + memory) * d", "1", "1"),
     "shared_attention": _ATTENTION,
+    "residual_attention": _ATTENTION,
     "talking_heads_attention": _ATTENTION,
     "differential_attention": _ATTENTION,
     "restricted_attention": Complexity("n * r * d", "1", "n / r"),

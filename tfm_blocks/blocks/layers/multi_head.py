@@ -113,6 +113,7 @@ class MultiHead(DotProduct):
         qk_norm: Norm | None = None,
         qk_norm_kind: QKNormKind = "head",
         gate: Gate | None = None,
+        out_norm: Norm | None = None,
         clip_qkv: float | None = None,
         bias: Bias = True,
         attention_dropout: Rate = 0.0,
@@ -132,6 +133,7 @@ class MultiHead(DotProduct):
         self._make_norms(qk_norm, qk_norm_kind)
         shared = {"heads": widths.heads, "bias": bias in (True, "qkv")}
         self.gate = make_part(gate, D, widths.heads * widths.value, **shared) if gate else None
+        self.out_norm: nn.Module | None = REGISTRY.make(out_norm, widths.heads * widths.value) if out_norm else None
         self.position: Any = make_part(position, widths.key, heads=widths.heads) if position else None
         self.scores = make_part(scores, widths.key, heads=widths.heads)
         self.rotates = isinstance(self.position, RotatesHeads)
@@ -221,9 +223,10 @@ class MultiHead(DotProduct):
         return x_BHNK
 
     def finish(self, y_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
-        """Merge the outputs of the heads, apply the gate and project to the width of the model."""
+        """Merge the outputs of the heads, apply the gate and the norm, and project to the width of the model."""
         y_BTX = merge_heads(y_BHTK)
-        out_BTD: Tensor = self.out(y_BTX if self.gate is None else self.gate(x_BTD, y_BTX))
+        y_BTX = y_BTX if self.gate is None else self.gate(x_BTD, y_BTX)
+        out_BTD: Tensor = self.out(y_BTX if self.out_norm is None else self.out_norm(y_BTX))
         return out_BTD
 
     def self_heads(self, x_BND: Tensor, span_N: Span) -> tuple[Tensor, Tensor, Tensor]:
