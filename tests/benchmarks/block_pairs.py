@@ -38,6 +38,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.registry.blocks import REGISTRY
 
 Layer = Callable[[Tensor], Tensor]
 Maker = Callable[[int, int, int], Layer]
@@ -54,7 +55,7 @@ def ours(block: str, **arguments: Any) -> Maker:
     """
 
     def make(width: int, heads: int, n: int) -> Layer:
-        args = {"heads": heads, "d_ff": 4 * width, "r": RADIUS, "d_model": width}
+        args = {"heads": heads, "d_ff": 4 * width, "r": RADIUS, "d_model": width, "d_inner": 2 * width}
         graph = {"node": {"block": block, "in": "x", **arguments}}
         network = build_network(check_model({"inputs": {"x": f"B N {width}"}, "args": args, "graph": graph}), seed=1)
         call = [*network.calls, *network.head_calls][-1]
@@ -254,3 +255,18 @@ LINEAR: dict[str, dict[str, Any]] = {
     "convolution": {"kernel_size": 3},
     "depthwise_conv": {"kernel_size": 3},
 }
+
+
+def mixers() -> dict[str, Maker]:
+    """Return a maker of each registered branch block that reads other positions, causal where it can be.
+
+    Ports that a block needs besides its first read the same input.
+    """
+    sizes = {"kernel_size": 4, "d_query": 192, **LATENT}
+    makers = {}
+    for name, info in REGISTRY.blocks.items():
+        ports = [port for port in info.signature.ports[1:] if not port.optional]
+        if info.branch and info.sees and all(port.axes[1] == info.signature.ports[0].axes[1] for port in ports):
+            arguments = {key: value for key, value in {**sizes, **CAUSAL}.items() if key in info.arguments}
+            makers[name] = ours(name, **arguments, **{port.name: "x" for port in ports})
+    return makers

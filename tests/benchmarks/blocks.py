@@ -2,11 +2,14 @@
 
     python tests/benchmarks/blocks.py [--lengths 512 4096] [--width 512] [--heads 8] [--rounds 5] [--threads 2] [--only NAME …]
     python tests/benchmarks/blocks.py --growth [--lengths 1024 2048 4096 8192 16384]
+    python tests/benchmarks/blocks.py --mixers [--lengths 512 2048 8192]
 
 Print the median milliseconds of one sequence. A median covers `--rounds` rounds, or all rounds of one second if those
 are more. Print the ratio of our time to the library's. Mark our block if the ratio exceeds 1.1.
 With --growth, measure only the blocks whose cost should grow linearly with the length. Print the exponent of growth
 since half the length (1 is linear, 2 quadratic). Keep freed memory, as in training.
+With --mixers, measure every registered block that mixes positions beside `attention`, and print the ratio of their
+times. At n = 8,192, blocks that store all attention weights need more than 10 GB.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 import torch
-from block_pairs import LINEAR, PAIRS, Layer, ours
+from block_pairs import LINEAR, PAIRS, Layer, mixers, ours
 
 from tfm_blocks.distributed.threads import set_threads
 from tfm_blocks.launch.process_settings import keep_freed_memory
@@ -86,21 +89,39 @@ def growth(options: argparse.Namespace) -> None:
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 
+def compare_mixers(options: argparse.Namespace) -> None:
+    lengths, makers = options.lengths or (512, 2048, 8192), mixers()
+    print("| block | " + " | ".join(f"n = {n:,}, ms | times attention" for n in lengths) + " |")
+    print("|---" * (2 * len(lengths) + 1) + "|")
+    attention = makers.pop("attention")(options.width, options.heads, 0)
+    for name, make in makers.items():
+        if options.only and name not in options.only:
+            continue
+        layers = {"attention": attention, name: make(options.width, options.heads, 0)}
+        cells = []
+        for n in lengths:
+            steps = {key: step(layer, n, options.width) for key, layer in layers.items()}
+            medians = alternate(steps, options.rounds)
+            cells += [f"{medians[name]:.1f}", f"{medians[name] / medians['attention']:.2f}"]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--mixers", action="store_true")
     parser.add_argument("--lengths", type=int, nargs="+")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[*PAIRS, *LINEAR])
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=sorted({*PAIRS, *LINEAR, *mixers()}))
     options = parser.parse_args()
     keep_freed_memory()
     set_threads(options.threads)
     print(f"width {options.width}, {options.heads} heads, {options.threads} threads, torch {torch.__version__}")
     print(f"forward + backward of one sequence in float32, medians of {options.rounds}\n")
-    (growth if options.growth else compare)(options)
+    (growth if options.growth else compare_mixers if options.mixers else compare)(options)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ COMPLEXITY = {
     "depthwise_conv": Complexity("n * kernel_size * d", "1", "n / kernel_size"),
     "retention": _LINEAR,
     "gated_delta_rule": Complexity(f"n * ({CHUNK} + d_key) * heads * d_value", f"n / {CHUNK}", f"n / {CHUNK}"),
+    "mamba": Complexity("n * d_inner * d_state", f"n / {CHUNK}", f"n / {CHUNK}"),
+    "rg_lru": Complexity("n * d * d / heads", f"n / {CHUNK}", f"n / {CHUNK}"),
     "mamba2": Complexity(f"n * ({CHUNK} + d_state) * d_inner", f"n / {CHUNK}", f"n / {CHUNK}"),
 }
 

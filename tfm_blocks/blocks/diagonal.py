@@ -1,0 +1,200 @@
+"""Recurrences whose memory decays element by element: the selective scan of Mamba and the RG-LRU of Griffin."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
+from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum, fill_step_biases
+from tfm_blocks.registry.blocks import block
+
+LEAST_SQUARE = 1e-6  # below it, the derivative of a square root is bounded
+
+
+def scan(memory_BX: Tensor, log_rate_BTX: Tensor, x_BTX: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute h_t = exp(log_rate_t) h_{t-1} + x_t for each element: h_BTX and the last h_BX, from h_0 = `memory_BX`.
+
+    Within a chunk, sums over 1, 2, 4, … positions are combined (Hillis and Steele 1986), which never divides by a
+    decay.
+    """
+    if torch.compiler.is_exporting():  # the number of sums would be fixed
+        x_BXT1, log_rate_BXT1 = x_BTX.mT[..., None], log_rate_BTX.mT[..., None]
+        one = torch.ones_like(x_BXT1)
+        h_BXT1, last = decayed_sum(memory_BX[..., None, None], one, one, x_BXT1, log_rate_BXT1)
+        return h_BXT1[..., 0].mT, last[..., 0, 0]
+    h_B1TX, last_B1X = by_chunks(_scan_chunk, memory_BX[:, None], log_rate_BTX[:, None], x_BTX[:, None])
+    return h_B1TX[:, 0], last_B1X[:, 0]
+
+
+def _scan_chunk(memory_B1X: Tensor, log_rate_B1CX: Tensor, x_B1CX: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute one chunk of `scan`."""
+    h_B1CX, passed_B1CX, span = x_B1CX, log_rate_B1CX, 1
+    while span < x_B1CX.shape[2]:  # h sums the last `span` positions, and passed are their logarithms of the decay
+        before = (0, 0, span, 0)
+        h_B1CX = h_B1CX + passed_B1CX.exp() * F.pad(h_B1CX[:, :, :-span], before)
+        passed_B1CX = passed_B1CX + F.pad(passed_B1CX[:, :, :-span], before)
+        span *= 2
+    h_B1CX = h_B1CX + passed_B1CX.exp() * memory_B1X[:, :, None]
+    return h_B1CX, h_B1CX[:, :, -1]
+
+
+@block(
+    "mamba",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "past"},
+    where={
+        "d_inner >= 1": "there is at least one channel",
+        "d_state >= 1": "the memory of a channel has at least one element",
+        "d_step >= 1": "the steps are a product of two maps",
+        "kernel_size >= 1": "a position sees at least itself",
+    },
+    source="Gu and Dao 2023 (Mamba), algorithm 2 and section 3.4",
+)
+class Mamba(Recurrence):
+    """S_t = exp(-exp(a) Δ_t) ⊙ S_{t-1} + Δ_t B_t v_t, y_t = C_t · S_t + d v_t in each channel: x_BTD -> x_BTD.
+
+    v has `d_inner` channels, each with a memory S of `d_state` elements, which decay at separate rates exp(a) Δ. v is a
+    linear map of x, followed by a causal depthwise convolution of `kernel_size` positions and silu. B and C, of width
+    `d_state`, are linear maps of v. So is the step Δ = softplus(v W_r W_Δ + b) of each channel, of rank `d_step`, by
+    default d_inner / 32. The output is (y ⊙ silu(x W_z)) W_o. Training computes chunks of 32 positions in parallel:
+    linear cost in the length. Decoding carries S.
+
+    Also known as: selective scan, S6; selective state space model.
+    Use: weights of Mamba; `mamba2` is faster at a larger `d_state`.
+    Example: d_inner: 2*d_model
+    """
+
+    weight_roles: ClassVar = {"near": "convolution", "fade": "gain"}
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        d_inner: int,
+        d_state: int = 16,
+        d_step: int | None = None,
+        kernel_size: int = 4,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        rank = max(1, d_inner // 32) if d_step is None else d_step
+        self.parts = [rank, d_state, d_state]
+        self.maps = Linear(D, 2 * d_inner, parts=2, bias=bias)
+        self.near = nn.Parameter(torch.empty(d_inner, 1, kernel_size))
+        self.near_bias = nn.Parameter(torch.empty(d_inner))
+        self.selected = Linear(d_inner, sum(self.parts), parts=tuple(self.parts), bias=False)
+        self.steps = Linear(rank, d_inner, bias=False)
+        self.step_bias = nn.Parameter(torch.empty(d_inner))
+        self.fade = nn.Parameter(torch.empty(d_inner, d_state))
+        self.skip = nn.Parameter(torch.empty(d_inner))
+        self.out = Linear(d_inner, D, bias=bias, depth_scaled=(0,))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        """Initialise the rates of a channel to 1, 2, 3, …, and the steps as in Mamba."""
+        match name:
+            case "near":
+                bound = self.near.shape[2] ** -0.5
+                nn.init.uniform_(self.near, -bound, bound, generator=generator)
+            case "near_bias":
+                nn.init.zeros_(self.near_bias)
+            case "fade":
+                rate_N = torch.arange(1, self.fade.shape[1] + 1, dtype=self.fade.dtype, device=self.fade.device)
+                with torch.no_grad():
+                    self.fade.copy_(rate_N.log().expand_as(self.fade))
+            case "step_bias":
+                fill_step_biases(self.step_bias, generator)
+            case _:
+                nn.init.ones_(self.get_parameter(name))
+
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return {
+            "past_RNI": like.new_zeros(rows, self.near.shape[2] - 1, len(self.near)),
+            "memory_RX": like.new_zeros(rows, self.fade.numel(), dtype=wide),
+        }
+
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+        near_BTI, gate_BTI = self.maps(x_BTD).chunk(2, 2)
+        near_BNI, past_BNI = continue_from(memory["past_RNI"], near_BTI)
+        v_BTI = F.silu(convolve_channels(near_BNI, self.near[:, 0], self.near_bias))
+        wide = memory["memory_RX"].dtype
+        rank_BTR, b_BTN, c_BTN = (x.to(wide) for x in torch.split(self.selected(v_BTI), self.parts, 2))
+        step_BTI = F.softplus(self.steps(rank_BTR.to(x_BTD.dtype)).to(wide) + self.step_bias.to(wide))
+        log_rate_BTIN = -self.fade.to(wide).exp() * step_BTI[..., None]
+        written_BTIN = (step_BTI * v_BTI.to(wide))[..., None] * b_BTN[:, :, None]
+        state_BTX, after_BX = scan(memory["memory_RX"], log_rate_BTIN.flatten(2), written_BTIN.flatten(2))
+        y_BTI = (torch.unflatten(state_BTX, 2, self.fade.shape) @ c_BTN[..., None])[..., 0]
+        y_BTI = (y_BTI + v_BTI.to(wide) * self.skip.to(wide)) * F.silu(gate_BTI.to(wide))
+        return self.out(y_BTI.to(x_BTD.dtype)), {"past_RNI": past_BNI, "memory_RX": after_BX}
+
+
+@block(
+    "rg_lru",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "past"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+        "power > 0": "a memory decays",
+    },
+    source="De et al. 2024 (Griffin), equations 1 to 4; Botev et al. 2024 (RecurrentGemma)",
+)
+class RGLRU(Recurrence):
+    """h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ i_t ⊙ x_t with a_t = exp(-`power` · softplus(Λ) r_t): x_BTD -> h_BTD.
+
+    The gates i and r are sigmoids of linear maps of x, which mix the channels of each of the `heads` parts of the
+    width. At the first position, the factor √(1 - a²) is 1. a^(1/r) is initially uniform between 0.9 and 0.999.
+    Training computes chunks of 32 positions in parallel: linear cost in the length. Decoding carries h.
+
+    Also known as: real-gated linear recurrent unit.
+    Use: the recurrent layers of Griffin and RecurrentGemma, after a `depthwise_conv` and beside a gelu branch.
+    """
+
+    weight_roles: ClassVar = {"input_gate": "recurrent", "decay_gate": "recurrent"}
+
+    def __init__(self, D: int, *, heads: int, power: float = 8.0) -> None:
+        super().__init__()
+        self.power = power
+        self.input_gate = nn.Parameter(torch.empty(heads, D // heads, D // heads))
+        self.input_bias = nn.Parameter(torch.empty(D))
+        self.decay_gate = nn.Parameter(torch.empty(heads, D // heads, D // heads))
+        self.decay_bias = nn.Parameter(torch.empty(D))
+        self.fade = nn.Parameter(torch.empty(D))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        weight = self.get_parameter(name)
+        if name.endswith("_gate"):
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5, generator=generator)
+        elif name == "fade":
+            nn.init.uniform_(weight, math.log(0.9), math.log(0.999), generator=generator)
+            weight.neg_().div_(self.power).expm1_().log_()
+        else:
+            nn.init.zeros_(weight)
+
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return {"memory_RD": like.new_zeros(rows, len(self.fade), dtype=wide)}
+
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+        wide = memory["memory_RD"].dtype
+        gates = ((self.input_gate, self.input_bias), (self.decay_gate, self.decay_bias))
+        input_BTD, decay_BTD = (self._gate(x_BTD, weight, bias).to(wide) for weight, bias in gates)
+        log_rate_BTD = -self.power * F.softplus(self.fade.to(wide)) * decay_BTD
+        factor_BTD = (-torch.expm1(2 * log_rate_BTD)).clamp(min=LEAST_SQUARE).sqrt()
+        position_T1 = torch.arange(first, first + x_BTD.shape[1], device=x_BTD.device)[:, None]
+        factor_BTD = torch.where(position_T1 == 0, 1.0, factor_BTD)
+        h_BTD, after_BD = scan(memory["memory_RD"], log_rate_BTD, factor_BTD * input_BTD * x_BTD.to(wide))
+        return h_BTD.to(x_BTD.dtype), {"memory_RD": after_BD}
+
+    def _gate(self, x_BTD: Tensor, weight_HKK: Tensor, bias_D: Tensor) -> Tensor:
+        """Return σ(x W + b), where W maps each part of the width to itself."""
+        x_BTHK = torch.unflatten(x_BTD, 2, (len(weight_HKK), -1))
+        return torch.sigmoid((x_BTHK[..., None, :] @ weight_HKK.to(x_BTD.dtype)).flatten(2) + bias_D.to(x_BTD.dtype))
