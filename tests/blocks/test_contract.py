@@ -105,7 +105,8 @@ def test_starting_values_are_finite_and_follow_from_the_seed(case):
     rules.starts_from_the_seed(case)
     one, other = (dict(alone(case, seed).named_parameters()) for seed in (1, 2))
     for name, parameter in one.items():
-        constant = set(parameter.flatten().tolist()) <= {0.0, 1.0} or parameter.min() == parameter.max()
+        constant = name == "node.block.fade" and case.info.name == "mamba"  # the rates of all channels are 1, 2, 3, …
+        constant |= set(parameter.flatten().tolist()) <= {0.0, 1.0} or parameter.min() == parameter.max()
         assert constant or not torch.equal(parameter, other[name])
 
 

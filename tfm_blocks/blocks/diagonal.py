@@ -14,6 +14,7 @@ from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_
 from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum, fill_step_biases
 from tfm_blocks.registry.blocks import block
 
+SPANS = (1, 2, 4, 8, 16)  # twice the last is CHUNK
 LEAST_SQUARE = 1e-6  # below it, the derivative of a square root is bounded
 
 
@@ -33,13 +34,13 @@ def scan(memory_BX: Tensor, log_rate_BTX: Tensor, x_BTX: Tensor) -> tuple[Tensor
 
 
 def _scan_chunk(memory_B1X: Tensor, log_rate_B1CX: Tensor, x_B1CX: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute one chunk of `scan`."""
-    h_B1CX, passed_B1CX, span = x_B1CX, log_rate_B1CX, 1
-    while span < x_B1CX.shape[2]:  # h sums the last `span` positions, and passed are their logarithms of the decay
-        before = (0, 0, span, 0)
-        h_B1CX = h_B1CX + passed_B1CX.exp() * F.pad(h_B1CX[:, :, :-span], before)
-        passed_B1CX = passed_B1CX + F.pad(passed_B1CX[:, :, :-span], before)
-        span *= 2
+    """Compute one chunk of `scan`, of at most CHUNK positions."""
+    h_B1CX, passed_B1CX, C = x_B1CX, log_rate_B1CX, x_B1CX.shape[2]
+    for span in SPANS:  # h sums the last `span` positions, and passed are their logarithms of the decay
+        if span < C:
+            before = (0, 0, span, 0)
+            h_B1CX = h_B1CX + passed_B1CX.exp() * F.pad(h_B1CX, before)[:, :, :C]
+            passed_B1CX = passed_B1CX + F.pad(passed_B1CX, before)[:, :, :C]
     h_B1CX = h_B1CX + passed_B1CX.exp() * memory_B1X[:, :, None]
     return h_B1CX, h_B1CX[:, :, -1]
 
