@@ -15,7 +15,7 @@ ALL = [*TESTS, *SHIPPED]
 # One model of each structure; the others differ in a block, which tests/blocks/test_contract.py tests separately.
 DEFAULT = {
     "conv", "decoder_only", "encoder_only", "gated_delta_rule", "grouped", "latent", "mla", "moe", "prefix", "prenorm", "recurrent", "sink",
-    "switch", "transparent", "two_sources", "universal", "vectors",
+    "switch", "transparent", "two_sources", "universal", "value_residual", "vectors",
 }  # fmt: skip
 LENGTHS = {"B": 3, "T": 6}
 VOCAB = 30
