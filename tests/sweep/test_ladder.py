@@ -82,7 +82,7 @@ def test_a_ladder_is_printed_and_trains_nothing_until_it_is_confirmed(
         main(["train", *ARGUMENTS, f"data.dir={text}"])
     output = capsys.readouterr()
     assert "48 runs: 2 seeds of 3 lengths, and 12 or more to tune the rates of 2 of the sizes" in output.out
-    assert "operations, about" in output.out and "hours on this machine, 1 at a time" in output.out
+    assert "operations, about" in output.out and " on this machine, 1 at a time" in output.out
     assert "note: models of fewer than 4,000,000 parameters show large differences" in output.out
     assert "--yes: nothing was trained yet" in output.err
     assert not (text.parent / "runs").exists()

@@ -152,7 +152,7 @@ def _p(p: float) -> str:
 def _factor(logarithm: Estimate) -> str:
     """Return a factor with its 95 % interval: `0.81 [0.74, 0.90]`."""
     ends = map(_exp, (logarithm.value, *logarithm.interval))
-    value, low, high = (f"{end:.2f}" if end < 1e4 else f"{end:.1e}" for end in ends)
+    value, low, high = (f"{end:.2f}" if 0.01 <= end < 1e4 else f"{end:.1e}" for end in ends)
     return f"{value} [{low}, {high}]"
 
 
@@ -279,6 +279,8 @@ def draw_scaling(ladder: Ladder) -> Figure:
             predicted = [ladder.smaller.law.loss(one.parameters, one.tokens, model) for one in largest]
             computes_of_largest = [one.compute for one in largest]
             panel.scatter(computes_of_largest, predicted, s=22, facecolors="none", edgecolors=colour, marker=marker)
+    if not isinstance(ladder.smaller, str):
+        panel.scatter([], [], s=22, facecolors="none", edgecolors="0.4", label="predicted by smaller sizes")
     panel.axvline(ladder.largest, color="0.6", linewidth=0.6)
     panel.set_xscale("log")
     panel.set_yscale("log")

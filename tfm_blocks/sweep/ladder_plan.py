@@ -281,9 +281,7 @@ def show_ladder(plan: LadderPlan, parallel: int) -> None:
     tuned = f"{3 * plan.tuned * len(plan.variants)} or more to tune the rates of {plan.tuned} of the sizes"
     print(f"{plan.runs} runs: {len(plan.seeds)} seeds of {len(plan.settings.lengths)} lengths, and {tuned}")
     duration = clock(3600 * plan.hours / parallel) if plan.seconds else ""
-    measured = (
-        f", about {duration} hours on this machine, {parallel} at a time, without validations" if duration else ""
-    )
+    measured = f", about {duration} on this machine, {parallel} at a time, without validations" if duration else ""
     print(f"{operations:.2g} operations{measured}")
     if max(rung.size for rung in plan.rungs) < SMALL:
         print(f"note: {SMALL_SIZES}")
