@@ -101,9 +101,10 @@ def test_every_column_is_of_one_key() -> None:
     text = columns(["encoder.0.ffn"], ["de", "en"], ["a", "b"])
     probe = columns(["encoder.0.ffn"], ["40", "64"], answered=True)
     labels = columns([], [], labelled=True)
+    packed = columns([], [], documented=True)
     for names in (text, probe, labels):
         assert len(names) == len(set(names))
-    assert {find_key(name).name for name in (*text, *probe, *labels)} == {key.name for key in METRIC_KEYS}
+    assert {find_key(name).name for name in (*text, *probe, *labels, *packed)} == {key.name for key in METRIC_KEYS}
     assert "test/accuracy@64" in probe and "test/accuracy" not in text and "test/bleu" not in probe
 
 

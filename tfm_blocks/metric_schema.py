@@ -16,6 +16,7 @@ TOKENS = "train/tokens"
 SECONDS = "train/seconds"
 SPEED = "train/tokens_per_second"
 SKIPPED = "train/skipped"
+BITS_PER_BYTE = "bits_per_byte"  # compares language models of different tokenizers
 OBJECTIVE = "val/loss"  # selects the best weights, and is the default objective of a search
 
 
@@ -28,7 +29,8 @@ class Key:
     form: format in tables with fixed digits. progress: format on progress lines, or "".
     best: `tfm compare` and `tfm show` have a column for the best validation. chart: `tfm report` plots it.
     headline: `tfm runs` shows the measured metric with the lowest number. translated: it requires translations.
-    answered: it requires a probe task. labelled: it requires objective=label.
+    answered: it requires a probe task. labelled: it requires objective=label. documented: it requires a language model
+    of packed text.
 
     A name that ends in {node}, {group}, {corpus} or {length} stands for several keys: one for each block with an
     auxiliary loss, each group of the text, each corpus of a mix, or each test length of a probe task.
@@ -45,6 +47,7 @@ class Key:
     translated: bool = False
     answered: bool = False
     labelled: bool = False
+    documented: bool = False
 
     @property
     def summarised(self) -> str:
@@ -120,6 +123,13 @@ SPLIT_KEYS = (  # of val/ and test/
         headline=4,
     ),
     Key("perplexity", "e^(nats per target token), not smoothed", "min", progress="perplexity {:.2f}", headline=3),
+    Key(
+        BITS_PER_BYTE,
+        "bits per byte of the text of `data=lm`, in which the end of each document counts as a byte",
+        "min",
+        progress="{:.3f} bits per byte",
+        documented=True,
+    ),
     Key(
         "token_accuracy",
         "fraction of target tokens that are ranked first, or of right decisions of `objective=replaced_token`, 0 to 1",
@@ -235,6 +245,16 @@ FINAL_SCORES = (
     FinalScore(
         "perplexity", "token", "lower", "perplexity", difference="{:+.4f}", cell="{:.2f}", low=1.0, high=math.inf
     ),
+    FinalScore(
+        BITS_PER_BYTE,
+        "token",
+        "lower",
+        key=BITS_PER_BYTE,
+        mean="{:.4f}",
+        difference="{:+.4f}",
+        cell="{:.4f}",
+        high=math.inf,
+    ),
     FinalScore("f1", "token", "higher", key="f1", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}", high=1.0),
     FinalScore(
         "mcc", "token", "higher", key="mcc", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}", low=-1.0, high=1.0
@@ -289,12 +309,15 @@ def columns(
     *,
     answered: bool = False,
     labelled: bool = False,
+    documented: bool = False,
 ) -> list[str]:
     """Return the keys of a run with auxiliary losses at `nodes`, and with these groups or mixed corpora in its text.
 
-    In a run of a probe task, which is `answered`, the groups are test lengths. A run of labels is `labelled`.
+    In a run of a probe task, which is `answered`, the groups are test lengths. A run of labels is `labelled`, and a
+    language model of packed text is `documented`.
     """
     absent = {"translated": answered or labelled, "answered": not answered, "labelled": not labelled}
+    absent["documented"] = not documented
     suffixes = {"": [""], "node}": nodes, "corpus}": corpora}
     names = (key.name.partition("{") for key in METRIC_KEYS if _is_measured(key, absent))
     return [head + suffix for head, _, kind in names for suffix in suffixes.get(kind, groups)]

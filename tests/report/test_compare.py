@@ -220,7 +220,7 @@ def test_every_score_of_the_table_is_tested_against_the_baseline(sweep):
 def losses_of(seed, mean):
     """Return losses of 40 lines of ten tokens; -log p is half of the loss."""
     loss_N = np.random.default_rng(seed).normal(10 * mean, 2, len(REFERENCES))
-    return np.stack([loss_N, loss_N / 2, np.full(len(REFERENCES), 10)], 1)
+    return np.stack([loss_N, loss_N / 2, np.full(len(REFERENCES), 10), np.zeros(len(REFERENCES))], 1)
 
 
 @pytest.fixture
@@ -229,9 +229,9 @@ def with_losses(tmp_path):
     for model, mean in (("base", 1.5), ("prenorm", 1.45)):
         for seed in (1, 2, 3):
             run = leave_run(tmp_path / f"{model}-{seed}", REFERENCES, outputs_of(model, seed), model=model, seed=seed)
-            losses_N3 = losses_of(seed, mean)
-            write_losses(run, losses_N3)
-            loss, nll, tokens = losses_N3.sum(0)
+            losses_N4 = losses_of(seed, mean)
+            write_losses(run, losses_N4)
+            loss, nll, tokens, _ = losses_N4.sum(0)
             status = json.loads((run / "status.json").read_text())
             scores = {"test/loss": loss / tokens, "test/perplexity": np.exp(nll / tokens)}
             (run / "status.json").write_text(json.dumps(status | {"scores": status["scores"] | scores}))
@@ -271,7 +271,14 @@ def test_losses_of_other_tokenizers_or_smoothings_are_not_tested(with_losses):
     assert "perplexity" not in [one["score"] for one in comparison(with_losses, "--baseline", "base-1")["against"]]
 
 
-@pytest.mark.parametrize("damage", ["", "loss,nll,tokens\n", "loss,nll,tokens\n1,2\n", "loss,nll,tokens\n1,1,0\n", "x"])
+def test_losses_of_an_older_version_have_no_bytes(with_losses):
+    before = comparison(with_losses, "--baseline", "base-1")["against"]
+    for path in with_losses.glob("*/losses.csv"):
+        path.write_text("".join(line.rpartition(",")[0] + "\n" for line in path.read_text().splitlines()))
+    assert comparison(with_losses, "--baseline", "base-1")["against"] == before
+
+
+@pytest.mark.parametrize("damage", ["", "loss,nll,tokens\n", "loss,nll,tokens,bytes\n1,1,1\n", "loss,nll,tokens\n1,2\n", "loss,nll,tokens\n1,1,0\n", "x"])
 def test_damaged_losses_are_noted_and_the_rest_is_tested(with_losses, damage):
     (with_losses / "base-1" / "losses.csv").write_text(damage)
     report = comparison(with_losses, "--baseline", "base-1")

@@ -261,7 +261,8 @@ def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):
     shutil.copytree(ladder, tmp_path / "all")
     for path in (tmp_path / "all").glob("*/status.json"):
         status = json.loads(path.read_text())
-        scores = {"test/exact_match": 1 - status["best"]["val/loss"]["value"] / 10, "test/loss": 1.0}
+        loss = status["best"]["val/loss"]["value"]
+        scores = {"test/exact_match": 1 - loss / 10, "test/bits_per_byte": loss / 4, "test/loss": 1.0}
         path.write_text(
             json.dumps(status | {"scored_on": "test", "scores": scores, "test_set": {"sha256": "1", "rows": 9}})
         )
@@ -270,9 +271,11 @@ def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):
     by_loss = json.loads(said(ladder, "--json"))
     assert record["factors"]["llama"]["factor"] == pytest.approx(by_loss["factors"]["llama"]["factor"], rel=1e-3)
     assert record["law"]["irreducible"] == pytest.approx(by_loss["law"]["irreducible"] / 10, rel=1e-2)
+    record = json.loads(said(tmp_path / "all", "--metric", "bits_per_byte", "--json"))
+    assert record["law"]["irreducible"] == pytest.approx(by_loss["law"]["irreducible"] / 4, rel=1e-2)
     with pytest.raises(SystemExit):
         said(tmp_path / "all", "--metric", "loss")
-    assert "in place of the loss stands a score whose best value is 100 %" in capsys.readouterr().err
+    assert "in place of the loss stands bits_per_byte or a score whose best value is 100 %" in capsys.readouterr().err
     best = tmp_path / "all" / "llama-64-40-1" / "status.json"
     best.write_text(best.read_text().replace('"test/exact_match": 0.', '"test/exact_match": 1, "x": 0.'))
     with pytest.raises(SystemExit):

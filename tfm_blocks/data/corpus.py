@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -15,11 +16,13 @@ import numpy.typing as npt
 
 from tfm_blocks.data.cache import SUMS
 from tfm_blocks.data.labels import LabelCoder
+from tfm_blocks.data.packed_documents import Documents
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import EOS
 from tfm_blocks.language.spec import TARGET
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-FORMAT = 4  # version of the files
+FORMAT = 5  # version of the files
 TEXT = "text.json"  # the text of held-out rows, if the tokenizer is not lossless
 POSITIONS = "positions"  # hidden column: where the target tokens are expected in the source
 
@@ -65,6 +68,7 @@ class Corpus:
         self._bounds = np.concatenate(([0], np.cumsum(lengths_NC, dtype=np.int64)))
         mapped = np.memmap(folder / "ids.bin", dtype=about["dtype"], mode="r")
         self._ids = mapped.view(np.ndarray)  # slicing a plain array is faster than a memmap
+        self._documents: str = about["documents"]  # their hash
         self.skipped: dict[str, int] = about["skipped"]
         self.cut: int = about["cut"]
         self.unknown: dict[str, int] = {column: about["unknown"][column] for column in self.columns}
@@ -87,6 +91,14 @@ class Corpus:
         """Return a hash of the ids of all rows, made from the checksums of the cache."""
         digests = {name: sum[-1] for name, sum in json.loads((self._opened_with[0] / SUMS).read_text()).items()}
         return hashlib.sha256(f"{digests['ids.bin']} {digests['lengths.bin']}".encode()).hexdigest()
+
+    @cached_property
+    def documents(self) -> Documents | None:
+        """Return the documents of packed text; None for other rows."""
+        if not self._documents:
+            return None
+        is_end_T = np.concatenate(([0], np.cumsum(self._ids == EOS, dtype=np.int64)))
+        return Documents.read(self._opened_with[0], self._documents, np.diff(is_end_T[self._bounds]))
 
     def drawn(self, seed: int, epoch: int) -> Corpus:
         """Return the corpus of an epoch, if its rows or their ids are drawn from the seed and the epoch."""

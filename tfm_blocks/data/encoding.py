@@ -17,6 +17,7 @@ import numpy as np
 from tfm_blocks.data.corpus import POSITIONS, TEXT
 from tfm_blocks.data.file_settings import CleanSettings
 from tfm_blocks.data.labels import LabelCoder, encode_words
+from tfm_blocks.data.packed_documents import DocumentWriter
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.errors import DataError, Problem
 from tfm_blocks.language.spec import TARGET
@@ -230,15 +231,17 @@ def write_packed(
     tokenizer loses it, because bos precedes every row.
     """
     counts = {"blank": 0, "long": 0, "cut": 0}
-    before = "".join(f"{tag} " for tag in tags.values())
+    before, writer = "".join(f"{tag} " for tag in tags.values()), DocumentWriter()
 
     def packed() -> Iterator[Sequence[int]]:
         buffer: list[int] = []
         for chunk in _chunks(documents, len):
             nonblank = [document for document in chunk if document.strip()]
             counts["blank"] += len(chunk) - len(nonblank)
-            for ids in tokenizer.encode_batch([before + document for document in nonblank]):
+            rows = tokenizer.encode_batch([before + document for document in nonblank])
+            for document, ids in zip(nonblank, rows, strict=True):
                 buffer += [*ids, Tokenizer.EOS]
+                writer.add(document, ids.count(Tokenizer.EOS) + 1)
                 if inside:
                     yield from split_rows(buffer, context)
                     buffer = []
@@ -247,7 +250,7 @@ def write_packed(
             buffer = buffer[end:]
         yield from split_rows(buffer, context)
 
-    _write(folder, [column], packed(), tokenizer, counts)
+    _write(folder, [column], packed(), tokenizer, counts, writer)
 
 
 def split_rows(ids: Sequence[int], context: int) -> Iterator[Sequence[int]]:
@@ -285,6 +288,7 @@ def _write(
     sequences: Iterator[Sequence[int]],
     tokenizer: Tokenizer,
     counts: dict[str, int],
+    documents: DocumentWriter | None = None,
 ) -> None:
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     unknown_C, rows = np.zeros(len(columns), np.int64), 0
@@ -300,4 +304,5 @@ def _write(
     unknown = dict(zip(columns, unknown_C.tolist(), strict=True))
     cut = counts.pop("cut")
     about = {"columns": columns, "dtype": np.dtype(dtype).name, "skipped": counts, "cut": cut, "unknown": unknown}
+    about["documents"] = documents.write(folder) if documents else ""
     (folder / "about.json").write_text(json.dumps(about))

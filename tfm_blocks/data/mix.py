@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tfm_blocks.data.corpus import Corpus, Ids, RowTexts
+from tfm_blocks.data.packed_documents import Documents
 from tfm_blocks.data.plan import Ints, permute
 
 ORDER = 1  # stream of the draws, which differs from that of plans
@@ -66,6 +68,11 @@ class Mix(Corpus):
         reads = [_reads(len(corpus), count, seed, epoch, part) for part, (corpus, count) in enumerate(self._counted())]
         rows_N = np.concatenate([first + rows for first, (rows, _) in zip(self._firsts_P, reads, strict=True)])
         return Mix(self.parts, self.counts_P, rows_N, np.concatenate([copies for _, copies in reads]))
+
+    @cached_property
+    def documents(self) -> Documents | None:
+        parts = [corpus.documents for corpus in self._corpora]
+        return Documents.join([part for part in parts if part], self._rows_N) if all(parts) else None
 
     def _counted(self) -> Iterable[tuple[Corpus, int]]:
         return zip(self._corpora, self.counts_P, strict=True)

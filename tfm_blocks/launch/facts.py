@@ -133,6 +133,7 @@ def open_loggers(
             for row in rows:
                 logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
         kinds = {"answered": settings.data.kind == "probe", "labelled": settings.objective.name == "label"}
+        kinds["documented"] = settings.data.kind == "lm" and settings.objective.generates
         yield [CsvLogger(path, columns(losses, list(groups), prepared.train.mixed, **kinds)), *loggers]
     except BaseException as error:
         end = _end(error)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.objectives import read_objective
 from tfm_blocks.errors import Problem, RunError, printable
 from tfm_blocks.language.spec import TARGET
@@ -70,7 +71,7 @@ def finish(
         scored_on=split,
         exact_match_by_group={group: module.latest[name] for group, name in exact.items() if name in module.latest},
         translation=tuple(translations),
-        test_set=ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns))),
+        test_set=scored_set(corpus),
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         multiply_adds=sum(multiply_adds(network, lengths).values()),  # of a row, as in `tfm show`
         lengths=lengths,
@@ -85,6 +86,13 @@ def finish(
         logger.log_weights(job.folder)
     for line in _summary(job, status):
         print(printable(line))
+
+
+def scored_set(corpus: Corpus) -> ScoredSet:
+    """Return the number and the hash of the documents of packed text, which all tokenizers share, or of the rows."""
+    if corpus.documents:
+        return ScoredSet(len(corpus.documents.bytes_D), corpus.documents.sha256)
+    return ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns)))
 
 
 def _summary(job: RunSpec, status: Status) -> Iterator[str]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.metric_schema import FINAL_SCORES
+from tfm_blocks.metric_schema import BITS_PER_BYTE, FINAL_SCORES
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.row_results import read_losses, read_translations
@@ -126,12 +126,13 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
             statistics |= answer_statistics([line.output for line in lines], [line.reference for line in lines])
         elif run.scores:
             statistics |= _of_translations(run.translated_in or run.folder, tokenizer)
-        losses_N3 = None if run.translated_in else read_losses(run.folder)
+        losses_N4 = None if run.translated_in else read_losses(run.folder)
     except RunError as error:
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")
         return statistics
-    if losses_N3 is not None:
-        statistics |= {"loss": losses_N3[:, [0, 2]], "perplexity": losses_N3[:, [1, 2]]}
+    if losses_N4 is not None:
+        statistics |= {"loss": losses_N4[:, [0, 2]], "perplexity": losses_N4[:, [1, 2]]}
+        statistics |= {BITS_PER_BYTE: losses_N4[:, [1, 3]]} if losses_N4[:, 3].all() else {}
     return statistics
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tfm_blocks.errors import ConfigError, Problem, listed, shown
-from tfm_blocks.metric_schema import OBJECTIVE, find_score
+from tfm_blocks.metric_schema import BITS_PER_BYTE, OBJECTIVE, find_score
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.report.comparison import NAMED, Comparison
@@ -69,9 +69,10 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     """
     parents = {path for run in comparison.runs for path in _parent_folders(run)}
     kept, left = _select_runs(comparison, parents, metric)
-    if (count := len({run.tokenizer for _, run, _ in kept})) > 1:
+    if metric != BITS_PER_BYTE and (count := len({run.tokenizer for _, run, _ in kept})) > 1:
         rule = f"the runs have {count} tokenizers, so their losses per token cannot be compared"
-        raise ConfigError(Problem("--scaling", rule, help="train all runs with data.tokenizer=RUN of one of them"))
+        help = f"write --metric {BITS_PER_BYTE}, or train all runs with data.tokenizer=RUN of one of them"
+        raise ConfigError(Problem("--scaling", rule, help=help))
     factors = [factor for factor in comparison.factors if _names_models(factor, [group for group, *_ in kept])]
     size_of = _sizes(plugins)
     points = [
@@ -135,10 +136,17 @@ def _groups_with_most_results(groups: Sequence[Group]) -> list[Group]:
 
 
 def _distance(run: SavedRun, metric: str) -> float | None:
-    """Return the distance of a score in percent from 100 %, as a fraction. Raises ConfigError for another score."""
+    """Return the distance of a score in percent from 100 %, as a fraction, or the bits per byte.
+
+    Raises ConfigError for another score.
+    """
     score = find_score(metric)
+    if score.name == BITS_PER_BYTE:
+        return run.value_of(score.name)
     if not score.in_percent or score.better != "higher":
-        rule = f"is {shown(metric)}, but in place of the loss stands a score whose best value is 100 %"
+        rule = (
+            f"is {shown(metric)}, but in place of the loss stands {BITS_PER_BYTE} or a score whose best value is 100 %"
+        )
         raise ConfigError(Problem("--metric", rule, help="write --metric accuracy@64, or leave it out for the loss"))
     value = run.value_of(score.name)
     if value is not None and value >= score.high:

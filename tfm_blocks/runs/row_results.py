@@ -18,7 +18,7 @@ from tfm_blocks.runs.files import damaged, read_bytes, read_text, write_bytes
 from tfm_blocks.runs.folder import LOSSES, TRANSLATIONS
 from tfm_blocks.runs.records import SavedScores, scores_folder
 
-LOSS_COLUMNS = ("loss", "nll", "tokens")
+LOSS_COLUMNS = ("loss", "nll", "tokens", "bytes")
 Losses = npt.NDArray[np.float64]
 
 
@@ -60,19 +60,22 @@ def _translation(value: object) -> TranslatedLine:
     return TranslatedLine(**value)
 
 
-def write_losses(run: Path, losses_N3: Losses) -> None:
-    """Write one line per row: the sums over its target tokens of the loss and of -log p, and the number of tokens."""
+def write_losses(run: Path, losses_N4: Losses) -> None:
+    """Write one line per row: the sums over its target tokens of the loss and of -log p, their number, and its bytes.
+
+    A row is a document if the text is packed; other rows have 0 bytes.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(LOSS_COLUMNS)
-    writer.writerows([float(loss), float(nll), int(tokens)] for loss, nll, tokens in losses_N3)
+    writer.writerows([float(loss), float(nll), int(tokens), int(size)] for loss, nll, tokens, size in losses_N4)
     write_bytes(run / LOSSES, text.getvalue().encode("utf-8"))
 
 
 def read_losses(run: Path) -> Losses | None:
-    """Return losses_N3 in the order of the split; None if the file does not exist.
+    """Return losses_N4 in the order of the split; None if the file does not exist.
 
-    Raises RunError if the file is damaged.
+    A file of an older version has no bytes, which are then 0. Raises RunError if the file is damaged.
     """
     path = run / LOSSES
     if not path.exists():
@@ -80,14 +83,15 @@ def read_losses(run: Path) -> Losses | None:
     text = read_text(path)
     try:
         header, *rows = text.splitlines()
-        losses_N3 = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
-        if header != ",".join(LOSS_COLUMNS) or losses_N3.ndim != 2 or losses_N3.shape[1] != len(LOSS_COLUMNS):
-            raise ValueError(f"it needs a line {','.join(LOSS_COLUMNS)}, then three numbers per line")
-        if not np.isfinite(losses_N3).all() or losses_N3[:, 2].min() < 1:
+        names = header.split(",")
+        losses_NC = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
+        if tuple(names) not in (LOSS_COLUMNS, LOSS_COLUMNS[:3]) or losses_NC.shape != (len(rows), len(names)):
+            raise ValueError(f"it needs a line {','.join(LOSS_COLUMNS)}, then four numbers per line")
+        if not rows or not np.isfinite(losses_NC).all() or losses_NC[:, 2].min() < 1:
             raise ValueError("losses must be finite, and each row must have a token")
     except ValueError as error:
         raise damaged(path, error) from None
-    return losses_N3
+    return np.pad(losses_NC, ((0, 0), (0, len(LOSS_COLUMNS) - len(names))))
 
 
 def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, cut, printable
-from tfm_blocks.metric_schema import LABEL_SCORES, OBJECTIVE, SOLVED, SOLVED_FROM, TEST_KEYS, VAL_KEYS, find_score
+from tfm_blocks.metric_schema import (
+    BITS_PER_BYTE,
+    LABEL_SCORES,
+    OBJECTIVE,
+    SOLVED,
+    SOLVED_FROM,
+    TEST_KEYS,
+    VAL_KEYS,
+    find_score,
+)
 from tfm_blocks.runs.files import Setting, damaged, parse_mapping, read_settings_part, read_text
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, STATUS, SWEEP, WEIGHTS, step_files, step_of
 from tfm_blocks.runs.lock import holder_of
@@ -283,7 +292,7 @@ class SavedRun:
         """Return the key that comparable scores share: the signature, or for a loss the tokenizer."""
         if name in self.scores:
             return self.scores[name].signature
-        if name in LABEL_SCORES:
+        if name in LABEL_SCORES or name == BITS_PER_BYTE:
             return ""
         smoothing = self.settings.get("label_smoothing") if name == "loss" else ""
         return f"{self.tokenizer} {smoothing}"

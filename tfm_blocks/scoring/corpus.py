@@ -15,6 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from tfm_blocks.metric_schema import BITS_PER_BYTE
 from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.labels import Floats, correlation, f1, mcc
 
@@ -101,6 +102,7 @@ MEASURES: dict[str, Callable[[Floats], Floats]] = {
     "TER": ter,
     "loss": mean,
     "perplexity": lambda sums_RK: np.exp(mean(sums_RK)),
+    BITS_PER_BYTE: lambda sums_RK: mean(sums_RK) / np.log(2),
     "f1": f1,
     "mcc": mcc,
     "spearman": correlation,

@@ -38,7 +38,8 @@ def p_over_sentences(before: System, after: System) -> dict[str, float]:
     runs = [*before, *after]
     names = [name for name in MEASURES if all(name in run for run in runs)]
     lengths = {name: {len(run[name]) for run in runs} for name in names}
-    names = [name for name in names if len(lengths[name]) == 1 and lengths[name] == lengths[names[0]]]
+    names = [name for name in names if len(lengths[name]) == 1]
+    names = [name for name in names if lengths[name] == lengths[names[0]]]
     if not names:
         return {}
     sides = [[np.mean([run[name] for run in side], 0) for name in names] for side in (before, after)]

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.layout import EOS, Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
+from tfm_blocks.runs.row_results import Losses
 from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.metrics import ExactMatch, LengthRatio, text_scores
 from tfm_blocks.training.split_scorer import Generation, SplitScorer
@@ -18,10 +24,14 @@ Samples = Sequence[Mapping[str, str]]
 
 
 class Scorer(SplitScorer):
-    """Compute the metrics of one split of text at a time; the outputs are translations."""
+    """Compute the metrics of one split of text at a time; the outputs are translations.
+
+    The rows of packed text depend on the tokenizer, so its losses are summed over documents instead of rows.
+    """
 
     def __init__(self, translator: Translator, prepared: Prepared, ranks: Ranks, *, bleu: str) -> None:
-        super().__init__(ranks, len(prepared.last_scored[1]), prepared.train.mixed)
+        corpus = prepared.last_scored[1]
+        super().__init__(ranks, len(corpus.documents.bytes_D if corpus.documents else corpus), prepared.train.mixed)
         self.translator, self.bleu = translator, bleu
         test = prepared.test.groups if prepared.test is not None else ()
         self.exact = ExactMatch([*prepared.val.groups, *test])
@@ -32,6 +42,25 @@ class Scorer(SplitScorer):
         super().restart(corpus)
         self.exact.reset()
         self.lengths.reset()
+        self.documents = corpus.documents
+        self.tokens.bytes = int(self.documents.bytes_D.sum()) if self.documents else 0
+
+    def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_B: Tensor) -> None:
+        if self.documents is None:
+            super()._add_rows(batch, loss_N, nll_N, row_B)
+            return
+        is_end_BT = (batch.labels_BT == EOS).long()
+        first_B = torch.from_numpy(self.documents.first_R).to(row_B.device)[row_B]
+        piece_BT = first_B[:, None] + is_end_BT.cumsum(1) - is_end_BT
+        document_P = torch.from_numpy(self.documents.document_P).to(row_B.device)
+        document_N = document_P[piece_BT.flatten().index_select(0, batch.kept_N)]
+        self.rows.update(loss_N, nll_N, document_N, torch.ones_like(document_N), document_N)
+
+    def row_losses(self, corpus: Corpus) -> Losses:
+        """Return losses_N4 of the counted rows of the split, or of the documents of packed text with their bytes."""
+        if self.documents is None:
+            return super().row_losses(corpus)
+        return np.column_stack([self.rows.compute().cpu().numpy(), self.documents.bytes_D])
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all counted tokens, and of the translations of the first rows."""

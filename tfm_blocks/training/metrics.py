@@ -12,6 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from tfm_blocks.devices import sum_dtype
+from tfm_blocks.metric_schema import BITS_PER_BYTE
 from tfm_blocks.scoring.corpus import metrics
 from tfm_blocks.training.data import StepBatches
 
@@ -133,10 +134,14 @@ class Throughput(_Sums):
 
 
 class TokenScores(_Sums):
-    """Mean loss, perplexity e^(nll / tokens) and accuracy over target tokens, eos included."""
+    """Mean loss, perplexity e^(nll / tokens) and accuracy over target tokens, eos included.
+
+    If `bytes` counts the bytes of the text, its bits per byte are nll / (bytes · ln 2).
+    """
 
     def __init__(self) -> None:
         super().__init__(5)
+        self.bytes = 0
 
     def update(self, loss: Tensor, nll: Tensor, correct: Tensor, tokens: int, labels: int) -> None:
         """Add sums over `tokens` tokens; `correct` counts the `labels` that the model ranks first."""
@@ -146,7 +151,8 @@ class TokenScores(_Sums):
 
     def compute(self) -> dict[str, float]:
         """Return the metrics by name."""
-        return token_means(*self.sums.tolist())
+        sums = self.sums.tolist()
+        return token_means(*sums) | ({BITS_PER_BYTE: sums[1] / self.bytes / math.log(2)} if self.bytes else {})
 
 
 def token_means(loss: float, nll: float, correct: float, tokens: float, labels: float) -> dict[str, float]:

@@ -88,7 +88,7 @@ class TrainingModule(LightningModule):
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
         self.objective = self._make_objective(compiled)
         self.latest: dict[str, float] = {}
-        self.row_losses = np.zeros((0, 3))  # of the split that was scored last
+        self.row_losses = np.zeros((0, 4))  # of the split that was scored last
         self.stop_signal, self.abandoned = stop_signal, False
         self.skipped = skipped
         self.losses = settings.losses.names_with(losses_of(network.spec), settings.objective)
@@ -285,7 +285,7 @@ class TrainingModule(LightningModule):
         Without a test set, score the validation set with the search settings of the test, and do not log it.
         """
         split, corpus = self.prepared.last_scored
-        self.row_losses = self.scorer.rows.compute()[: len(corpus)].cpu().numpy()
+        self.row_losses = self.scorer.row_losses(corpus)
         scores = self._score(split, corpus, len(corpus), self.settings.trainer.test_search)
         if split == "test":
             self._log(scores, split)

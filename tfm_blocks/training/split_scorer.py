@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.devices import sum_dtype
+from tfm_blocks.runs.row_results import Losses
 from tfm_blocks.training.metrics import PartScores, RowLosses, TokenScores
 from tfm_blocks.training.objective import Objective, ReplacedTokenObjective
 from tfm_blocks.translation.settings import Search
@@ -93,8 +95,18 @@ class SplitScorer(nn.Module):
         row_B = torch.tensor(batch.rows, device=labels_N.device)
         row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
         self._sum(batch, loss_N, nll_N, best_N == labels_N)
-        self.rows.update(loss_N, nll_N, row_N, batch.counts_B, row_B)
+        self._add_rows(batch, loss_N, nll_N, row_B)
         return Predictions(row_N, labels_N, best_N)
+
+    def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_B: Tensor) -> None:
+        """Add the losses of a batch to those of its rows."""
+        row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
+        self.rows.update(loss_N, nll_N, row_N, batch.counts_B, row_B)
+
+    def row_losses(self, corpus: Corpus) -> Losses:
+        """Return losses_N4 of the counted rows of the split: loss, -log p, tokens, and 0 bytes."""
+        losses_N3 = self.rows.compute()[: len(corpus)].cpu().numpy()
+        return np.pad(losses_N3, ((0, 0), (0, 1)))
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all counted tokens, and of the outputs of the first rows.
