@@ -278,7 +278,17 @@ def test_losses_of_an_older_version_have_no_bytes(with_losses):
     assert comparison(with_losses, "--baseline", "base-1")["against"] == before
 
 
-@pytest.mark.parametrize("damage", ["", "loss,nll,tokens\n", "loss,nll,tokens,bytes\n1,1,1\n", "loss,nll,tokens\n1,2\n", "loss,nll,tokens\n1,1,0\n", "x"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "loss,nll,tokens\n",
+        "loss,nll,tokens,bytes\n1,1,1\n",
+        "loss,nll,tokens\n1,2\n",
+        "loss,nll,tokens\n1,1,0\n",
+        "x",
+    ],
+)
 def test_damaged_losses_are_noted_and_the_rest_is_tested(with_losses, damage):
     (with_losses / "base-1" / "losses.csv").write_text(damage)
     report = comparison(with_losses, "--baseline", "base-1")

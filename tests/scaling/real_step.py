@@ -13,6 +13,7 @@ from tfm_blocks.data.layout import Batch
 from tfm_blocks.language.spec import Axis, Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.cost import axis_lengths
+from tfm_blocks.network.graph import Network
 from tfm_blocks.scaling.step_trace import Batching
 from tfm_blocks.training.objective import Objective
 
@@ -36,15 +37,27 @@ def batching_of(spec: Spec, rows: int) -> Batching:
 
 
 class RealStep:
-    """A network, an optimizer with initialised moments, and a batch of random ids without padding."""
+    """A network, an optimizer with initialised moments, and a batch of random ids without padding.
 
-    def __init__(self, spec: Spec, batching: Batching, *, bf16: bool, recomputes: bool) -> None:
+    `make` returns the objective of the network, which predicts the fraction `rate` of the positions.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        batching: Batching,
+        *,
+        bf16: bool = False,
+        recomputes: bool = False,
+        make: Callable[[Network], Objective] = lambda network: Objective(network, 0.1),
+        rate: float = 1.0,
+    ) -> None:
         self.network = build_network(spec, seed=1).train()
         self.network.recomputes = recomputes
         self.bf16 = bf16
-        self.objective = Objective(self.network, 0.1)
+        self.objective = make(self.network)
         self.optimizer = torch.optim.Adam(self.network.parameters(), fused=True)
-        self.batch = _batch(spec, batching)
+        self.batch = _batch(spec, batching, rate)
         self.run()
         self.weights = sum(parameter.nbytes for parameter in self.network.parameters())
         states = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
@@ -83,11 +96,12 @@ def _allocated(run: Callable[[], None]) -> int:
     return peak
 
 
-def _batch(spec: Spec, batching: Batching) -> Batch:
+def _batch(spec: Spec, batching: Batching, rate: float) -> Batch:
     inputs = {}
     for input in spec.inputs:
         shape = [batching.lengths.get(axis.name, batching.rows) for axis in input.shape if isinstance(axis, Axis)]
         inputs[input.name] = torch.randint(4, 30, shape)
     exit = str(spec.nodes[-1].shape[1])
     labels_BT = torch.randint(4, 30, (batching.rows, batching.lengths[exit]))
-    return Batch(inputs, labels_BT, torch.arange(labels_BT.numel()))
+    kept_N = torch.arange(round(rate * labels_BT.numel()))
+    return Batch(inputs, labels_BT, kept_N, uniforms_N=torch.rand(len(kept_N)))

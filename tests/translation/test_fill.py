@@ -1,5 +1,6 @@
 """Masks of a text are filled by the most probable tokens, at once or step by step."""
 
+import json
 import re
 from copy import deepcopy
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.report.lists import show_perplexity
 from tfm_blocks.scoring.perplexity import pseudo_perplexity
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.split_scorer import Generation, MaskedScorer
@@ -113,6 +115,20 @@ def test_the_pseudo_perplexity_hides_each_token_once(filler, batch_tokens):
     result = pseudo_perplexity(filler, texts, batch_tokens=batch_tokens)
     assert result.nll == pytest.approx(nll, rel=1e-5)
     assert (result.tokens, result.words, result.bytes, result.pseudo) == (tokens, 4, 15, True)
+
+
+def test_unknown_tokens_of_a_pseudo_perplexity_are_counted(capsys):
+    filler = filler_of_words()
+    known, result = (
+        pseudo_perplexity(filler, texts, batch_tokens=64) for texts in (["ban den", "den"], ["ban den", "den Zug Zug"])
+    )
+    assert (known.tokens, known.unknown, result.tokens, result.unknown) == (3, 0, 3, 2)
+    show_perplexity(result, "run", as_json=False)
+    assert "2 of 5 tokens are unknown to the tokenizer, and are not predicted" in capsys.readouterr().out
+    show_perplexity(result, "run", as_json=True)
+    assert json.loads(capsys.readouterr().out)["unknown_tokens"] == 2
+    show_perplexity(known, "run", as_json=False)
+    assert "unknown" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("texts", "rule"), [(["", " "], "has no words$"), (["", "Zug"], "that the tokenizer")])

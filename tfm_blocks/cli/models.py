@@ -151,8 +151,8 @@ def _show(arguments: argparse.Namespace) -> None:
         return
     if arguments.plan:
         settings = _run_settings(arguments, composed)
-        optimizer = settings.optimizer if settings else None
-        show_plan(arguments, spec, requested_lengths(arguments, spec.inputs), optimizer)
+        vocab = composed.mapping.get("vocab", 0) if composed else 0  # a run recorded the definition of its generator
+        show_plan(arguments, spec, requested_lengths(arguments, spec.inputs), settings, vocab)
         return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
     if arguments.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli.options import count, flag_of
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tfm_blocks.language.spec import Spec
-    from tfm_blocks.training.optimizer_settings import OptimizerSettings
+    from tfm_blocks.scaling.step_trace import PlannedObjective
+    from tfm_blocks.training.settings import RunSettings
 
 DEFAULTS: dict[str, Any] = {
     "card": "h100",
@@ -55,14 +57,17 @@ def check_plan_options(arguments: argparse.Namespace) -> None:
 
 
 def show_plan(
-    arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, int], optimizer: OptimizerSettings | None
+    arguments: argparse.Namespace, spec: Spec, lengths: Mapping[str, int], run: RunSettings | None, vocab: int
 ) -> None:
-    """Print the plan of a training step; `lengths` are the requested tokens by input. Raises ConfigError."""
+    """Print the plan of a training step; `lengths` are the requested tokens by input. Raises ConfigError.
+
+    The settings of a run name the optimizer and the objective, with its teacher or its generator of `vocab` tokens.
+    """
     from tfm_blocks.network.build import network_without_values
     from tfm_blocks.network.cost import axis_lengths
     from tfm_blocks.report.screen import print_json, print_table
     from tfm_blocks.scaling.step_plan import StepSettings, plan_steps, plan_table, read_card
-    from tfm_blocks.scaling.step_trace import Batching
+    from tfm_blocks.scaling.step_trace import PLAIN_OBJECTIVE, Batching
 
     values = DEFAULTS | {name: value for name in DEFAULTS if (value := vars(arguments)[name]) is not None}
     card = read_card(values["card"])
@@ -73,9 +78,28 @@ def show_plan(
         rule = f"is {tokens:,}, but a row has {width:,} tokens"
         raise ConfigError(Problem("--batch-tokens", rule, help=f"write --batch-tokens {width}, or shorten the row"))
     batching = Batching(tokens // width, dict(by_axis), width)
-    plans = plan_steps(spec, batching, settings, card, values["devices"], optimizer)
+    optimizer, training = (run.optimizer, _training(run, vocab)) if run else (None, PLAIN_OBJECTIVE)
+    if training.companion and settings.strategy == "fsdp2" and run and run.objective.name == "replaced_token":
+        rule = "is fsdp2, which cannot divide the embeddings that the model shares with its generator"
+        raise ConfigError(Problem("--strategy", rule, help="write --strategy ddp"))
+    plans = plan_steps(spec, batching, settings, card, values["devices"], optimizer, training)
     if arguments.json:
         facts = {"model": arguments.model, "card": card.model_dump(), **asdict(settings), **asdict(batching)}
         print_json({**facts, "plans": [asdict(plan) for plan in plans]})
     else:
         print_table(plan_table(arguments.model, plans, batching, settings, card))
+
+
+def _training(run: RunSettings, vocab: int) -> PlannedObjective:
+    """Return the objective of a run with the model of its teacher or its generator."""
+    from tfm_blocks.data.objectives import DistilSettings, ReplacedTokenSettings
+    from tfm_blocks.launch.generator import read_generator
+    from tfm_blocks.runs.model import read_spec
+    from tfm_blocks.scaling.step_trace import PlannedObjective
+
+    companion = None
+    if isinstance(run.objective, DistilSettings):
+        companion = read_spec(Path(run.objective.teacher))
+    elif isinstance(run.objective, ReplacedTokenSettings):
+        companion = read_generator(run.objective.generator, vocab)
+    return PlannedObjective(run.objective, run.losses, companion)

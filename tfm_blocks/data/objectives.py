@@ -192,6 +192,8 @@ class SpanCorruptionSettings(NoisyPairSettings):
     limits the spans of a row.
     """
 
+    example = "echo 'your <extra_id_0> text' | tfm translate"
+
     name: Literal["span_corruption"]
     density: Rate
     span: Annotated[float, Field(ge=1)]

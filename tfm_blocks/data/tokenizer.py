@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,8 @@ class Tokenizer:
 
     All bytes are in the vocabulary, so `encode` never returns UNK; it exists because other tools expect it. The
     tokenizer of a probe task has a fixed alphabet instead, whose words are separated by spaces; others become UNK.
-    A tag of a source is matched in a text.
+    A tag of a source is read at the beginning of a text; everywhere else, and for all other special tokens, its name is
+    ordinary text.
     """
 
     PAD, BOS, EOS, UNK = range(4)
@@ -175,33 +177,66 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without the bos and the eos that `conventions` adds."""
-        return self._pieces.encode(text).ids
+        return Tokenizer.encode_batch(self, [text])[0]
 
     def encode_masked(self, text: str) -> list[int]:
-        """Return the ids of a text in which MASK stands for a hidden token, which has the space before it."""
+        """Return the ids of a text in which MASK stands for a hidden token."""
         assert self.mask is not None, "the tokenizer has a mask"
-        first, *rest = text.split(MASK)
-        ids = self.encode(first.removesuffix(" ") if rest else first) if first.strip() or not rest else []
-        for number, part in enumerate(rest, 1):
-            part = part.removesuffix(" ") if number < len(rest) else part
-            ids += [self.mask, *self._continued.encode(part, add_special_tokens=False).ids]
+        return self.encode_marked(text, {MASK: self.mask})
+
+    def encode_marked(self, text: str, marks: Mapping[str, int]) -> list[int]:
+        """Return the ids of a text in which the names of `marks` stand for their ids, with the space before them."""
+        first, *rest = re.split(f"({'|'.join(map(re.escape, marks))})", text)
+        ids = Tokenizer.encode(self, first.removesuffix(" ") if rest else first) if first.strip() or not rest else []
+        for place in range(0, len(rest), 2):
+            part = rest[place + 1]
+            part = part.removesuffix(" ") if place + 2 < len(rest) else part
+            ids += [marks[rest[place]], *self._continued.encode(part, add_special_tokens=False).ids]
         return ids
+
+    @cached_property
+    def _plain(self) -> Pieces:
+        """The tokenizer of a text without a tag at its beginning."""
+        record = json.loads(self.text)
+        for token in record["added_tokens"]:
+            token["special"] = True
+        pieces = Pieces.from_str(json.dumps(record))
+        pieces.encode_special_tokens = True
+        return pieces
 
     @cached_property
     def _continued(self) -> Pieces:
         """The tokenizer of a text after a mask, which no space precedes."""
-        pieces = Pieces.from_str(self.text)
-        pieces.normalizer = None
+        pieces = Pieces.from_str(self._plain.to_str())
+        pieces.encode_special_tokens = True
+        pieces.normalizer, pieces.decoder = None, decoders.ByteLevel()
         return pieces
+
+    @cached_property
+    def _tags(self) -> dict[str, int]:
+        """The ids of the tags that are part of a text."""
+        added = self._pieces.get_added_tokens_decoder().items()
+        return {token.content: id for id, token in added if not token.special}
+
+    def _split_tags(self, texts: Sequence[str]) -> tuple[list[list[int]], list[str]]:
+        """Return the id of the tag at the beginning of each text, if it has one, and the texts without them."""
+        tags = [next(filter(text.startswith, self._tags), "") for text in texts]
+        rests = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        if self._pieces.normalizer:  # it reads a space before the text
+            rests = [rest.lstrip() if tag else rest for rest, tag in zip(rests, tags, strict=True)]
+        return [[self._tags[tag]] if tag else [] for tag in tags], rests
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, on all cores."""
-        return [encoding.ids for encoding in self._pieces.encode_batch_fast(list(texts))]
+        tags, rests = self._split_tags(texts)
+        rows = self._plain.encode_batch_fast(rests)
+        return [[*tag, *encoding.ids] for tag, encoding in zip(tags, rows, strict=True)]
 
     def words_of(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the number of the word of each id of each text; nothing is merged across words. A tag has -1."""
-        numbers = [encoding.word_ids for encoding in self._pieces.encode_batch(list(texts))]
-        return [[-1 if number is None else number for number in words] for words in numbers]
+        tags, rests = self._split_tags(texts)
+        rows = self._plain.encode_batch(rests)
+        return [[*(-1 for _ in tag), *encoding.word_ids] for tag, encoding in zip(tags, rows, strict=True)]
 
     def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
         """Return the text of `ids`, as it continues the text of `after`.

@@ -172,6 +172,7 @@ def show_perplexity(perplexity: Perplexity, run: str, *, as_json: bool) -> None:
     values |= {} if pseudo else {"bits per byte": perplexity.bits_per_byte}
     if as_json:
         sizes = {"tokens": perplexity.tokens, "words": perplexity.words, "bytes": perplexity.bytes}
+        sizes |= {"unknown_tokens": perplexity.unknown} if pseudo else {}
         print_json(
             {"run": run, **{name.replace(" ", "_").replace("-", "_"): value for name, value in values.items()}, **sizes}
         )
@@ -180,3 +181,6 @@ def show_perplexity(perplexity: Perplexity, run: str, *, as_json: bool) -> None:
         print(f"{name}: {value:.4f}")
     sizes_text = f"{perplexity.tokens:,} tokens, {perplexity.words:,} words, {perplexity.bytes:,} bytes"
     print(f"{sizes_text}, ends of lines {'excluded' if pseudo else 'included'}")
+    if perplexity.unknown:
+        total = perplexity.tokens + perplexity.unknown
+        print(f"{perplexity.unknown:,} of {total:,} tokens are unknown to the tokenizer, and are not predicted")

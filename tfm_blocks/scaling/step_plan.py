@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -12,11 +12,10 @@ from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.report.table import Cell, Column, Table, Value
 from tfm_blocks.scaling.kernels import KERNELS
-from tfm_blocks.scaling.step_trace import Batching, StepTrace, trace_step
+from tfm_blocks.scaling.step_trace import PLAIN_OBJECTIVE, Batching, PlannedObjective, StepTrace, trace_step
 from tfm_blocks.training.fsdp2 import units_of
 from tfm_blocks.training.groups import assign, count_state, count_trained, frozen_by_groups
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, read_optimizer
@@ -111,10 +110,11 @@ def plan_steps(
     card: Card,
     devices: list[int],
     optimizer: OptimizerSettings | None = None,
+    training: PlannedObjective = PLAIN_OBJECTIVE,
 ) -> list[StepPlan]:
     """Plan a step of a model for each number of devices. Raises ConfigError. Nothing is allocated.
 
-    Without `optimizer`, it is Adam.
+    Without `optimizer`, it is Adam. Each device holds the whole teacher of `training`.
     """
     for count in devices:
         if count > card.cards_per_node and count % card.cards_per_node and card.network:
@@ -122,14 +122,19 @@ def plan_steps(
             full = count - count % card.cards_per_node
             raise ConfigError(Problem("--devices", rule, help=f"write --devices {full}"))
     bf16, recomputes = settings.precision == "bf16", settings.activation_checkpointing
-    network = network_without_values(spec)
+    network, teacher = training.networks(spec)
     learned = assign(optimizer or read_optimizer({"name": "adam"}), list_weights(network))
     frozen = frozen_by_groups(learned)
-    trace = trace_step(spec, batching, device=card.device, bf16=bf16, recomputes=recomputes, frozen=frozen)
+    trace = trace_step(
+        spec, batching, device=card.device, bf16=bf16, recomputes=recomputes, frozen=frozen, training=training
+    )
     update = FLOAT32 * count_trained(learned), FLOAT32 * count_state(learned)
-    weights = sum(parameter.numel() for parameter in network.parameters()) * FLOAT32
+    weights, taught = (
+        sum(parameter.numel() for parameter in one.parameters()) * FLOAT32 if one else 0 for one in (network, teacher)
+    )
     layers = [sum(parameter.numel() for parameter in layer.parameters()) * FLOAT32 for layer in units_of(network)]
-    return [_plan(trace, weights, layers, update, batching.rows, settings, card, count) for count in devices]
+    plans = [_plan(trace, weights, layers, update, batching.rows, settings, card, count) for count in devices]
+    return [replace(plan, weights=plan.weights + taught) for plan in plans]
 
 
 def _plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,13 +15,29 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.objectives import (
+    NEXT_TOKEN,
+    DistilSettings,
+    MaskingSettings,
+    ObjectiveSettings,
+    ReplacedTokenSettings,
+)
 from tfm_blocks.devices import CPU
 from tfm_blocks.language.spec import Axis, Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.call import Values
+from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import Network
 from tfm_blocks.scaling.kernels import KERNELS
-from tfm_blocks.training.objective import Objective
+from tfm_blocks.training.objective import (
+    AHEAD,
+    DistilObjective,
+    Objective,
+    ReplacedTokenObjective,
+    SeveralTokensObjective,
+    Trunk,
+)
+from tfm_blocks.training.settings import LossSettings
 
 SMOOTHING = 0.1  # any value above 0 has the same cost
 aten = torch.ops.aten
@@ -58,8 +74,50 @@ class StepTrace:
     peak_besides: int
 
 
+@dataclass(frozen=True)
+class PlannedObjective:
+    """The objective of a step, its losses, and the model that it needs besides: a teacher or a generator."""
+
+    objective: ObjectiveSettings = NEXT_TOKEN
+    losses: LossSettings = field(default_factory=LossSettings)
+    companion: Spec | None = None
+
+    def networks(self, spec: Spec, place: str = "meta") -> tuple[Network, Network | None]:
+        """Return the network that is trained, with its generator, and the teacher. Nothing is allocated on `meta`."""
+        network = network_without_values(spec, place)
+        if self.companion is None:
+            return network, None
+        other = network_without_values(self.companion, place)
+        if not isinstance(self.objective, ReplacedTokenSettings):
+            return network, other
+        attach_generator(network, other)
+        return network, None
+
+    def make_objective(self, network: Network, teacher: Network | None, trunk: Trunk) -> Objective:
+        """Return the objective, as training makes it."""
+        options = network, SMOOTHING, trunk, self.losses
+        if isinstance(self.objective, DistilSettings) and teacher is not None:
+            hidden, temperature = self.objective.hidden or {}, self.objective.temperature
+            return DistilObjective(*options, teacher=teacher, temperature=temperature, hidden=hidden)
+        if isinstance(self.objective, ReplacedTokenSettings):
+            return ReplacedTokenObjective(*options)
+        if any(node.block == AHEAD for node in network.spec.nodes):
+            return SeveralTokensObjective(*options)
+        return Objective(*options)
+
+
+PLAIN_OBJECTIVE = PlannedObjective()
+
+
 def trace_step(
-    spec: Spec, batching: Batching, *, device: str, bf16: bool, recomputes: bool, frozen: Sequence[str] = ()
+    spec: Spec,
+    batching: Batching,
+    *,
+    device: str,
+    bf16: bool,
+    recomputes: bool,
+    frozen: Sequence[str] = (),
+    training: PlannedObjective = PLAIN_OBJECTIVE,
 ) -> StepTrace:
     """Trace the pass that training runs, in float32 or under autocast to bfloat16, without the weights `frozen`.
 
@@ -68,29 +126,31 @@ def trace_step(
     counter = _Counter()
     place = device if device == CPU else "meta"
     with KERNELS[device](), counter:
-        network = network_without_values(spec, place).train()
+        network, teacher = training.networks(spec, place)
+        network.train()
         if frozen:
             network.freeze(frozen)
         network.recomputes = recomputes
         counter.follow_gradients(network)
         before, kept = counter.live, list[int]()
 
-        def trunk(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Values]:
-            output = network.trunk_with_losses(inputs)
+        def trunk(*arguments: Any) -> tuple[Tensor, Values]:
+            output = network.trunk_with_losses(*arguments)
             kept.append(counter.live)
             return output
 
-        batch = _batch(network, batching, place)
+        batch = _batch(network, batching, training.objective, place)
+        objective = training.make_objective(network, teacher, trunk)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = Objective(network, SMOOTHING, trunk).loss(batch)[0]  # the head computes its gradients with the loss
+            loss = objective.loss(batch)[0]  # the head computes its gradients with the loss
             # loss.backward() itself would disable the kernels' mode for the layers that it recomputes
             ones, options = (torch.ones_like(loss),), {"allow_unreachable": True, "accumulate_grad": True}
             _engine_run_backward((loss,), ones, False, False, (), **options)
     return StepTrace(counter.flops // 2, counter.traffic, kept[0] - before, counter.peak, counter.peak_besides)
 
 
-def _batch(network: Network, batching: Batching, device: str) -> Batch:
-    """Return a batch whose every position is predicted."""
+def _batch(network: Network, batching: Batching, objective: ObjectiveSettings, device: str) -> Batch:
+    """Return a batch whose every position is predicted, or the fraction that the objective hides."""
     sizes = {"B": batching.rows, **batching.lengths}
     inputs = {}
     for input in network.spec.inputs:
@@ -100,7 +160,9 @@ def _batch(network: Network, batching: Batching, device: str) -> Batch:
     exit = network.spec.nodes[-1].shape[1]
     length = batching.lengths[exit.name] if isinstance(exit, Axis) else exit
     labels_BT = torch.ones(batching.rows, length, dtype=torch.int64, device=device)
-    return Batch(inputs, labels_BT, torch.ones(labels_BT.numel(), dtype=torch.int64, device=device))
+    rate = objective.rate if isinstance(objective, MaskingSettings) else 1.0
+    kept_N = torch.ones(max(1, round(rate * labels_BT.numel())), dtype=torch.int64, device=device)
+    return Batch(inputs, labels_BT, kept_N, uniforms_N=torch.ones(len(kept_N), device=device))
 
 
 class _Counter(TorchDispatchMode):

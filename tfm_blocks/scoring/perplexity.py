@@ -27,7 +27,7 @@ class Perplexity:
     """The perplexity of a text, from `nll`, the sum of -log p over all tokens, eos of each document included, in nats.
 
     Words are separated by white space, and each end of a document counts as a word and a byte. Bytes are counted in the
-    UTF-8 text. A `pseudo` perplexity leaves the ends out.
+    UTF-8 text. A `pseudo` perplexity leaves the ends out, and `unknown` tokens, which are read but not predicted.
     """
 
     nll: float
@@ -35,6 +35,7 @@ class Perplexity:
     words: int
     bytes: int
     pseudo: bool = False
+    unknown: int = 0
 
     @property
     def per_token(self) -> float:
@@ -88,8 +89,8 @@ def perplexity(translator: Translator, documents: Iterable[str], *, context: int
 def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, batch_tokens: int) -> Perplexity:
     """Compute the pseudo-perplexity of documents: each token is predicted from all others (Salazar et al. 2020).
 
-    Special tokens, and unknown ones, are not predicted. Raises DataError for a text without words that the tokenizer
-    knows, or with a document that is too long.
+    Special tokens are not predicted. Unknown tokens are not either, and are counted. Raises DataError for a text
+    without words that the tokenizer knows, or with a document that is too long.
     """
     numbered = [(number, text) for number, text in enumerate(documents, 1) if text.strip()]
     texts = [text for _, text in numbered]
@@ -111,7 +112,8 @@ def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, batch_tokens:
         rule = "has no words that the tokenizer of the run knows" if texts else "has no words"
         raise DataError(Problem("--text", rule, help="name a file with text"))
     words, bytes = (sum(map(len, parts)) for parts in (map(str.split, texts), map(str.encode, texts)))
-    return Perplexity(nll, tokens, words, bytes, pseudo=True)
+    unknown = filler.tokenizer.count_unknown(rows)["unknown"]
+    return Perplexity(nll, tokens, words, bytes, pseudo=True, unknown=unknown)
 
 
 def _nll(network: Network, labels_BT: Tensor) -> float:

@@ -195,7 +195,9 @@ class DistilObjective(Objective):
     @torch.no_grad()
     def _lesson(self, batch: Batch) -> tuple[Lesson, Values]:
         """Return the distribution of the teacher, and the values of its tapped nodes."""
-        teacher = self.teacher.to(batch.labels_BT.device)
+        device, teacher = batch.labels_BT.device, self.teacher
+        if next(teacher.parameters()).device != device:
+            teacher.to(device)
         x_BTD, values = teacher.trunk_with_losses(batch.inputs)
         x_ND = x_BTD.flatten(0, 1).index_select(0, batch.kept_N)
         first = max(teacher.first_predicted, self.network.first_predicted)

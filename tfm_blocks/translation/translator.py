@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.data.layout import SOURCE, prompt
+from tfm_blocks.data.sentinel_tokenizer import with_sentinels
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.devices import choose_device, devices_here, names_here
@@ -25,6 +26,7 @@ from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network
 from tfm_blocks.runs.records import SavedModel
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, last_cross_attention, plain, with_coverage
 from tfm_blocks.translation.search import (
     BOS,
@@ -99,6 +101,8 @@ class Translator:
         device = choose_device(device)
         network = read_network(Path(run), plugins, checkpoint)
         tokenizer = load_tokenizer(Path(run) / TOKENIZER)
+        if "objective.sentinels" in SavedRun(Path(run)).settings:
+            tokenizer = with_sentinels(tokenizer)
         try:
             torch.zeros((), device=device).item()
             return cls(network.to(device), tokenizer, SavedModel.read(Path(run)).columns)
