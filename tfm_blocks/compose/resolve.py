@@ -16,6 +16,8 @@ from tfm_blocks.language.files import INDEX, YamlFile
 from tfm_blocks.language.parametrisation import WHERE, nested_scalars
 from tfm_blocks.language.sources import Sources, find_knobs
 
+SOURCE_VOCAB = "source_vocab"  # knob of models that read sources with a separate vocabulary
+
 
 @dataclass(frozen=True)
 class Composed:
@@ -41,12 +43,26 @@ class Composed:
             help = "give the model file a root key vocab, and its args vocab: ${vocab}"
             raise ConfigError(Problem("vocab", rule, help=help))
 
-    def with_vocab(self, size: int) -> Composed:
-        """Return the config for a tokenizer of `size`. Raises ConfigError if the model has no knob `vocab`."""
+    @property
+    def vocabulary(self) -> tuple[Any, Any]:
+        """Return the values of `vocab` and `source_vocab`; None for a knob that the model lacks."""
+        return self.mapping.get("vocab"), self.mapping.get(SOURCE_VOCAB)
+
+    def with_vocab(self, size: int, source: int | None = None) -> Composed:
+        """Return the config for a tokenizer of `size`, and for one of sources with a separate vocabulary.
+
+        Raises ConfigError if the model lacks the knob `vocab`, or for a separate vocabulary `source_vocab`.
+        """
         self.expect_vocab()
         raw = self.raw.copy()
+        if source is not None and SOURCE_VOCAB not in raw:
+            rule = "has a separate vocabulary of sources, but the model has no knob source_vocab"
+            help = "write model=two_vocabularies, or name one tokenizer for sources and targets"
+            raise ConfigError(Problem("data.tokenizer", rule, help=help))
         with open_dict(raw):
             raw["vocab"] = size
+            if SOURCE_VOCAB in raw:
+                raw[SOURCE_VOCAB] = size if source is None else source
         return replace(resolve(raw, self.sources, self.chain), choices=self.choices)
 
     def with_model(self, model: Mapping[str, Any]) -> Composed:

@@ -72,7 +72,9 @@ class Corpus:
         self.skipped: dict[str, int] = about["skipped"]
         self.cut: int = about["cut"]
         self.unknown: dict[str, int] = {column: about["unknown"][column] for column in self.columns}
-        self.text: dict[str, Sequence[str]] = {column: Decoded(self, column, tokenizer) for column in self.columns}
+        self.text: dict[str, Sequence[str]] = {
+            column: Decoded(self, column, tokenizer.of(column)) for column in self.columns
+        }
         if (folder / TEXT).is_file():
             self.text = json.loads((folder / TEXT).read_text("utf-8"))
         if labels:

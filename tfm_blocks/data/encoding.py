@@ -103,6 +103,7 @@ def write_corpus(
     lines: dict[str, list[str]] = {column: [] for column in columns}
     shown = {column: f"{tag} " for column, tag in tags.items() if column != TARGET}  # tags that are part of the text
     hidden = {column: [tokenizer.ids[tag]] for column, tag in tags.items() if column == TARGET}
+    lossless = all(tokenizer.of(column).lossless for column in columns)
 
     def encode(column: str, texts: Iterable[str]) -> list[list[int]]:
         tagged = [shown.get(column, "") + text for text in texts]
@@ -116,9 +117,10 @@ def write_corpus(
                     counts["cut"] += max(map(len, ids)) > LONGEST
                     yield from (column_ids[:LONGEST] for column_ids in ids)
                     for column, text, column_ids in zip(columns, texts, ids, strict=True):
-                        if not tokenizer.lossless:
-                            is_cut = len(column_ids) > LONGEST
-                            text = tokenizer.decode(column_ids[:LONGEST]) if is_cut else shown.get(column, "") + text
+                        if not lossless:
+                            text = shown.get(column, "") + text
+                            if len(column_ids) > LONGEST:
+                                text = tokenizer.of(column).decode(column_ids[:LONGEST])
                             lines[column].append(text)
                 elif reason := row_filter.reason(texts, ids):
                     counts[reason] = counts.get(reason, 0) + 1
@@ -126,12 +128,12 @@ def write_corpus(
                     yield from ids
 
     _write(folder, columns, encoded_rows(), tokenizer, counts)
-    _write_text(folder, lines, tokenizer, max_length)
+    _write_text(folder, lines, max_length is None and not lossless)
 
 
-def _write_text(folder: Path, lines: Mapping[str, Sequence[str]], tokenizer: Tokenizer, max_length: int | None) -> None:
-    """Write the text of each column of held-out rows, if the tokenizer is not lossless."""
-    if max_length is None and not tokenizer.lossless:
+def _write_text(folder: Path, lines: Mapping[str, Sequence[str]], needed: bool) -> None:
+    """Write the text of each column of held-out rows, which is `needed` if a tokenizer is not lossless."""
+    if needed:
         (folder / TEXT).write_text(json.dumps(lines), "utf-8")
 
 
@@ -175,7 +177,7 @@ def write_labelled(
 
     stored = [*columns, *([POSITIONS] if labels.predict == "words" else [])]
     _write(folder, stored, encoded_rows(), tokenizer, counts)
-    _write_text(folder, lines, tokenizer, max_length)
+    _write_text(folder, lines, max_length is None and not tokenizer.lossless)
 
 
 def _labelled(
@@ -290,14 +292,16 @@ def _write(
     counts: dict[str, int],
     documents: DocumentWriter | None = None,
 ) -> None:
-    dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
+    by_column = list(map(tokenizer.of, columns))
+    dtype = np.uint16 if max(one.size for one in by_column) <= 1 << 16 else np.uint32
     unknown_C, rows = np.zeros(len(columns), np.int64), 0
     with (folder / "ids.bin").open("wb") as ids_file, (folder / "lengths.bin").open("wb") as lengths_file:
         for chunk in _chunks(sequences, len):
             ids, lengths = np.fromiter(chain.from_iterable(chunk), dtype), np.fromiter(map(len, chunk), np.int32)
             column_of_id = np.repeat((rows + np.arange(len(chunk))) % len(columns), lengths)
-            if tokenizer.unknown is not None:
-                unknown_C += np.bincount(column_of_id[ids == tokenizer.unknown], minlength=len(columns))
+            unknown_by_column = np.array([-1 if one.unknown is None else one.unknown for one in by_column])
+            is_unknown = ids == unknown_by_column[column_of_id]
+            unknown_C += np.bincount(column_of_id[is_unknown], minlength=len(columns))
             rows += len(chunk)
             ids.tofile(ids_file)
             lengths.tofile(lengths_file)

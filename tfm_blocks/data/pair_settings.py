@@ -26,6 +26,13 @@ FIELDS = {
 WEEKDAYS = {"E", "EE", "EEE", "EEEE", "ccc", "cccc"}
 
 
+class TokenizerPaths(Settings):
+    """The tokenizers of separate vocabularies: of all sources, and of the target."""
+
+    source: str
+    target: str
+
+
 class PairSettings(Settings):
     """Settings of corpora with sources and a target.
 
@@ -34,7 +41,7 @@ class PairSettings(Settings):
     batch_tokens: maximum padded tokens of a micro-batch, over all columns.
     first: number of rows to read from the start of each split; null: all.
     tokenizer: a run folder, a tokenizer.json, a folder of transformers with one, or a SentencePiece .model; null: learn
-    a tokenizer from the training text.
+    a tokenizer from the training text. {source: …, target: …} names two, for a model with the knob source_vocab.
     cache: folder of tokenizers and encoded text; null: $TFM_BLOCKS_CACHE, else the user's cache folder; none: no
     cache.
     """
@@ -43,7 +50,7 @@ class PairSettings(Settings):
     step_tokens: int
     batch_tokens: int
     first: Count | None = None
-    tokenizer: str | None = None
+    tokenizer: str | TokenizerPaths | None = None
     cache: str | None = None
 
     @field_validator("step_tokens", "batch_tokens")

@@ -54,11 +54,16 @@ class Prepared:
 
 
 def prepare(
-    settings: DataSettings, vocab: int, tell: Callable[[str], None] = print, special: Sequence[str] = ()
+    settings: DataSettings,
+    vocab: int,
+    tell: Callable[[str], None] = print,
+    special: Sequence[str] = (),
+    source_vocab: int | None = None,
 ) -> Prepared:
     """Return tokenizer and corpora, from the cache if possible; `tell` receives lines about sizes and skipped rows.
 
-    `special` are tokens that the objective needs, besides those of each tokenizer.
+    `special` are tokens that the objective needs, besides those of each tokenizer. With `source_vocab`, the sources
+    have a separate vocabulary of at most that size.
 
     Training rows with a blank column or above max_length are skipped. val and test keep every line, because scores
     cover all of them, but lines are truncated to LONGEST tokens. Plain text is packed without its blank lines. Raises
@@ -68,7 +73,7 @@ def prepare(
         tokenizer, probes = probe_corpora(settings, tell)
         return Prepared(tokenizer=tokenizer, **probes)
     splits, cache = _splits(settings), cache_folder(settings.cache)
-    tokenizer = _tokenizer(splits, settings, vocab, special)
+    tokenizer = _tokenizer(splits, settings, vocab, special, source_vocab)
     mix, by_split = _mix_of(settings), dict[str, dict[str, Corpus]]()
     for name in ("val", "test", "train"):  # small splits first, so that their errors appear early
         for part, split in splits.get(name, {}).items():
@@ -85,8 +90,12 @@ def prepare(
             tell(_report(name, encoded, settings, part, mix.get(part)))
     if mix:
         tell("\n".join(_reads(corpora["train"])))
-    requested = f", {vocab:,} requested" if tokenizer.size < vocab and not settings.tokenizer else ""
-    tell(f"data: vocabulary of {tokenizer.size:,} subwords{requested}")
+    sides = {"": (tokenizer, vocab)}
+    if tokenizer.source:
+        sides = {" for sources": (tokenizer.source, source_vocab or 0), " for the target": (tokenizer, vocab)}
+    for side, (one, most) in sides.items():
+        requested = f", {most:,} requested" if one.size < most and not settings.tokenizer else ""
+        tell(f"data: vocabulary of {one.size:,} subwords{side}{requested}")
     for name, corpus in corpora.items():
         for column, unknown in corpus.unknown.items():
             tokens = int(corpus.lengths_N(column).sum(dtype=np.int64))
@@ -95,14 +104,17 @@ def prepare(
     return Prepared(tokenizer=tokenizer, **corpora)
 
 
-def vocabulary_size(settings: DataSettings, vocab: int, special: Sequence[str] = ()) -> int:
+def vocabulary_sizes(
+    settings: DataSettings, vocab: int, special: Sequence[str] = (), source_vocab: int | None = None
+) -> tuple[int, int | None]:
     """Return the number of tokens that a run has if it requests `vocab`, which may need to learn a tokenizer.
 
-    Raises ConfigError and DataError.
+    The second number is that of a separate vocabulary of sources, or None. Raises ConfigError and DataError.
     """
     if isinstance(settings, ProbeSettings):
-        return settings.vocab
-    return _tokenizer({} if settings.tokenizer else _splits(settings), settings, vocab, special).size
+        return settings.vocab, None
+    splits = {} if settings.tokenizer else _splits(settings)
+    return _tokenizer(splits, settings, vocab, special, source_vocab).sizes
 
 
 def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
@@ -152,14 +164,15 @@ def _counts(parts: Mapping[str, Corpus], settings: LinesSettings) -> list[int]:
 
 def _dropout(cache: Path, corpora: Iterable[Corpus], tokenizer: Tokenizer, settings: TextSettings) -> SubwordDropout:
     """Write which tokens of the training text begin a word, and return what draws its subwords. Raises ConfigError."""
-    if isinstance(tokenizer, PublishedTokenizer) or tokenizer.merges is None:
+    sides = [one for one in (tokenizer, tokenizer.source) if one]
+    if any(isinstance(one, PublishedTokenizer) or one.merges is None for one in sides):
         rule = (
             f"is {settings.bpe_dropout:g}, but the merges of {settings.tokenizer} are not those of a learned tokenizer"
         )
         help = "write data.tokenizer=null to learn one, or data.bpe_dropout=0.0"
         raise ConfigError(Problem("data.bpe_dropout", rule, help=help))
     for corpus in corpora:
-        key = cache_key("words", FORMAT, corpus.sha256, tokenizer.text)
+        key = cache_key("words", FORMAT, corpus.sha256, tokenizer.stored)
         corpus.words = find_or_build(cache / "corpora" / key, partial(write_words, corpus=corpus)) / WORDS
     return SubwordDropout(tokenizer=tokenizer, rate=settings.bpe_dropout, max_length=settings.max_length)
 
@@ -180,38 +193,62 @@ def _tags_of(part: MixedCorpus | None, columns: Sequence[str]) -> Tags:
 
 
 def _tokenizer(
-    splits: Mapping[str, Mapping[str, Split]], settings: LinesSettings, vocab: int, special: Sequence[str]
+    splits: Mapping[str, Mapping[str, Split]],
+    settings: LinesSettings,
+    vocab: int,
+    special: Sequence[str],
+    source_vocab: int | None,
 ) -> Tokenizer:
-    """Read data.tokenizer, else train a tokenizer on the training text of all columns.
+    """Read data.tokenizer, else learn a tokenizer of the training text, or with `source_vocab` one of each side."""
+    columns = ("src",) if isinstance(settings, LabelsSettings) else columns_of(settings)
+    if settings.tokenizer:
+        tokenizer = read_tokenizer(settings.tokenizer)
+        _expect_special(tokenizer, str(settings.tokenizer), special, _text_tags(settings, columns))
+        return tokenizer
+    if source_vocab is None:
+        return _learned(splits, settings, columns, vocab, special)
+    sources = [column for column in columns if column != TARGET]
+    source = _learned(splits, settings, sources, source_vocab, (), knob="source_vocab")
+    return _learned(splits, settings, [TARGET], vocab, special).with_source(source)
+
+
+def _text_tags(settings: LinesSettings, columns: Sequence[str]) -> dict[str, bool]:
+    """Return the tags of a mix in these columns: True for those that are part of a text."""
+    return {
+        tag: isinstance(part, MixedDocuments) or column != TARGET
+        for part in _mix_of(settings).values()
+        for column, tag in _tags_of(part, columns).items()
+    }
+
+
+def _learned(
+    splits: Mapping[str, Mapping[str, Split]],
+    settings: LinesSettings,
+    learned: Sequence[str],
+    vocab: int,
+    special: Sequence[str],
+    knob: str = "vocab",
+) -> Tokenizer:
+    """Learn a tokenizer of the training text of the `learned` columns, or read it from the cache.
 
     If the text is larger than a sample, it is trained on every Nth row. A sample has at most SAMPLE rows and about
     SAMPLE_CHARACTERS.
     """
-    tags = {  # True for those that are part of a text
-        tag: isinstance(part, MixedDocuments) or column != TARGET
-        for part in _mix_of(settings).values()
-        for column, tag in _tags_of(part, columns_of(settings)).items()
-    }
-    if settings.tokenizer:
-        tokenizer = read_tokenizer(settings.tokenizer)
-        _expect_special(tokenizer, settings.tokenizer, special, tags)
-        return tokenizer
     add_prefix_space = isinstance(settings, TextSettings) and settings.add_prefix_space
-    train = join_splits([*splits["train"].values()])
+    train, tags = join_splits([*splits["train"].values()]), _text_tags(settings, learned)
+    numbers = [train.columns.index(column) for column in learned]
 
     def build(folder: Path) -> None:
         # read all text once to detect its errors before the slow work
         samples = {name: _samples(join_splits([*parts.values()])) for name, parts in splits.items()}
         rows = islice(train.rows(), 0, None, samples["train"])
-        columns = train.columns
-        learned = [columns.index("src")] if isinstance(settings, LabelsSettings) else range(len(columns))
-        texts = (row[column] for row in rows for column in learned)
-        tokenizer = Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, special=special, tags=tags)
-        tokenizer.save(folder / "tokenizer.json")
+        texts = (row[number] for row in rows for number in numbers)
+        options = {"special": special, "tags": tags, "knob": knob}
+        Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, **options).save(folder / "tokenizer.json")
 
     sample = SAMPLE, SAMPLE_CHARACTERS
     parts: list[object] = [FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, train.fingerprint]
-    parts += ["src"] if isinstance(settings, LabelsSettings) else []
+    parts += [] if len(learned) == len(train.columns) else learned
     parts += [tags] if tags else []
     key = cache_key(*parts, *special)
     folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / key, build)
@@ -224,11 +261,12 @@ def _expect_special(tokenizer: Tokenizer, path: str, special: Sequence[str], tag
     if MASK in special and tokenizer.mask is None:
         rule = f"has no mask token, which the objective reads at hidden positions: {path}"
         raise ConfigError(Problem("data.tokenizer", rule, help=f"name a tokenizer with <mask> or [MASK], or {learn}"))
-    own = tokenizer.special_ids
-    of_text = {tag for tag, is_of_text in tags.items() if is_of_text and own.isdisjoint(tokenizer.encode(tag))}
-    if lacking := [tag for tag in tags if tag in of_text or tokenizer.ids.get(tag) not in own]:
-        rule = f"has no token {lacking[0]}, which is a tag of data.mix: {path}"
-        raise ConfigError(Problem("data.tokenizer", rule, help=f"leave the tag out, or {learn}"))
+    for tag, is_of_text in tags.items():
+        side = tokenizer.of("src") if is_of_text else tokenizer
+        own = side.special_ids
+        if side.ids.get(tag) not in own or (is_of_text and own.isdisjoint(side.encode(tag))):
+            rule = f"has no token {tag}, which is a tag of data.mix: {path}"
+            raise ConfigError(Problem("data.tokenizer", rule, help=f"leave the tag out, or {learn}"))
     needed, known = sum(name != MASK for name in special), len(tokenizer.sentinels)
     if known < needed:
         rule = f"has {known} of the {needed} sentinels <extra_id_0>, <extra_id_1>, … of the objective: {path}"
@@ -279,7 +317,7 @@ def _corpus(
     rules += [asdict(labels)] if labels else []
     rules += [tags] if tags else []
     rules += ["inside"] if inside else []
-    key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.text, max_length, context, *rules)
+    key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.stored, max_length, context, *rules)
     return Corpus(find_or_build(cache / key, build), tokenizer, split.groups, labels)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer, refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Conventions, Vocabulary
@@ -106,9 +106,12 @@ class PublishedTokenizer(Tokenizer):
         """Return the text of published ids without special tokens."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.vocabulary, self.files, "tokenizer", self.conventions)
+        arguments = self.vocabulary, self.files, "tokenizer", self.conventions
+        return type(self), arguments, {"source": self.source, "column": self.column}
 
-    def of(self, column: str) -> Self:
+    def of(self, column: str) -> Tokenizer:
+        if self.source is not None and column != TARGET:
+            return self.source.of(column)
         other = copy(self)
         other.column = column
         return other

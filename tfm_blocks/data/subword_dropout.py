@@ -37,8 +37,10 @@ class SubwordDropout:
     max_length: int
 
     @cached_property
-    def merges(self) -> Merges:
-        return Merges.of(self.tokenizer)
+    def merges(self) -> tuple[Merges, Merges]:
+        """Return the merges of the sources and of the target, which differ for separate vocabularies."""
+        target = Merges.of(self.tokenizer)
+        return Merges.of(self.tokenizer.source) if self.tokenizer.source else target, target
 
     def __call__(self, corpus: Corpus, seed: int, epoch: int) -> Corpus:
         """Return the rows of a corpus with the subwords of an epoch."""
@@ -47,16 +49,19 @@ class SubwordDropout:
     def __reduce__(self) -> tuple[object, ...]:
         return _restored, (self.tokenizer, self.rate, self.max_length)
 
-    def divide(self, ids: Sequence[Numbers], begins: Sequence[Numbers], keys_R: Integers, *draw: int) -> list[Numbers]:
-        """Return other subwords of rows of ids, whose words begin where `begins` is 1."""
+    def divide(
+        self, column: str, ids: Sequence[Numbers], begins: Sequence[Numbers], keys_R: Integers, *draw: int
+    ) -> list[Numbers]:
+        """Return other subwords of rows of ids of a column, whose words begin where `begins` is 1."""
+        merges = self.merges[column == TARGET]
         flat_L, row_L = np.concatenate(ids).astype(np.int64), np.repeat(np.arange(len(ids)), list(map(len, ids)))
-        symbols_S, token_S = self.merges.symbols(flat_L)
+        symbols_S, token_S = merges.symbols(flat_L)
         row_S, first_S = row_L[token_S], np.diff(token_S, prepend=-1) > 0
         begins_S = np.concatenate(begins).astype(bool)[token_S] & first_S
         begins_S |= np.diff(row_S, prepend=-1) > 0
         place_S = np.arange(len(row_S)) - np.searchsorted(row_S, np.arange(len(ids)))[row_S]
         place_S, word_S = place_S.astype(np.int64), np.cumsum(begins_S) - 1
-        divided, word_S = self.merges.merge(symbols_S, word_S, keys_R[row_S], place_S, self.rate, draw)
+        divided, word_S = merges.merge(symbols_S, word_S, keys_R[row_S], place_S, self.rate, draw)
         row_W = row_S[begins_S]
         lengths_R = np.bincount(row_W[word_S], minlength=len(ids))
         rows: list[Numbers] = [*np.split(divided, np.cumsum(lengths_R)[:-1])]
@@ -170,7 +175,7 @@ class Redivided(Corpus):
         if self.labels and name == TARGET:
             return ids
         begins = [self._corpus.begins(name, row) for row in rows.tolist()]
-        return self._dropout.divide(ids, begins, self._corpus.keys(rows), *self._draw, number)
+        return self._dropout.divide(name, ids, begins, self._corpus.keys(rows), *self._draw, number)
 
     def ids(self, column: str, row: int) -> Ids:
         place = row * len(self.columns) + self.columns.index(column)
@@ -202,7 +207,8 @@ def _begins(corpus: Corpus, column: str, rows: Sequence[int]) -> list[npt.NDArra
     ids = [corpus.ids(column, row).tolist() for row in rows]
     begins = [np.ones(len(row), np.uint8) for row in ids]
     if not (corpus.labels and column == TARGET):
-        words = corpus.tokenizer.words_of(list(map(corpus.tokenizer.decode, ids)))
+        tokenizer = corpus.tokenizer.of(column)
+        words = tokenizer.words_of(list(map(tokenizer.decode, ids)))
         for begins_L, words_L in zip(begins, words, strict=True):
             shown = len(begins_L) - len(words_L)  # without a tag in front of a target
             begins_L[shown:] = np.diff(words_L, prepend=-2) != 0

@@ -9,10 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
 from types import MappingProxyType
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ from tfm_blocks.data.vocabulary import MASK as MASK
 from tfm_blocks.data.vocabulary import SENTINEL, TAG, Conventions
 from tfm_blocks.data.vocabulary import SPECIAL as SPECIAL
 from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.language.spec import TARGET
 
 BREAKS = ("⏎", "Ċ")  # a line break in subwords
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", *BREAKS)  # of subwords
@@ -47,11 +50,13 @@ class Tokenizer:
     All bytes are in the vocabulary, so `encode` never returns UNK; it exists because other tools expect it. The
     tokenizer of a probe task has a fixed alphabet instead, whose words are separated by spaces; others become UNK.
     A tag of a source is read at the beginning of a text; everywhere else, and for all other special tokens, its name is
-    ordinary text.
+    ordinary text. With separate vocabularies,
+    `source` is the tokenizer of the sources, and this one is of the targets.
     """
 
     PAD, BOS, EOS, UNK = range(4)
     conventions = Conventions()
+    source: Tokenizer | None = None
 
     def __init__(self, pieces: Pieces) -> None:
         pieces.encode_special_tokens = True  # "<eos>" in a sentence must not end it
@@ -69,6 +74,7 @@ class Tokenizer:
         add_prefix_space: bool = False,
         special: Sequence[str] = (),
         tags: Mapping[str, bool] = MappingProxyType({}),
+        knob: str = "vocab",
     ) -> Tokenizer:
         """Learn at most `vocab` subwords, special tokens included; each must occur at least twice.
 
@@ -81,11 +87,11 @@ class Tokenizer:
 
         Training is deterministic. The cost of learning a merge grows with the length of the words, so words are split
         at LONGEST bytes; `encode` is linear and splits nothing. Raises ConfigError if `vocab` has no room for the
-        special tokens and all bytes.
+        special tokens and all bytes, with the name of the `knob` that sets it.
         """
         if vocab < (smallest := SMALLEST + len(special) + len(tags)):
             rule = f"must have room for {smallest - 256} special tokens and 256 bytes, but is {vocab}"
-            raise ConfigError(Problem("vocab", rule, help=f"write vocab={smallest} or more"))
+            raise ConfigError(Problem(knob, rule, help=f"write {knob}={smallest} or more"))
         pieces = Pieces(models.BPE())
         pieces.decoder = decoders.ByteLevel()
         if add_prefix_space:
@@ -128,6 +134,11 @@ class Tokenizer:
     def size(self) -> int:
         """Return the number of ids, at most the requested `vocab`."""
         return self._pieces.get_vocab_size()
+
+    @property
+    def sizes(self) -> tuple[int, int | None]:
+        """Return `size`, and the size of a separate vocabulary of sources, or None."""
+        return self.size, self.source.size if self.source else None
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -173,7 +184,20 @@ class Tokenizer:
 
     def of(self, column: str) -> Tokenizer:
         """Return the tokenizer for the text of a column."""
-        return self
+        return self if self.source is None or column == TARGET else self.source
+
+    def with_source(self, source: Tokenizer) -> Self:
+        """Return this tokenizer of targets with another one for sources."""
+        other = copy(self)
+        other.source = source
+        return other
+
+    @property
+    def stored(self) -> str:
+        """Return the content of a run's file: `text`, or for separate vocabularies the texts of both, as JSON."""
+        if self.source is None:
+            return self.text
+        return json.dumps({"source": self.source.text, "target": self.text}, ensure_ascii=False)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without the bos and the eos that `conventions` adds."""
@@ -278,7 +302,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
-        path.write_text(self.text, encoding="utf-8")
+        path.write_text(self.stored, encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -288,16 +312,20 @@ class Tokenizer:
         expect_small(path, LARGEST_OF_RUN)
         with refusing_damage(str(path)):
             text = path.read_text(encoding="utf-8")
+        return cls.of_text(text, str(path))
+
+    @classmethod
+    def of_text(cls, text: str, where: str) -> Tokenizer:
+        """Return the tokenizer of a `text`. Raises RunError if it is damaged or another kind of tokenizer."""
+        with refusing_damage(where):
             known = _has_known_settings(json.loads(text))
             pieces = Pieces.from_str(text) if known else Pieces(models.WordLevel())  # refused below
         if not isinstance(pieces.model, (models.BPE, models.WordLevel)) or [
             pieces.token_to_id(name) for name in SPECIAL
         ] != [0, 1, 2, 3]:
-            raise RunError(
-                Problem(str(path), f"is another kind of tokenizer: it lacks {' '.join(SPECIAL)} as ids 0 to 3")
-            )
+            raise RunError(Problem(where, f"is another kind of tokenizer: it lacks {' '.join(SPECIAL)} as ids 0 to 3"))
         if sorted(pieces.get_vocab().values()) != list(range(pieces.get_vocab_size())):
-            raise RunError(Problem(str(path), "is damaged: its ids are not 0, 1, 2, …", help="restore it"))
+            raise RunError(Problem(where, "is damaged: its ids are not 0, 1, 2, …", help="restore it"))
         return cls(pieces)
 
 

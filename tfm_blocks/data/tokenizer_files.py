@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.data.cache import expand_home
 from tfm_blocks.data.published_libraries import published_tokenizer, stored_tokenizer
@@ -34,6 +34,9 @@ from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, Tokenizer, expect_small, i
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, RunError, cut, shown
 
+if TYPE_CHECKING:  # the module imports a library that a translator does not need
+    from tfm_blocks.data.pair_settings import TokenizerPaths
+
 ADDRESS = "data.tokenizer"
 FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
 BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")  # usual names, in order
@@ -41,6 +44,7 @@ ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
 LARGEST = 2**31  # above all ids
 HELP = "name a run folder, a tokenizer.json, a folder saved by transformers, or a .model of SentencePiece"
 PUBLISHED_BEGIN = f'{{"{KEY}": '.encode()  # of a file with the tokenizer of a published model
+SEPARATE_BEGIN = b'{"source": '  # of a file with the tokenizers of separate vocabularies
 
 SECONDS = 5  # of CPU time for all texts; usual tokenizers take milliseconds
 LOADING = 60  # seconds of CPU time
@@ -60,37 +64,60 @@ PROGRAM = (
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read the tokenizer of a run. Raises RunError if it is missing, damaged or another kind of tokenizer."""
-    if not _is_published(path):
+    if not _begins_with(path, PUBLISHED_BEGIN, SEPARATE_BEGIN):
         return Tokenizer.load(path)
     expect_small(path, LARGEST_OF_RUN)
     with refusing_damage(str(path)):
-        return stored_tokenizer(path.read_text("utf-8"), str(path))
+        text = path.read_text("utf-8")
+        if not _begins_with(path, SEPARATE_BEGIN):
+            return stored_tokenizer(text, str(path))
+        texts = json.loads(text)
+        source, target = (_of_text(texts[side], str(path)) for side in ("source", "target"))
+        return target.with_source(source)
 
 
-def _is_published(path: Path) -> bool:
-    """Return True if a file was written by a PublishedTokenizer."""
+def _begins_with(path: Path, *begins: bytes) -> bool:
+    """Return True if a file exists and begins with one of the bytes."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(len(PUBLISHED_BEGIN)) == PUBLISHED_BEGIN
+        return file.read(max(map(len, begins))).startswith(begins)
 
 
-def read_tokenizer(written: str) -> Tokenizer:
-    """Read the tokenizer at a path. Raises ConfigError if there is none, and RunError if it is damaged."""
-    path = expand_home(ADDRESS, written)
+def _of_text(text: str, where: str) -> Tokenizer:
+    is_published = text.startswith(PUBLISHED_BEGIN.decode())
+    return stored_tokenizer(text, where) if is_published else Tokenizer.of_text(text, where)
+
+
+def read_tokenizer(written: str | TokenizerPaths) -> Tokenizer:
+    """Read the tokenizer at a path, or those of sources and targets at two paths.
+
+    Raises ConfigError if there is none, and RunError if it is damaged.
+    """
+    if isinstance(written, str):
+        return _read(written, ADDRESS)
+    source, target = _read(written.source, f"{ADDRESS}.source").of("src"), _read(written.target, f"{ADDRESS}.target")
+    if source.conventions != target.conventions:
+        rule = f"{written.source} and {written.target} add different special tokens around a text"
+        raise ConfigError(Problem(ADDRESS, rule, help="name two tokenizers of runs, or two files of the same kind"))
+    return target.with_source(source)
+
+
+def _read(written: str, address: str) -> Tokenizer:
+    path = expand_home(address, written)
     if not path.exists():
-        raise ConfigError(Problem(ADDRESS, f"there is no file or folder {path}", help=HELP))
+        raise ConfigError(Problem(address, f"there is no file or folder {path}", help=HELP))
     file = path / FAST if path.is_dir() else path
     if file.suffix == ".json" and file.is_file():
         expect_small(file)
         with refusing_damage(str(file)):
-            is_of_run = _is_published(file) or is_learned(json.loads(file.read_bytes()))
+            is_of_run = _begins_with(file, PUBLISHED_BEGIN, SEPARATE_BEGIN) or is_learned(json.loads(file.read_bytes()))
         if is_of_run:
             return load_tokenizer(file)
     if path.is_dir():
         if not (files := read_folder(path)[0]):
             rule = f"the folder {path} has no {FAST} and no SentencePiece model"
-            raise ConfigError(Problem(ADDRESS, rule, help=HELP))
+            raise ConfigError(Problem(address, rule, help=HELP))
     else:
         name = FAST if path.suffix == ".json" else path.name if path.name in SINGLE else SINGLE[-1]
         files = {name: _read_small(path)}

@@ -42,7 +42,7 @@ def fingerprint(
     plan = planned_corpus.plan(seed=seed, epoch=0)
     arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)
     return {
-        "vocabulary": _hash(prepared.tokenizer.text.encode()),
+        "vocabulary": _hash(prepared.tokenizer.stored.encode()),
         "training text": _hash(b"".join(array.tobytes() for array in arrays)),
         "text of train": prepared.train.sha256,
         "text of val": prepared.val.sha256,

@@ -116,18 +116,21 @@ class Rendezvous:
             raise SystemExit(message["exit_status"])
         return message["value"]
 
-    def prepare(self, settings: DataSettings, vocab: int, special: Sequence[str] = ()) -> Prepared:
+    def prepare(
+        self, settings: DataSettings, vocab: int, special: Sequence[str] = (), source_vocab: int | None = None
+    ) -> Prepared:
         """Return the prepared corpora. The first process of each node writes them to the cache."""
         rank_info = self.rank_info
         report = print if rank_info.rank == 0 else lambda text: None
         with Heartbeat("preparing the text", enabled=rank_info.rank == 0):
             if self.store is None:
-                return prepare(settings, vocab, report, special)
+                return prepare(settings, vocab, report, special, source_vocab)
             built: list[Prepared] = []
             key = f"text of node {rank_info.rank // rank_info.devices}"
             leads = rank_info.local_rank == 0
-            self.decide(key, lambda: built.append(prepare(settings, vocab, report, special)), leads=leads)
-            return built[0] if built else prepare(settings, vocab, report, special)
+            arguments = settings, vocab, report, special, source_vocab
+            self.decide(key, lambda: built.append(prepare(*arguments)), leads=leads)
+            return built[0] if built else prepare(*arguments)
 
     def join(self, kind: str) -> None:
         """Initialise the process group that Lightning uses, for devices of this type."""

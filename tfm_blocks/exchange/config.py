@@ -260,7 +260,13 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary of a tokenizer. The ids of a tokenizer of this project are published unchanged."""
+    """Return the vocabulary of a tokenizer. The ids of a tokenizer of this project are published unchanged.
+
+    Raises ConfigError for separate vocabularies of sources and targets.
+    """
+    if tokenizer.source:
+        rule = "has separate vocabularies for sources and targets, but an exported folder has one tokenizer"
+        raise ConfigError(Problem("tokenizer", rule, help="tfm eject RUN writes the model as one file of PyTorch"))
     if isinstance(tokenizer, PublishedTokenizer):
         return tokenizer.vocabulary
     return OwnVocabulary(tokenizer.size, tokenizer.BOS, tokenizer.EOS)

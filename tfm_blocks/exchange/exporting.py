@@ -206,7 +206,8 @@ def _record(run: Path, published: Published) -> PublishedFile:
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the files of a tokenizer by name, as other libraries read them."""
+    """Return the files of a tokenizer by name, as other libraries read them. Raises ConfigError for two tokenizers."""
+    vocabulary_of(tokenizer)
     return tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text.encode()}
 
 

@@ -180,6 +180,11 @@ class Spec:
         return tuple(tensor for tensor in self.inputs if tensor.name != TARGET)
 
     @property
+    def tables(self) -> list[Node]:
+        """Return the nodes with a row for each id of the input that they read."""
+        return [node for node in self.nodes if "vocab" in node.arguments and node.entry in names(self.inputs)]
+
+    @property
     def blocks(self) -> set[str]:
         """Return the names of all blocks in use, including those in arguments and in add & norm."""
         uses: list[Node | Step] = []

@@ -11,22 +11,27 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ReplacedTokenSettings, read_objective
-from tfm_blocks.data.prepare import Prepared, vocabulary_size
+from tfm_blocks.data.prepare import Prepared, vocabulary_sizes
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import read_data
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
 from tfm_blocks.errors import ConfigError, Problem, TfmError
-from tfm_blocks.language.spec import Spec, names
+from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.language.tree import MODEL
 from tfm_blocks.launch.generator import find_generator_problems, read_generator
 from tfm_blocks.launch.init_from import blocks_of_teacher
-from tfm_blocks.launch.suitability import find_data_problems, find_loss_problems, find_optimizer_problems
+from tfm_blocks.launch.suitability import (
+    find_data_problems,
+    find_loss_problems,
+    find_optimizer_problems,
+    find_vocabulary_problems,
+)
 from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.generator import attach_generator
@@ -82,11 +87,14 @@ class CheckedRun(CheckedModel):
     settings: RunSettings
     generator: Spec | None = None
 
-    def with_vocab(self, size: int) -> CheckedRun:
-        """Return the run for a tokenizer of `size`. The model is not retraced, because only widths change."""
-        if size == self.composed.mapping["vocab"]:
+    def with_vocab(self, size: int, source: int | None = None) -> CheckedRun:
+        """Return the run for a tokenizer of `size`. The model is not retraced, because only widths change.
+
+        `source` is the size of a separate vocabulary of sources. Raises ConfigError if the model has none.
+        """
+        composed = self.composed.with_vocab(size, source)
+        if composed.vocabulary == self.composed.vocabulary:
             return self
-        composed = self.composed.with_vocab(size)
         spec = read_model(composed.model, composed.sources)
         run = replace(self, composed=composed.with_model(spec.mapping), spec=spec)
         if self.generator is None:
@@ -104,7 +112,7 @@ class CheckedRun(CheckedModel):
 
     def with_config(self, config: dict[str, Any]) -> CheckedRun:
         """Return the run with the config of its folder, which has the vocabulary of the tokenizer."""
-        run = self.with_vocab(config["vocab"])
+        run = self.with_vocab(config["vocab"], config.get(SOURCE_VOCAB))
         return replace(run, composed=replace(run.composed, mapping=config))
 
 
@@ -224,13 +232,17 @@ def load_listed(modules: object) -> None:
 
 def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:
     """Raise ConfigError if the command line sets vocab to a size that differs from the size of data.tokenizer."""
-    data, vocab = run.settings.data, run.composed.mapping["vocab"]
-    if isinstance(data, ProbeSettings) or not data.tokenizer or ("vocab",) not in run.composed.sources.overrides:
+    data, mapping = run.settings.data, run.composed.mapping
+    knobs = [knob for knob in ("vocab", SOURCE_VOCAB) if (knob,) in run.composed.sources.overrides]
+    if isinstance(data, ProbeSettings) or not data.tokenizer or not knobs:
         return run
     with with_locations(run.composed):
-        if (size := read_tokenizer(data.tokenizer).size) != vocab:
-            rule = f"is {vocab}, but the tokenizer {data.tokenizer} has {size} ids"
-            raise ConfigError(Problem("vocab", rule, help="leave vocab out, because data.tokenizer sets it"))
+        tokenizer = read_tokenizer(data.tokenizer)
+        for knob in knobs:
+            size = tokenizer.of(TARGET if knob == "vocab" else "src").size
+            if size != mapping[knob]:
+                rule = f"is {mapping[knob]}, but the tokenizer {data.tokenizer} has {size} ids"
+                raise ConfigError(Problem(knob, rule, help=f"leave {knob} out, because data.tokenizer sets it"))
     return run
 
 
@@ -240,12 +252,12 @@ def with_vocab_of_data(composed: Composed, *, learn: bool = True) -> Composed:
     Without `learn`, the vocabulary of text whose tokenizer has yet to be learned is the requested one. Invalid settings
     are kept, because the check of the run reports them. Raises ConfigError and DataError.
     """
-    data, vocab = read_data(composed.mapping["data"]), composed.mapping.get("vocab")
+    data, (vocab, source) = read_data(composed.mapping["data"]), composed.vocabulary
     objective = read_objective(composed.mapping.get("objective")) or NEXT_TOKEN
     if data is None or type(vocab) is not int or not (learn or isinstance(data, ProbeSettings) or data.tokenizer):
         return composed
     with with_locations(composed):
-        return composed.with_vocab(vocabulary_size(data, vocab, objective.special))
+        return composed.with_vocab(*vocabulary_sizes(data, vocab, objective.special, source))
 
 
 def _problems(check: Callable[[], object]) -> list[Problem]:
@@ -271,7 +283,9 @@ def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
     spec = make_spec(composed.model, composed.sources)
     data, objective = read_data(composed.mapping["data"]), read_objective(composed.mapping.get("objective"))
     problems = list(find_data_problems(spec, data, objective)) if objective else []  # else `read_run` reports it
-    width, vocab = spec.sink.shape[-1], composed.mapping["vocab"]
+    width, (vocab, source) = spec.sink.shape[-1], composed.vocabulary
+    if source is not None:
+        problems += find_vocabulary_problems(spec, data, objective, vocab, source)
     if width != vocab and not isinstance(objective, LabelSettings | ReplacedTokenSettings):
         rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
         problems.append(

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.objectives import DistilSettings, ObjectiveSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.errors import Problem, RunError, TfmError, suggest
 from tfm_blocks.language.parametrisation import WHERE
-from tfm_blocks.language.spec import Spec, format_shape, names
+from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import WeightMatch, expect_weights, match_weights, weights_of
@@ -61,10 +62,14 @@ def expect_base(spec: Spec, tokenizer: Tokenizer, init_from: str | None) -> Base
         rule = f"is {run}, which has adapters itself, but adapters change the weights of a run without them"
         raise RunError(Problem("init_from", rule, help=f"tfm merge {run} -o RUN, then init_from=RUN"))
     base = find_base(spec, run)
-    if load_tokenizer(run / TOKENIZER).ids != tokenizer.ids:
+    if not _have_same_ids(load_tokenizer(run / TOKENIZER), tokenizer):
         rule = f"is {run}, whose tokenizer has other ids, but adapters change the weights of the same vocabulary"
         raise RunError(Problem("init_from", rule, help=f"data.tokenizer={run}"))
     return base
+
+
+def _have_same_ids(one: Tokenizer, other: Tokenizer) -> bool:
+    return all(one.of(column).ids == other.of(column).ids for column in (SOURCE, TARGET))
 
 
 def expect_teacher(spec: Spec, tokenizer: Tokenizer, objective: ObjectiveSettings) -> None:
@@ -79,7 +84,7 @@ def expect_teacher(spec: Spec, tokenizer: Tokenizer, objective: ObjectiveSetting
         own, other = (", ".join(names(one.inputs)) for one in (spec, teacher))
         rule = f"is {run}, which reads {other}, but the model reads {own}"
         problem = Problem("objective.teacher", rule, help="name a run with the same inputs")
-    elif load_tokenizer(run / TOKENIZER).ids != tokenizer.ids:
+    elif not _have_same_ids(load_tokenizer(run / TOKENIZER), tokenizer):
         rule = f"is {run}, whose tokenizer has other ids, but a distribution is over the ids of one vocabulary"
         problem = Problem("objective.teacher", rule, help=f"data.tokenizer={run}")
     elif teacher.sink.shape[-1] != spec.sink.shape[-1]:
@@ -126,16 +131,22 @@ def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> 
     path = find_weights(run)
     merged = has_base(run) and read_network(run, checkpoint=None if path == run / WEIGHTS else "last")
     saved = weights_of(merged) if merged else read_tensors(path)
-    ids, saved_ids = tokenizer.ids, load_tokenizer(run / TOKENIZER).ids
-    common = [subword for subword in ids if subword in saved_ids]
-    pairs_N2 = torch.tensor([[ids[subword], saved_ids[subword]] for subword in common])
-    match = match_weights(network, len(ids), {name: tensor.shape for name, tensor in saved.items()}, len(saved_ids))
+    before = load_tokenizer(run / TOKENIZER)
+    ids = {column: (tokenizer.of(column).ids, before.of(column).ids) for column in (SOURCE, TARGET)}
+    pairs = {
+        column: [[own[name], other[name]] for name in own if name in other] for column, (own, other) in ids.items()
+    }
+    sizes, saved_sizes = ({column: len(pair[side]) for column, pair in ids.items()} for side in (0, 1))
+    match = match_weights(network, sizes, {name: tensor.shape for name, tensor in saved.items()}, saved_sizes)
     weights = weights_of(network)
     for name in match.loaded:
-        if name in match.tables:
-            without_row = torch.tensor([len(ids) - len(weights[name]), len(saved_ids) - len(saved[name])])
+        if column := match.tables.get(name):
+            own, other = ids[column]
+            pairs_N2 = torch.tensor(pairs[column])
+            without_row = torch.tensor([len(own) - len(weights[name]), len(other) - len(saved[name])])
             rows_N2 = (pairs_N2 - without_row)[(pairs_N2 >= without_row).all(1)]
             weights[name][rows_N2[:, 0]] = saved[name][rows_N2[:, 1]].to(weights[name].dtype)
         else:
             weights[name].copy_(saved[name])
-    return replace(match, subwords=len(common))
+    is_separate = tokenizer.source is not None or before.source is not None
+    return replace(match, subwords=len(pairs[TARGET]) + is_separate * len(pairs[SOURCE]))

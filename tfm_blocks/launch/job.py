@@ -150,10 +150,11 @@ def _begin(
         warn_about_warmup(settings)
         print_warnings(requested.spec.warnings)
     with with_locations(requested.composed):
-        prepared = rendezvous.prepare(settings.data, mapping["vocab"], settings.objective.special)
+        vocab, source = requested.composed.vocabulary
+        prepared = rendezvous.prepare(settings.data, vocab, settings.objective.special, source)
         if settings.init_from:
             expect_source(requested.spec, Path(settings.init_from))
-    run = requested.with_vocab(prepared.tokenizer.size)
+        run = requested.with_vocab(*prepared.tokenizer.sizes)
     base = expect_base(run.spec, prepared.tokenizer, settings.init_from)
     with with_locations(requested.composed):
         expect_teacher(run.spec, prepared.tokenizer, settings.objective)

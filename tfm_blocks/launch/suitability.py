@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tfm_blocks.compose.resolve import SOURCE_VOCAB
 from tfm_blocks.data.objectives import (
     HidingSettings,
     LabelSettings,
@@ -75,6 +76,38 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
                 "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
             )
             yield Problem(address, rule, help=help)
+
+
+def find_vocabulary_problems(
+    spec: Spec, data: DataSettings | None, objective: ObjectiveSettings | None, vocab: int, source_vocab: int
+) -> Iterator[Problem]:
+    """Yield a problem unless a model can read sources with a separate vocabulary, and has a table for each."""
+    inputs, help = names(spec.inputs), "write a model and data without the knob source_vocab"
+    if TARGET not in inputs or not spec.sources:
+        rule = f"is the vocabulary of sources, besides that of {TARGET}, but the model reads {', '.join(inputs)}"
+        yield Problem(SOURCE_VOCAB, rule, help=help)
+        return
+    if isinstance(data, ProbeSettings):
+        rule = f"is a separate vocabulary of sources, but the probe task {data.task} has one alphabet"
+        yield Problem(SOURCE_VOCAB, rule, help=help)
+    if isinstance(objective, NoisyPairSettings):
+        rule = f"is a separate vocabulary of sources, but objective={objective.name} makes them from the target"
+        yield Problem(SOURCE_VOCAB, rule, help=f"{help}, or objective=next_token")
+    owners = {node.address: node for node in spec.nodes}
+    table_of = {node.address: owners[node.owner].tie or node.owner for node in spec.nodes}
+    of_sources = {table_of[node.address]: node for node in spec.tables if node.entry != TARGET}
+    for node in (*(node for node in spec.tables if node.entry == TARGET), spec.sink):
+        if source := of_sources.get(table_of[node.address]):
+            rule = f"has the weights of {source.address}, whose rows are ids of {source.entry}, not of {TARGET}"
+            key, own = ("same", "{same: null, block: embedding}") if node.shares else ("tie", "null")
+            path = [*map(str, node.path), *(["tie"] if key == "tie" else [])]
+            yield Problem(".".join(path), rule, help=f"write {'.'.join(path)}={own}")
+    for node in spec.tables:
+        size, knob = (vocab, "vocab") if node.entry == TARGET else (source_vocab, SOURCE_VOCAB)
+        if node.arguments["vocab"] != size and not node.shares:
+            rule = f"has {node.arguments['vocab']} ids, but {node.entry} has {size}"
+            path = ".".join((*map(str, node.path), "vocab"))
+            yield Problem(path, rule, help=f"write {path}='${{{knob}}}'")
 
 
 def _pair_problems(spec: Spec, objective: NoisyPairSettings) -> Iterator[Problem]:

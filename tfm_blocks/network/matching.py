@@ -10,10 +10,12 @@ from torch import Tensor
 
 from tfm_blocks.blocks.layers.linear import LowRank
 from tfm_blocks.errors import Problem, RunError, suggest
+from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import GENERATOR, Network
 from tfm_blocks.registry.blocks import REGISTRY
 
 Shapes = Mapping[str, Sequence[int]]
+VocabularySizes = Mapping[str, int]
 WITHOUT_ROW = 2  # ids that may lack a row in a table of the vocabulary: padding and bos
 
 
@@ -70,43 +72,47 @@ def expect_weights(network: Network, tensors: Mapping[str, Tensor], where: str) 
 class WeightMatch:
     """The addresses of the weights that are `loaded`, `new` in the network, or `unused` from the other model.
 
-    Of the loaded weights, `tables` have a row for each subword, and only the rows of the common `subwords` are loaded.
+    Of the loaded weights, `tables` have a row for each subword, of sources or of the target, and only the rows of the
+    common `subwords` are loaded.
     """
 
     loaded: list[str]
     new: list[str]
     unused: list[str]
-    tables: set[str]
+    tables: Mapping[str, str]
     subwords: int = 0
 
     def __str__(self) -> str:
         lines = [f"init: {len(self.loaded)} weights loaded, with the rows of {self.subwords:,} subwords"]
-        for label, names in (("new", self.new), ("unused", self.unused)):
-            lines += [f"init: {label}: {', '.join(names)}"] if names else []
+        for label, weights in (("new", self.new), ("unused", self.unused)):
+            lines += [f"init: {label}: {', '.join(weights)}"] if weights else []
         return "\n".join(lines)
 
 
-def match_weights(network: Network, vocab: int, saved: Shapes, saved_vocab: int) -> WeightMatch:
-    """Match the weights of `network` with the shapes of saved weights. The two vocabularies may differ in size."""
-    weights, tables = weights_of(network), _vocabulary_tables(network, vocab)
+def match_weights(network: Network, sizes: VocabularySizes, saved: Shapes, saved_sizes: VocabularySizes) -> WeightMatch:
+    """Match the weights of `network` with the shapes of saved weights.
+
+    The vocabularies may differ in size. A size is that of sources, `src`, or of the target.
+    """
+    weights, tables = weights_of(network), _vocabulary_tables(network, sizes)
     loaded = []
     for name, weight in weights.items():
         if name in saved and tuple(saved[name][1:]) == weight.shape[1:]:
             rows = saved[name][:1]
-            is_table = name in tables and saved_vocab - WITHOUT_ROW <= rows[0] <= saved_vocab
+            most = saved_sizes[tables.get(name, TARGET)]
+            is_table = name in tables and most - WITHOUT_ROW <= rows[0] <= most
             loaded += [name] if is_table or (name not in tables and rows == weight.shape[:1]) else []
     new, unused = ([name for name in names if name not in loaded] for names in (weights, saved))
-    return WeightMatch(loaded, new, unused, tables.intersection(loaded))
+    return WeightMatch(loaded, new, unused, {name: tables[name] for name in loaded if name in tables})
 
 
-def _vocabulary_tables(network: Network, vocab: int) -> set[str]:
-    """Return the addresses of weights with a row for each subword, which only blocks that can be tied have."""
-    rows = {
-        f"{node.owner}.block.": (vocab - node.arguments.get("first_id", 0),)
-        for node in network.spec.nodes
-        if node.block and REGISTRY.blocks[node.block].tieable
-    }
-    weights = weights_of(network).items()
-    return {
-        name for name, weight in weights for block in rows if name.startswith(block) and weight.shape[:1] == rows[block]
-    }
+def _vocabulary_tables(network: Network, sizes: VocabularySizes) -> dict[str, str]:
+    """Return the column, `src` or the target, of each weight with a row for each subword; its block can be tied."""
+    sources, weights, tables = names(network.spec.sources), weights_of(network).items(), dict[str, str]()
+    for node in network.spec.nodes:
+        if node.block and REGISTRY.blocks[node.block].tieable and not node.shares:
+            column = "src" if node.entry in sources else TARGET
+            rows = (sizes[column] - node.arguments.get("first_id", 0),)
+            prefix = f"{node.address}.block."
+            tables |= {name: column for name, x in weights if name.startswith(prefix) and x.shape[:1] == rows}
+    return tables

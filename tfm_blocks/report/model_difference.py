@@ -13,7 +13,7 @@ from tfm_blocks.figures.figure import mark_nodes, picture_of, place_side_by_side
 from tfm_blocks.language.difference import AlikeNodes, Change, find_changes
 from tfm_blocks.language.outline import Outline, write_nodes
 from tfm_blocks.language.pairing import pattern
-from tfm_blocks.language.spec import Spec
+from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
 from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
@@ -49,9 +49,14 @@ def compare_models(names: tuple[str, str], a: Spec, b: Spec, requested: Mapping[
         "floats of decoding state": [decoding_state(network, sizes) for network, sizes in pairs],
     }
     saved = {name: tensor.shape for name, tensor in weights_of(first).items()}
-    vocab, saved_vocab = (int(str(network.spec.sink.shape[-1])) for network in (second, first))
-    weights = match_weights(second, vocab, saved, saved_vocab)
+    weights = match_weights(second, _sizes(b), saved, _sizes(a))
     return ModelDifference(names, find_changes(a, b, REGISTRY), lengths, costs, weights)
+
+
+def _sizes(spec: Spec) -> dict[str, int]:
+    """Return the sizes of the vocabularies of sources and of the target."""
+    size = int(str(spec.sink.shape[-1]))
+    return {"src": next((node.arguments["vocab"] for node in spec.tables if node.entry != TARGET), size), TARGET: size}
 
 
 def model_difference_record(difference: ModelDifference) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.tokenizer import unknown_warning
 from tfm_blocks.errors import DataError, Problem, RunError, TfmError, printable
 from tfm_blocks.serving import CLIENT_CLOSED, Limits
@@ -178,9 +180,11 @@ def submit(body: SearchBody | ReadBody, batcher: Batcher, progress: Progress | N
     except (ValueError, TypeError) as error:
         raise HTTPException(422, Problem("", str(error), help="docs/serving.md describes the settings")) from None
     job.progress = progress or job.progress
-    rows = [ids for task in job.tasks for ids in (*task.sources, task.before, task.prefix)]
-    texts = [[id for id in ids if id not in (BOS, EOS)] for ids in rows]
-    job.warning = unknown_warning("the texts", **batcher.translator.tokenizer.count_unknown(texts))
+    tokenizer, counts = batcher.translator.tokenizer, Counter[str]()
+    for task in job.tasks:
+        for side, rows in ((tokenizer.of(SOURCE), task.sources), (tokenizer, [task.before, task.prefix])):
+            counts += side.count_unknown([id for id in ids if id not in (BOS, EOS)] for ids in rows)
+    job.warning = unknown_warning("the texts", counts["tokens"], counts["unknown"])
     batcher.submit(job)
     return job
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.overrides import override_key
-from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError, Problem, cut, printable
 from tfm_blocks.launch.check import CheckedModel, CheckedRun, with_vocab_of_data
@@ -35,7 +35,7 @@ class JobChecker:
     used: Collection[str] = ()
     costs: dict[str, int] = field(default_factory=dict)
     solutions: dict[tuple[str, int], Solution] = field(default_factory=dict)
-    vocabularies: dict[str, int] = field(default_factory=dict)
+    vocabularies: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def check_job(self, overrides: Sequence[str]) -> SweepJob:
         """Match the job to its budget, compose and check it. A ConfigError becomes the problems of the job."""
@@ -49,7 +49,7 @@ class JobChecker:
             job.composed, spec = checked.composed, checked.spec
             if isinstance(checked, CheckedRun):
                 job.settings = checked.settings
-                spec = checked.with_vocab(job.match["vocab"]).spec if job.match else spec
+                spec = checked.with_vocab(*job.vocabulary).spec if job.match else spec
             job.parameters = count_parameters(spec)
         except ConfigError as error:
             job.problems, first = error.problems, error.problems[0]
@@ -79,18 +79,20 @@ class JobChecker:
             "reached": solution.reached,
             "vocab": job.mapping.get("vocab"),
         }
+        if (source := job.vocabulary[1]) is not None:
+            record[SOURCE_VOCAB] = source
         return [*(text for text in overrides if override_key(text) not in values), *values.values()], record
 
     def compose(self, overrides: Sequence[str]) -> Composed:
         """Return the config of a job with the vocabulary that its data has. Raises ConfigError and DataError."""
         composed = compose_job(overrides, self.composer)
         load_plugins(composed.mapping["plugins"])
-        key = json.dumps([composed.mapping["data"], composed.mapping.get("vocab")])
+        key = json.dumps([composed.mapping["data"], composed.vocabulary])
         if key in self.vocabularies:
-            return composed.with_vocab(self.vocabularies[key])
+            return composed.with_vocab(*self.vocabularies[key])
         composed = with_vocab_of_data(composed)
-        if type(size := composed.mapping.get("vocab")) is int:
-            self.vocabularies[key] = size
+        if type(composed.vocabulary[0]) is int:
+            self.vocabularies[key] = composed.vocabulary
         return composed
 
     def _solve(self, job: Composed, reference: Composed, match: MatchSettings) -> Solution:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from tfm_blocks.compose.resolve import SOURCE_VOCAB
 from tfm_blocks.compose.run import job_record
 from tfm_blocks.errors import ConfigError, Problem, shown
 from tfm_blocks.runs.files import flat_settings, write_json
@@ -114,8 +115,9 @@ class SweepFolder:
             if known is None or known.config == job.config:
                 continue
             before = SavedRun(self.run(job)).settings
-            vocab = before.get("vocab")
-            now = flat_settings(job.composed.with_vocab(vocab if type(vocab) is int else 0).mapping)
+            vocab, source = (before.get(knob) for knob in ("vocab", SOURCE_VOCAB))
+            sizes = vocab if type(vocab) is int else 0, source if type(source) is int else None
+            now = flat_settings(job.composed.with_vocab(*sizes).mapping)
             changes = [
                 f"{key} was {shown(before.get(key))} and is {shown(now.get(key))}"
                 for key in {**before, **now}

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.errors import Problem
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED
 from tfm_blocks.runs.folder import STATUS
@@ -136,6 +136,11 @@ class SweepJob:
     deadline: float = math.inf
     kill_at: float = math.inf
     stopped: Result | None = None
+
+    @property
+    def vocabulary(self) -> tuple[int, int | None]:
+        """Return the size of the vocabulary of the data, and of a separate one of sources, if the job has a `match`."""
+        return self.match["vocab"], self.match.get(SOURCE_VOCAB)
 
     @property
     def log(self) -> str:

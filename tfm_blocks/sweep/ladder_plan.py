@@ -156,7 +156,7 @@ class LadderPlan:
 
     def spec(self, job: SweepJob) -> Spec:
         """Return the spec of a job with the vocabulary of its data."""
-        composed = job.composed.with_vocab(job.match["vocab"])
+        composed = job.composed.with_vocab(*job.vocabulary)
         return check_model(composed.model, composed.sources)
 
     def measure(self, rung: int, context: int, parallel: int) -> None:

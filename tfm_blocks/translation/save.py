@@ -23,6 +23,7 @@ from tfm_blocks.registry.plugins import GROUP
 from tfm_blocks.runs.folder import CONFIG, TOKENIZER, new_folder
 from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.runs.records import Status
+from tfm_blocks.translation.translator import expect_rows
 
 
 def save_network(
@@ -44,11 +45,14 @@ def write_run(network: Network, folder: Path, name: str, tokenizer: Tokenizer, k
     if spec.sink.shape[-1] != tokenizer.size:
         rule = f"has {tokenizer.size} subwords, but the model has a vocabulary of {spec.sink.shape[-1]}"
         raise ConfigError(Problem("tokenizer", rule, help=f"build the model with vocab={tokenizer.size}"))
+    expect_rows(spec, tokenizer)
     expect_weights(network_without_values(spec), weights, "network")
     plugins = _plugin_modules(spec)
     write_model(folder, spec.mapping, plugins)
     tokenizer.save(folder / TOKENIZER)
     knobs = {**knobs, "vocab": tokenizer.size}
+    if tokenizer.source:
+        knobs["source_vocab"] = tokenizer.source.size
     config = {"name": name, **knobs, "plugins": plugins, "model": spec.mapping}
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
     write_weights(folder, weights)

@@ -62,7 +62,7 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         weights = attention_weights(
             network, looks, **{name: torch.tensor([row], device=device) for name, row in ids.items()}
         )
-    tokens = {name: [tokenizer.piece(id) for id in row] for name, row in ids.items()}
+    tokens = {name: [tokenizer.of(name).piece(id) for id in row] for name, row in ids.items()}
     return SentenceAttention(
         " | ".join(texts), target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from tfm_blocks.data.files import UTF8_MARK, read_lines
+from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import DataError, Place, Problem, printable
 from tfm_blocks.language.spec import TARGET
@@ -57,7 +58,7 @@ def fitting(
     limits = _longest_texts(translator)
     return [
         tuple(
-            _fit(text, limit, translator.tokenizer, search, Place(name, number), strict=strict)
+            _fit(text, limit, translator.tokenizer.of(SOURCE), search, Place(name, number), strict=strict)
             for text, limit in zip(row, limits, strict=True)
         )
         for number, row in enumerate(rows, first_line)

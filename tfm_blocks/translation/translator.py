@@ -20,7 +20,7 @@ from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.devices import choose_device, devices_here, names_here
 from tfm_blocks.errors import DataError, Problem, RunError
-from tfm_blocks.language.spec import TARGET, names
+from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
 from tfm_blocks.runs.folder import TOKENIZER
@@ -83,6 +83,7 @@ class Translator:
         if network.spec.sink.shape[-1] != tokenizer.size:
             rule = f"has {tokenizer.size} subwords, but the model has {network.spec.sink.shape[-1]}"
             raise RunError(Problem("tokenizer", rule, help="use the tokenizer of the model's run folder"))
+        expect_rows(network.spec, tokenizer)
         self._counts = Counter(tokens=0, unknown=0)
         self.network = network
         self.tokenizer, self.conventions = tokenizer, tokenizer.conventions
@@ -167,8 +168,9 @@ class Translator:
 
     def encode(self, texts: Sequence[str], column: str = SOURCE) -> list[list[int]]:
         """Return the ids of each text of a column, and count them for `warn_of_unknown`."""
-        ids = self.tokenizer.of(column).encode_batch(texts)
-        self._counts.update(self.tokenizer.count_unknown(ids))
+        tokenizer = self.tokenizer.of(column)
+        ids = tokenizer.encode_batch(texts)
+        self._counts.update(tokenizer.count_unknown(ids))
         return ids
 
     def warn_of_unknown(self) -> None:
@@ -319,6 +321,14 @@ class Translator:
     def _translation(self, hypothesis: Hypothesis, task: Task, search: Search) -> Translation:
         text = self.tokenizer.decode(hypothesis.ids, task.prompt)
         return Translation(text, tuple(hypothesis.ids), hypothesis.log_p, _score(hypothesis, search))
+
+
+def expect_rows(spec: Spec, tokenizer: Tokenizer) -> None:
+    """Raise RunError if a table of a model lacks rows for ids of the tokenizer."""
+    for node in spec.tables:
+        if node.arguments["vocab"] < (size := tokenizer.of(node.entry).size):
+            rule = f"has {size} subwords for {node.entry}, but the model has {node.arguments['vocab']}"
+            raise RunError(Problem("tokenizer", rule, help="use the tokenizer with which the model was trained"))
 
 
 def not_finite(address: str) -> Problem:
