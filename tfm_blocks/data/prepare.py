@@ -243,7 +243,7 @@ def _learned(
         samples = {name: _samples(join_splits([*parts.values()])) for name, parts in splits.items()}
         rows = islice(train.rows(), 0, None, samples["train"])
         texts = (row[number] for row in rows for number in numbers)
-        options = {"special": special, "tags": tags, "knob": knob}
+        options: dict[str, Any] = {"special": special, "tags": tags, "knob": knob}
         Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, **options).save(folder / "tokenizer.json")
 
     sample = SAMPLE, SAMPLE_CHARACTERS
