@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tests.conftest import COMPOSER, SMALL
+from tests.conftest import COMPOSER
 from tests.data.conftest import read_data
 from tests.launch.test_resume import begin, expect_same, handlers, stopping, to_the_end  # noqa: F401
 from tests.serving.clients import serving
@@ -234,25 +234,3 @@ def test_a_pair_needs_a_model_with_two_vocabularies_and_sets_both_sizes(small, t
         begin(small(named), tmp_path)
     with pytest.raises(ConfigError, match=f"the tokenizer .* has {source.size} ids"):
         check_run(small("model=two_vocabularies", "source_vocab=77", named))
-
-
-@pytest.mark.grid
-def test_a_model_with_two_vocabularies_learns(small, tmp_path):
-    settings_of(tmp_path)
-    files = [f"data.{split}={{src: {split}.src, tgt: {split}.tgt}}" for split in ("train", "val")]
-    data = ["data=text", f"data.dir={tmp_path}", *files, "data.test=null", "data.step_tokens=400"]
-    options = [
-        "d_model=32",
-        "d_ff=64",
-        "trainer.steps=40",
-        "trainer.validate_every=40",
-        "trainer.validate_sentences=0",
-        "schedule.peak=1e-2",
-    ]
-    overrides = [*TWO, *options, *data, "schedule.warmup=10"]
-    by_key = {text.partition("=")[0]: text for text in SMALL}
-    left = [text for key, text in by_key.items() if key not in ("data.train", "data.val", "data.test")]
-    composed = compose_job(list({text.partition("=")[0]: text for text in (*left, *overrides)}.values()), COMPOSER)
-    composed.mapping["name"] = "run"
-    run = begin(composed, tmp_path / "runs")
-    assert json.loads((run / "status.json").read_text())["scores"]["val/loss"] < 1.5  # 5.7 before the first step
