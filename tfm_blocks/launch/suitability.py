@@ -100,8 +100,8 @@ def find_vocabulary_problems(
         if source := of_sources.get(table_of[node.address]):
             rule = f"has the weights of {source.address}, whose rows are ids of {source.entry}, not of {TARGET}"
             key, own = ("same", "{same: null, block: embedding}") if node.shares else ("tie", "null")
-            path = [*map(str, node.path), *(["tie"] if key == "tie" else [])]
-            yield Problem(".".join(path), rule, help=f"write {'.'.join(path)}={own}")
+            place = ".".join([*map(str, node.path), *(["tie"] if key == "tie" else [])])
+            yield Problem(place, rule, help=f"write {place}={own}")
     for node in spec.tables:
         size, knob = (vocab, "vocab") if node.entry == TARGET else (source_vocab, SOURCE_VOCAB)
         if node.arguments["vocab"] != size and not node.shares:
