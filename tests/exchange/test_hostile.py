@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.exchange.published import publish
 from tests.preloaded import run_python
 from tfm_blocks.cli import main
-from tfm_blocks.data.tokenizer import LARGEST_FILE
+from tfm_blocks.data.tokenizer_format import LARGEST_FILE
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder

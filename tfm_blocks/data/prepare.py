@@ -246,12 +246,10 @@ def _learned(
         options: dict[str, Any] = {"special": special, "tags": tags, "knob": knob}
         Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, **options).save(folder / "tokenizer.json")
 
-    sample = SAMPLE, SAMPLE_CHARACTERS
-    parts: list[object] = [FORMAT, version("tokenizers"), sample, vocab, add_prefix_space, train.fingerprint]
-    parts += [] if len(learned) == len(train.columns) else learned
+    parts: list[object] = [FORMAT, version("tokenizers"), (SAMPLE, SAMPLE_CHARACTERS), vocab, add_prefix_space]
+    parts += [train.fingerprint, *([] if len(learned) == len(train.columns) else learned)]
     parts += [tags] if tags else []
-    key = cache_key(*parts, *special)
-    folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / key, build)
+    folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / cache_key(*parts, *special), build)
     return Tokenizer.load(folder / "tokenizer.json")
 
 

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Pieces
 from tokenizers import models
 
 from tfm_blocks.data.published_tokenizer import FAST, KEY, NO_CONVENTIONS, PAIR, SINGLE, PublishedTokenizer
-from tfm_blocks.data.tokenizer import Tokenizer, refusing_damage
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.data.vocabulary import Conventions, Vocabulary
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.language.spec import TARGET

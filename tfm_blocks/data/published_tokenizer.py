@@ -15,7 +15,8 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer, refusing_damage
+from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
+from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Conventions, Vocabulary
 from tfm_blocks.errors import DataError, Problem, RunError, shown
 from tfm_blocks.language.spec import TARGET

@@ -8,7 +8,7 @@ from functools import cached_property
 from tokenizers import Tokenizer as Pieces
 
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
-from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer import Tokenizer, sentinel
 
 
 class SentinelTokenizer(Tokenizer):
@@ -19,7 +19,7 @@ class SentinelTokenizer(Tokenizer):
 
     @cached_property
     def _marks(self) -> dict[str, int]:
-        return {self._pieces.id_to_token(id): id for id in self.sentinels}
+        return {sentinel(number): id for number, id in enumerate(self.sentinels)}
 
     def encode(self, text: str) -> list[int]:
         return self.encode_marked(text, self._marks)

@@ -1,4 +1,4 @@
-"""The tokenizer: one byte-level BPE for both languages."""
+"""The tokenizer: one byte-level BPE for both languages, or one for each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import count, takewhile
@@ -21,8 +20,9 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
+from tfm_blocks.data.tokenizer_format import LARGEST_OF_RUN, expect_small, has_known_settings, refusing_damage
 from tfm_blocks.data.vocabulary import MASK as MASK
-from tfm_blocks.data.vocabulary import SENTINEL, TAG, Conventions
+from tfm_blocks.data.vocabulary import SENTINEL, Conventions
 from tfm_blocks.data.vocabulary import SPECIAL as SPECIAL
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
@@ -30,18 +30,8 @@ from tfm_blocks.language.spec import TARGET
 BREAKS = ("⏎", "Ċ")  # a line break in subwords
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", *BREAKS)  # of subwords
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
-LARGEST_FILE = 64 << 20  # bytes; the largest tokenizer.json of the imported families has about 35 MB
-LARGEST_OF_RUN = 4 * LARGEST_FILE  # a run stores all files of a tokenizer in one
 LONGEST = 1024  # maximum bytes of a word in training; longer words are split
 MOST_UNKNOWN = 0.01  # share of unknown tokens above which commands print a warning
-
-PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-KNOWN_PARTS = {
-    "BPE": ([None, "ByteLevel", None, "ByteLevel"], ["Prepend", "ByteLevel", None, ["ByteLevel", "Strip"]]),
-    "WordLevel": ([None, "WhitespaceSplit", None, None],),
-}
-PREPEND_SPACE = {"type": "Prepend", "prepend": " "}
-UNSET = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
 
 
 class Tokenizer:
@@ -50,8 +40,7 @@ class Tokenizer:
     All bytes are in the vocabulary, so `encode` never returns UNK; it exists because other tools expect it. The
     tokenizer of a probe task has a fixed alphabet instead, whose words are separated by spaces; others become UNK.
     A tag of a source is read at the beginning of a text; everywhere else, and for all other special tokens, its name is
-    ordinary text. With separate vocabularies,
-    `source` is the tokenizer of the sources, and this one is of the targets.
+    ordinary text. With separate vocabularies, `source` is the tokenizer of the sources, and this one of the targets.
     """
 
     PAD, BOS, EOS, UNK = range(4)
@@ -92,12 +81,7 @@ class Tokenizer:
         if vocab < (smallest := SMALLEST + len(special) + len(tags)):
             rule = f"must have room for {smallest - 256} special tokens and 256 bytes, but is {vocab}"
             raise ConfigError(Problem(knob, rule, help=f"write {knob}={smallest} or more"))
-        pieces = Pieces(models.BPE())
-        pieces.decoder = decoders.ByteLevel()
-        if add_prefix_space:
-            pieces.normalizer = normalizers.Prepend(" ")
-            pieces.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        pieces, words = _bytes(add_prefix_space), pre_tokenizers.ByteLevel(add_prefix_space=False)
         bounded = pre_tokenizers.Split(Regex(f".{{{LONGEST}}}"), "isolated")
         pieces.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
         sentinels = list(filter(SENTINEL.fullmatch, special))
@@ -221,6 +205,8 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> Pieces:
         """The tokenizer of a text without a tag at its beginning."""
+        if not self._tags:
+            return self._pieces
         record = json.loads(self.text)
         for token in record["added_tokens"]:
             token["special"] = True
@@ -260,7 +246,10 @@ class Tokenizer:
         """Return the number of the word of each id of each text; nothing is merged across words. A tag has -1."""
         tags, rests = self._split_tags(texts)
         rows = self._plain.encode_batch(rests)
-        return [[*(-1 for _ in tag), *encoding.word_ids] for tag, encoding in zip(tags, rows, strict=True)]
+        return [
+            [-1] * len(tag) + [-1 if word is None else word for word in encoding.word_ids]
+            for tag, encoding in zip(tags, rows, strict=True)
+        ]
 
     def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
         """Return the text of `ids`, as it continues the text of `after`.
@@ -318,7 +307,7 @@ class Tokenizer:
     def of_text(cls, text: str, where: str) -> Tokenizer:
         """Return the tokenizer of a `text`. Raises RunError if it is damaged or another kind of tokenizer."""
         with refusing_damage(where):
-            known = _has_known_settings(json.loads(text))
+            known = has_known_settings(json.loads(text))
             pieces = Pieces.from_str(text) if known else Pieces(models.WordLevel())  # refused below
         if not isinstance(pieces.model, (models.BPE, models.WordLevel)) or [
             pieces.token_to_id(name) for name in SPECIAL
@@ -341,67 +330,14 @@ def unknown_warning(place: str, tokens: int, unknown: int) -> str:
     return f"{share}: {help}" if unknown > MOST_UNKNOWN * tokens else ""
 
 
-def is_learned(record: object) -> bool:
-    """Return True if the JSON of a tokenizer has the settings and the first ids of `Tokenizer.train` or `of_words`."""
-    if not isinstance(record, dict) or not _has_known_settings(record):
-        return False
-    if any(not _is_own_token(token) for token in record.get("added_tokens", ())):
-        return False  # these tokens are matched in a text
-    if record["pre_tokenizer"].get("add_prefix_space") or record["normalizer"] not in (None, PREPEND_SPACE):
-        return False  # decode(encode(text)) could begin with a different character from `text`
-    vocabulary = record["model"].get("vocab")
-    return isinstance(vocabulary, dict) and [vocabulary.get(name) for name in SPECIAL] == [0, 1, 2, 3]
-
-
-def _is_own_token(token: Mapping[str, object]) -> bool:
-    """Return True for the added tokens of `Tokenizer.train`: special ones, and tags."""
-    name = str(token["content"])
-    if name in (*SPECIAL, MASK) or SENTINEL.fullmatch(name):
-        return bool(token["special"])
-    is_marked = token["special"] == token["single_word"] and not token["normalized"] and not token["lstrip"]
-    return is_marked and bool(TAG.fullmatch(name))
-
-
-def expect_small(path: Path, most: int = LARGEST_FILE) -> None:
-    """Raise RunError if a file has more than `most` bytes or does not exist."""
-    if not path.is_file():
-        raise RunError(Problem(str(path), "the file is missing"))
-    if path.stat().st_size > most:
-        raise RunError(Problem(str(path), f"has {path.stat().st_size:,} bytes, but at most {most:,} are read"))
-
-
-@contextmanager
-def refusing_damage(where: str, rule: str = "cannot be read as a tokenizer") -> Iterator[None]:
-    """Raise RunError for any error inside, a panic of the Rust library included."""
-    try:
-        yield
-    except RunError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = (str(error).splitlines() or [""])[0]
-        help = "the file is damaged, or of another kind: restore it, or name another"
-        raise RunError(Problem(where, f"{rule}: {reason}", help=help)) from None
-
-
-def _has_known_settings(record: object) -> bool:
-    """Return True for the settings that `save` writes; others can make the Rust library panic or hang."""
-    if not isinstance(record, dict) or not isinstance(model := record.get("model"), dict):
-        return False
-    kinds = [_kind(record.get(name)) for name in PARTS]
-    kinds = [None if kind == "TemplateProcessing" else kind for kind in kinds]  # of an export, which is not used
-    unknown = SPECIAL[Tokenizer.UNK] if model.get("type") == "WordLevel" else None
-    unset = all(model.get(name) in (None, False) for name in UNSET)
-    return kinds in KNOWN_PARTS.get(str(model.get("type")), ()) and unset and model.get("unk_token") == unknown
-
-
-def _kind(part: object) -> object:
-    """Return the type of a part of a tokenizer; for a sequence, the types of its decoders."""
-    if not isinstance(part, dict):
-        return part
-    members = part.get("decoders")
-    return [_kind(member) for member in members] if isinstance(members, list) else part.get("type")
+def _bytes(add_prefix_space: bool) -> Pieces:
+    """Return a byte-level BPE without merges."""
+    pieces = Pieces(models.BPE())
+    pieces.decoder = decoders.ByteLevel()
+    if add_prefix_space:
+        pieces.normalizer = normalizers.Prepend(" ")
+        pieces.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return pieces
 
 
 def _add_tags(pieces: Pieces, tags: Mapping[str, bool], add_prefix_space: bool) -> None:

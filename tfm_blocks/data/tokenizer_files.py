@@ -30,7 +30,8 @@ from tfm_blocks.data.published_tokenizer import (
     stored_text,
     without_code,
 )
-from tfm_blocks.data.tokenizer import LARGEST_OF_RUN, Tokenizer, expect_small, is_learned, refusing_damage
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_format import LARGEST_OF_RUN, expect_small, is_learned, refusing_damage
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, RunError, cut, shown
 

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer, models
 
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer
-from tfm_blocks.data.tokenizer import refusing_damage
+from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.data.vocabulary import EOS, Conventions
 from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.exchange.config import Published

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tfm_blocks.data.published_tokenizer import without_code
-from tfm_blocks.data.tokenizer import expect_small
+from tfm_blocks.data.tokenizer_format import expect_small
 from tfm_blocks.errors import Problem, RunError, cut, shown
 from tfm_blocks.runs.files import JsonFile, damaged, read_json
 from tfm_blocks.runs.folder import expect_utf8

@@ -19,8 +19,8 @@ from tfm_blocks.blocks.position import AddedPosition
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, without_code
-from tfm_blocks.data.tokenizer import refusing_damage
 from tfm_blocks.data.tokenizer_files import expect_usable, read_folder
+from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published
 from tfm_blocks.exchange.conventions import ids_of_encoder, read_conventions
