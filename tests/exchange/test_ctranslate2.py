@@ -107,6 +107,8 @@ REFUSED = {
     "qk_norm": ("base", [f"{ENCODER}.qk_norm=rmsnorm"], "encoder.*.attn"),
     "qk_norm_kind": ("base", [f"{ENCODER}.qk_norm=rmsnorm", f"{ENCODER}.qk_norm_kind=joint"], "encoder.*.attn"),
     "gate": ("base", [f"{ENCODER}.gate=sigmoid_gate"], "encoder.*.attn"),
+    "out_norm": ("base", [f"{ENCODER}.out_norm=layernorm"], "encoder.*.attn"),
+    "inner_norm": ("base", ["model.graph.encoder.layer.ffn.inner_norm=layernorm"], "encoder.*.ffn"),
     "clip_qkv": ("base", [f"{ENCODER}.clip_qkv=3"], "encoder.*.attn"),
     "activation": ("base", [f"{ACTIVATION}=squared_relu"], "encoder.*.ffn"),
     "factor": ("rotary", [f"{ENCODER}.position={{block: rotary, factor: 2}}"], "encoder.*.attn"),

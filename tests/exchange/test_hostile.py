@@ -264,7 +264,7 @@ def test_a_tensor_in_two_shards_is_refused(folder):
 @pytest.mark.parametrize(
     ("values", "messages"),
     [
-        ({"architectures": ["Evil"]}, ("architectures: cannot be imported: ['Evil']", "GPT2LMHeadModel")),
+        ({"architectures": ["Evil"]}, ("architectures: cannot be imported: ['Evil']", "BertForMaskedLM")),
         ({"architectures": None, "model_type": "evil"}, ("model_type: cannot be imported: 'evil'", "gpt2", "llama")),
         ({"model_type": "llama"}, ("model_type: is 'llama', but architectures is ['GPT2LMHeadModel']",)),
         ({"activation_function": "relu"}, ("activation_function: must be 'gelu_new' for our blocks, but is 'relu'",)),

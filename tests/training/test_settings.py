@@ -53,7 +53,7 @@ def test_problems_of_all_groups_are_reported_together(small: Callable[..., Compo
     ("overrides", "message"),
     [
         (["callbacks.early_stopping.monitor=val/length_ratio"], "a validation metric that can improve, but is 'val/length_ratio'"),
-        (["callbacks.early_stopping.monitor=train/loss"], "one of: val/accuracy, val/bleu, val/bleu/{corpus}, val/chrf"),
+        (["callbacks.early_stopping.monitor=train/loss"], "one of: val/accuracy, val/bits_per_byte, val/bleu, val/bleu/{corpus}"),
         (["callbacks.early_stopping.patience=0"], "callbacks.early_stopping.patience: must be at least 1"),
         (["callbacks.early_stopping.min_delta=-1"], "callbacks.early_stopping.min_delta: must be at least 0"),
         (["+callbacks.early_stoping={}"], "callbacks.early_stoping: no such setting"),
@@ -133,6 +133,7 @@ def test_whatever_a_value_is_it_is_read_or_refused_with_a_way_out(small: Callabl
         ("trainer.test_beam=5000", "trainer.test_beam"),
         ("trainer.test_patient=true", "trainer.test_patient"),
         ("trainer.precision=fp8", "trainer.precision"),
+        ("data.tokenizer={source: one}", "data.tokenizer"),
         ("label_smoothing=1.5", "label_smoothing"),
         ("schedule.name=sine", "schedule.name"),
         ("+schedule.warm=3", "schedule.warm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from pydantic import (
 )
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
+from tfm_blocks.errors import shown
 
 CASES = {"upper": str.upper, "lower": str.lower}
 FIELDS = {
@@ -52,6 +54,17 @@ class PairSettings(Settings):
     first: Count | None = None
     tokenizer: str | TokenizerPaths | None = None
     cache: str | None = None
+
+    @field_validator("tokenizer", mode="plain")
+    @classmethod
+    def _names_tokenizers(cls, value: object) -> str | TokenizerPaths | None:
+        if value is None or isinstance(value, str | TokenizerPaths):
+            return value
+        is_pair = isinstance(value, Mapping) and value.keys() == {"source", "target"}
+        if is_pair and all(isinstance(path, str) for path in value.values()):
+            return TokenizerPaths(**value)
+        rule = f"must be a path, or {{source: PATH, target: PATH}}, but is {shown(value)}"
+        raise RuleError(rule, "write data.tokenizer=null to learn a tokenizer")
 
     @field_validator("step_tokens", "batch_tokens")
     @classmethod
