@@ -55,7 +55,7 @@ class PairSettings(Settings):
     tokenizer: str | TokenizerPaths | None = None
     cache: str | None = None
 
-    @field_validator("tokenizer", mode="plain")
+    @field_validator("tokenizer", mode="plain", json_schema_input_type=str | TokenizerPaths | None)
     @classmethod
     def _names_tokenizers(cls, value: object) -> str | TokenizerPaths | None:
         if value is None or isinstance(value, str | TokenizerPaths):
