@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import tfm_blocks
+from tfm_blocks.exchange.family import families
 
 ROOT = Path(__file__).parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
@@ -100,3 +101,13 @@ def test_the_recording_shows_each_line_at_its_time_and_scrolls_when_the_screen_i
     )
     full = 30 - recorder["ROWS"]
     assert re.findall(r"translateY\((-\d+)px\); }", drawing)[-1] == str(-recorder["HEIGHT"] * full)
+
+
+def test_the_front_page_has_the_numbers_of_the_cookbook_and_of_the_families():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    index = (ROOT / "docs" / "cookbook" / "index.md").read_text("utf-8")
+    lines = [int(number) for number in re.findall(r"^\| \[.*\| (\d+) \| `", index, re.MULTILINE)]
+    assert f"each of the {len(lines)} published architectures" in readme
+    assert f"has {min(lines)} to {max(lines)} lines" in readme
+    architectures = {family.architecture for family in families().values()}
+    assert f"imports {len(architectures)} architectures" in readme
