@@ -60,9 +60,9 @@ class PairSettings(Settings):
     def _names_tokenizers(cls, value: object) -> str | TokenizerPaths | None:
         if value is None or isinstance(value, str | TokenizerPaths):
             return value
-        is_pair = isinstance(value, Mapping) and value.keys() == {"source", "target"}
-        if is_pair and all(isinstance(path, str) for path in value.values()):
-            return TokenizerPaths(**value)
+        paths = value if isinstance(value, Mapping) else {}
+        if paths.keys() == {"source", "target"} and all(isinstance(path, str) for path in paths.values()):
+            return TokenizerPaths(**paths)
         rule = f"must be a path, or {{source: PATH, target: PATH}}, but is {shown(value)}"
         raise RuleError(rule, "write data.tokenizer=null to learn a tokenizer")
 
