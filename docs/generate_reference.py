@@ -88,7 +88,7 @@ def _arguments(parser: argparse.ArgumentParser) -> str:
 
 
 def config() -> Iterator[str]:
-    """Yield the sections of the keys of a config, and those of the presets."""
+    """Yield the sections of the keys of a config, and the sections of the presets."""
     yield "## Top level"
     yield _keys(CONF / "train.yaml", SCHEMA)
     for group in GROUPS:
@@ -154,7 +154,7 @@ def _rows(
 
 
 def _properties(schema: Schema, mapping: Schema) -> Schema:
-    """Return the properties of a schema; of a union, those of the member that a file's constants choose."""
+    """Return the properties of a schema, or of the member of a union that the constants of a file choose."""
     members = [_resolved(one) for one in schema.get("oneOf", schema.get("anyOf", [schema]))]
     found = [one["properties"] for one in members if "properties" in one]
     fitting = (

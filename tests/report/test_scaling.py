@@ -211,7 +211,7 @@ def test_the_figure_has_what_smaller_sizes_predict_for_the_largest(ladder):
     compared = compare_runs([ladder], None, None, None, several_lengths=True, tested=False)
     drawn = draw_scaling(law := read_ladder(compared))
     circles = [one for one in drawn.axes[0].collections if isinstance(one, PathCollection)]
-    filled, opened = circles[:4:2], circles[1:4:2]  # the last one is that of the legend
+    filled, opened = circles[:2], circles[2:4]  # the last one is in the legend
     assert len(filled) == len(opened) == 2 and not any(len(one.get_facecolors()) for one in opened)
     for index, name in enumerate(law.fit.models):
         largest = max(point.parameters for point in law.fit.points if point.model == name)

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
-from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum, fill_step_biases
+from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum
+from tfm_blocks.blocks.state_space import fill_selective
 from tfm_blocks.registry.blocks import block
 
 SPANS = (1, 2, 4, 8, 16)  # twice the last is CHUNK
@@ -98,21 +99,13 @@ class Mamba(Recurrence):
         self.out = Linear(d_inner, D, bias=bias, depth_scaled=(0,))
 
     def initialise(self, name: str, generator: Generator) -> None:
-        """Initialise the rates of a channel to 1, 2, 3, …, and the steps as in Mamba."""
-        match name:
-            case "near":
-                bound = self.near.shape[2] ** -0.5
-                nn.init.uniform_(self.near, -bound, bound, generator=generator)
-            case "near_bias":
-                nn.init.zeros_(self.near_bias)
-            case "fade":
-                rate_N = torch.arange(1, self.fade.shape[1] + 1, dtype=self.fade.dtype, device=self.fade.device)
-                with torch.no_grad():
-                    self.fade.copy_(rate_N.log().expand_as(self.fade))
-            case "step_bias":
-                fill_step_biases(self.step_bias, generator)
-            case _:
-                nn.init.ones_(self.get_parameter(name))
+        """Initialise the rates of each channel to 1, 2, 3 and so on, as in Mamba."""
+        if name == "fade":
+            rate_N = torch.arange(1, self.fade.shape[1] + 1, dtype=self.fade.dtype, device=self.fade.device)
+            with torch.no_grad():
+                self.fade.copy_(rate_N.log().expand_as(self.fade))
+        else:
+            fill_selective(self, name, generator)
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         wide = torch.promote_types(like.dtype, torch.float32)
@@ -156,7 +149,7 @@ class RGLRU(Recurrence):
     Training computes chunks of 32 positions in parallel: linear cost in the length. Decoding carries h.
 
     Also known as: real-gated linear recurrent unit.
-    Use: the recurrent layers of Griffin and RecurrentGemma, after a `depthwise_conv` and beside a gelu branch.
+    Use: the recurrent layers of Griffin and RecurrentGemma, after a `depthwise_conv`, in parallel with a gelu branch.
     """
 
     weight_roles: ClassVar = {"input_gate": "recurrent", "decay_gate": "recurrent"}

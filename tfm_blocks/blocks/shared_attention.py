@@ -136,10 +136,10 @@ class SharedAttention(ReadsHeads):
 class ResidualAttention(ReadsHeads):
     """softmax(β Σ_m q_m k_m^T) v with M projected queries and keys from other nodes: q_BTE, k_BTE, v_BTF -> x_BTD.
 
-    The products of earlier layers are added to the own ones if q and k list the nodes of all layers up to this one.
-    They are computed as one product of M times the width, so no scores are stored. x is the input of the residual
-    connection and of the `gate`, so without a gate, `add_norm` has no `pre`. `qk_norm` and `position` act on each q_m
-    and k_m.
+    If q and k list the nodes of all layers up to this one, the products of earlier layers are added to the products of
+    this layer. All are computed as one product of M times the width, so no scores are stored. x is the input of the
+    residual connection and of the `gate`, so without a gate, `add_norm` has no `pre`. `qk_norm` and `position` act on
+    each q_m and k_m.
 
     Also known as: residual attention scores, RealFormer.
     Use: scores that change little from layer to layer.

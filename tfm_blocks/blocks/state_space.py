@@ -15,6 +15,21 @@ from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum, fill_log_
 from tfm_blocks.registry.blocks import block
 
 
+def fill_selective(selective: nn.Module, name: str, generator: Generator) -> None:
+    """Initialise the convolution, the steps and the factors of Mamba and Mamba-2 as their authors do."""
+    weight = selective.get_parameter(name)
+    match name:
+        case "near":
+            bound = weight.shape[2] ** -0.5
+            nn.init.uniform_(weight, -bound, bound, generator=generator)
+        case "near_bias":
+            nn.init.zeros_(weight)
+        case "step_bias":
+            fill_step_biases(weight, generator)
+        case _:
+            nn.init.ones_(weight)
+
+
 @block(
     "mamba2",
     "x: B T D -> B T D",
@@ -81,18 +96,10 @@ class Mamba2(Recurrence):
         self.out = Linear(d_inner, D, bias=bias, depth_scaled=(0,))
 
     def initialise(self, name: str, generator: Generator) -> None:
-        match name:
-            case "near":
-                bound = self.near.shape[2] ** -0.5
-                nn.init.uniform_(self.near, -bound, bound, generator=generator)
-            case "near_bias":
-                nn.init.zeros_(self.near_bias)
-            case "fade":
-                fill_log_rates(self.fade, generator)
-            case "step_bias":
-                fill_step_biases(self.step_bias, generator)
-            case _:
-                nn.init.ones_(self.get_parameter(name))
+        if name == "fade":
+            fill_log_rates(self.fade, generator)
+        else:
+            fill_selective(self, name, generator)
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         d_inner, d_state = self.widths[0], self.widths[1] // self.groups

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tfm_blocks.language.spec import Spec
+    from tfm_blocks.scaling.step_plan import StepSettings
     from tfm_blocks.scaling.step_trace import PlannedObjective
     from tfm_blocks.training.settings import RunSettings
 
@@ -78,10 +79,7 @@ def show_plan(
         rule = f"is {tokens:,}, but a row has {width:,} tokens"
         raise ConfigError(Problem("--batch-tokens", rule, help=f"write --batch-tokens {width}, or shorten the row"))
     batching = Batching(tokens // width, dict(by_axis), width)
-    optimizer, training = (run.optimizer, _training(run, vocab)) if run else (None, PLAIN_OBJECTIVE)
-    if training.companion and settings.strategy == "fsdp2" and run and run.objective.name == "replaced_token":
-        rule = "is fsdp2, which cannot divide the embeddings that the model shares with its generator"
-        raise ConfigError(Problem("--strategy", rule, help="write --strategy ddp"))
+    optimizer, training = (run.optimizer, _training(run, vocab, settings)) if run else (None, PLAIN_OBJECTIVE)
     plans = plan_steps(spec, batching, settings, card, values["devices"], optimizer, training)
     if arguments.json:
         facts = {"model": arguments.model, "card": card.model_dump(), **asdict(settings), **asdict(batching)}
@@ -90,10 +88,10 @@ def show_plan(
         print_table(plan_table(arguments.model, plans, batching, settings, card))
 
 
-def _training(run: RunSettings, vocab: int) -> PlannedObjective:
-    """Return the objective of a run with the model of its teacher or its generator."""
+def _training(run: RunSettings, vocab: int, settings: StepSettings) -> PlannedObjective:
+    """Return the objective of a run with the model of its teacher or its generator. Raises ConfigError."""
     from tfm_blocks.data.objectives import DistilSettings, ReplacedTokenSettings
-    from tfm_blocks.launch.generator import read_generator
+    from tfm_blocks.launch.generator import NOT_DIVIDED, read_generator
     from tfm_blocks.runs.model import read_spec
     from tfm_blocks.scaling.step_trace import PlannedObjective
 
@@ -101,5 +99,7 @@ def _training(run: RunSettings, vocab: int) -> PlannedObjective:
     if isinstance(run.objective, DistilSettings):
         companion = read_spec(Path(run.objective.teacher))
     elif isinstance(run.objective, ReplacedTokenSettings):
+        if settings.strategy == "fsdp2":
+            raise ConfigError(Problem("--strategy", NOT_DIVIDED, help="write --strategy ddp"))
         companion = read_generator(run.objective.generator, vocab)
     return PlannedObjective(run.objective, run.losses, companion)

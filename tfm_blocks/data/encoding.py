@@ -116,24 +116,26 @@ def write_corpus(
                 if row_filter is None:
                     counts["cut"] += max(map(len, ids)) > LONGEST
                     yield from (column_ids[:LONGEST] for column_ids in ids)
-                    for column, text, column_ids in zip(columns, texts, ids, strict=True):
-                        if not lossless:
-                            text = shown.get(column, "") + text
-                            if len(column_ids) > LONGEST:
-                                text = tokenizer.of(column).decode(column_ids[:LONGEST])
-                            lines[column].append(text)
+                    for column, text, column_ids in () if lossless else zip(columns, texts, ids, strict=True):
+                        text = shown.get(column, "") + text
+                        lines[column].append(_encoded_part(text, column_ids, tokenizer.of(column)))
                 elif reason := row_filter.reason(texts, ids):
                     counts[reason] = counts.get(reason, 0) + 1
                 else:
                     yield from ids
 
     _write(folder, columns, encoded_rows(), tokenizer, counts)
-    _write_text(folder, lines, max_length is None and not lossless)
+    _write_text(folder, lines)
 
 
-def _write_text(folder: Path, lines: Mapping[str, Sequence[str]], needed: bool) -> None:
-    """Write the text of each column of held-out rows, which is `needed` if a tokenizer is not lossless."""
-    if needed:
+def _encoded_part(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return a text without what follows its first LONGEST tokens."""
+    return tokenizer.decode(ids[:LONGEST]) if len(ids) > LONGEST else text
+
+
+def _write_text(folder: Path, lines: Mapping[str, Sequence[str]]) -> None:
+    """Write the text of each column, if it is stored besides the tokens."""
+    if any(lines.values()):
         (folder / TEXT).write_text(json.dumps(lines), "utf-8")
 
 
@@ -177,7 +179,7 @@ def write_labelled(
 
     stored = [*columns, *([POSITIONS] if labels.predict == "words" else [])]
     _write(folder, stored, encoded_rows(), tokenizer, counts)
-    _write_text(folder, lines, max_length is None and not tokenizer.lossless)
+    _write_text(folder, lines)
 
 
 def _labelled(

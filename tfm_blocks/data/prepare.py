@@ -28,8 +28,8 @@ from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, LmSettings, TextSettings, columns_of
 from tfm_blocks.data.subword_dropout import WORDS, SubwordDropout, write_words
 from tfm_blocks.data.text import Split, find_splits, join_splits
-from tfm_blocks.data.tokenizer import MASK, Tokenizer, unknown_warning
-from tfm_blocks.data.tokenizer_files import read_tokenizer
+from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
+from tfm_blocks.data.tokenizer_files import expect_special, read_tokenizer
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.language.spec import TARGET
 
@@ -90,18 +90,26 @@ def prepare(
             tell(_report(name, encoded, settings, part, mix.get(part)))
     if mix:
         tell("\n".join(_reads(corpora["train"])))
-    sides = {"": (tokenizer, vocab)}
-    if tokenizer.source:
-        sides = {" for sources": (tokenizer.source, source_vocab or 0), " for the target": (tokenizer, vocab)}
-    for side, (one, most) in sides.items():
-        requested = f", {most:,} requested" if one.size < most and not settings.tokenizer else ""
-        tell(f"data: vocabulary of {one.size:,} subwords{side}{requested}")
+    for line in _vocabulary_lines(tokenizer, settings, vocab, source_vocab):
+        tell(line)
     for name, corpus in corpora.items():
         for column, unknown in corpus.unknown.items():
             tokens = int(corpus.lengths_N(column).sum(dtype=np.int64))
             if warning := unknown_warning(f"the {column} text of {name}", tokens, unknown):
                 tell(f"warning: {warning}")
     return Prepared(tokenizer=tokenizer, **corpora)
+
+
+def _vocabulary_lines(
+    tokenizer: Tokenizer, settings: LinesSettings, vocab: int, source_vocab: int | None
+) -> Iterator[str]:
+    """Yield the size of each vocabulary, and the requested size if fewer subwords were learned."""
+    sides = {"": (tokenizer, vocab)}
+    if tokenizer.source:
+        sides = {" for sources": (tokenizer.source, source_vocab or 0), " for the target": (tokenizer, vocab)}
+    for side, (one, most) in sides.items():
+        requested = f", {most:,} requested" if one.size < most and not settings.tokenizer else ""
+        yield f"data: vocabulary of {one.size:,} subwords{side}{requested}"
 
 
 def vocabulary_sizes(
@@ -203,7 +211,7 @@ def _tokenizer(
     columns = ("src",) if isinstance(settings, LabelsSettings) else columns_of(settings)
     if settings.tokenizer:
         tokenizer = read_tokenizer(settings.tokenizer)
-        _expect_special(tokenizer, str(settings.tokenizer), special, _text_tags(settings, columns))
+        expect_special(tokenizer, str(settings.tokenizer), special, _text_tags(settings, columns))
         return tokenizer
     if source_vocab is None:
         return _learned(splits, settings, columns, vocab, special)
@@ -251,25 +259,6 @@ def _learned(
     parts += [tags] if tags else []
     folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / cache_key(*parts, *special), build)
     return Tokenizer.load(folder / "tokenizer.json")
-
-
-def _expect_special(tokenizer: Tokenizer, path: str, special: Sequence[str], tags: Mapping[str, bool]) -> None:
-    """Raise ConfigError if a tokenizer that was not learned for the run lacks its mask, sentinels or tags."""
-    learn = "write data.tokenizer=null to learn one"
-    if MASK in special and tokenizer.mask is None:
-        rule = f"has no mask token, which the objective reads at hidden positions: {path}"
-        raise ConfigError(Problem("data.tokenizer", rule, help=f"name a tokenizer with <mask> or [MASK], or {learn}"))
-    for tag, is_of_text in tags.items():
-        side = tokenizer.of("src") if is_of_text else tokenizer
-        own = side.special_ids
-        if side.ids.get(tag) not in own or (is_of_text and own.isdisjoint(side.encode(tag))):
-            rule = f"has no token {tag}, which is a tag of data.mix: {path}"
-            raise ConfigError(Problem("data.tokenizer", rule, help=f"leave the tag out, or {learn}"))
-    needed, known = sum(name != MASK for name in special), len(tokenizer.sentinels)
-    if known < needed:
-        rule = f"has {known} of the {needed} sentinels <extra_id_0>, <extra_id_1>, … of the objective: {path}"
-        help = f"write objective.sentinels={known}" if known else f"name a tokenizer of T5, or {learn}"
-        raise ConfigError(Problem("data.tokenizer", rule, help=help))
 
 
 def _samples(split: Split) -> int:

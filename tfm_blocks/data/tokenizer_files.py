@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -30,7 +30,7 @@ from tfm_blocks.data.published_tokenizer import (
     stored_text,
     without_code,
 )
-from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.data.tokenizer_format import LARGEST_OF_RUN, expect_small, is_learned, refusing_damage
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, RunError, cut, shown
@@ -102,6 +102,25 @@ def read_tokenizer(written: str | TokenizerPaths) -> Tokenizer:
         rule = f"{written.source} and {written.target} add different special tokens around a text"
         raise ConfigError(Problem(ADDRESS, rule, help="name two tokenizers of runs, or two files of the same kind"))
     return target.with_source(source)
+
+
+def expect_special(tokenizer: Tokenizer, path: str, special: Sequence[str], tags: Mapping[str, bool]) -> None:
+    """Raise ConfigError if a tokenizer that was not learned for the run lacks its mask, sentinels or tags."""
+    learn = "write data.tokenizer=null to learn one"
+    if MASK in special and tokenizer.mask is None:
+        rule = f"has no mask token, which the objective reads at hidden positions: {path}"
+        raise ConfigError(Problem(ADDRESS, rule, help=f"name a tokenizer with <mask> or [MASK], or {learn}"))
+    for tag, is_of_text in tags.items():
+        side = tokenizer.of("src") if is_of_text else tokenizer
+        own = side.special_ids
+        if side.ids.get(tag) not in own or (is_of_text and own.isdisjoint(side.encode(tag))):
+            rule = f"has no token {tag}, which is a tag of data.mix: {path}"
+            raise ConfigError(Problem(ADDRESS, rule, help=f"leave the tag out, or {learn}"))
+    needed, known = sum(name != MASK for name in special), len(tokenizer.sentinels)
+    if known < needed:
+        rule = f"has {known} of the {needed} sentinels <extra_id_0>, <extra_id_1>, … of the objective: {path}"
+        help = f"write objective.sentinels={known}" if known else f"name a tokenizer of T5, or {learn}"
+        raise ConfigError(Problem(ADDRESS, rule, help=help))
 
 
 def _read(written: str, address: str) -> Tokenizer:

@@ -19,6 +19,9 @@ import yaml
 
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.exchange.weights import Row, read_weight_table
+from tfm_blocks.language.arguments import Args, RawValue
+from tfm_blocks.language.repeat import selected_layers
+from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.expression import evaluate
 
 MISSING = object()
@@ -86,17 +89,6 @@ CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def selected_layers(text: Any, count: int) -> list[int]:
-    """Return the layers that a text of indices and slices selects. Raises ValueError for other text."""
-    layers: set[int] = set()
-    for word in str(text).split():
-        if ":" not in word and not -count <= int(word) < count:
-            raise ValueError(f"has the layer {word}, but the last is {count - 1}")
-        bounds = [int(bound) if bound else None for bound in word.split(":")]
-        layers.update(range(count)[slice(*bounds)] if ":" in word else {int(word) % count})
-    return sorted(layers)
-
-
 @dataclass(frozen=True)
 class ConfigRow:
     """A row of `config`, with the `keys` of config.json.
@@ -118,7 +110,7 @@ class ConfigRow:
             if self.missing is MISSING:
                 raise ValueError("is missing")
             value = _number(self.missing, knobs)
-            value = selected_layers(value, knobs["layers"]) if self.layers is not None else value
+            value = self._selected(value, knobs["layers"]) if self.layers is not None else value
         if self.layers is not None:
             return " ".join(map(str, self._indices(value, knobs["layers"])))
         if self.values:
@@ -133,7 +125,7 @@ class ConfigRow:
         if self.conversion:
             return CONVERSIONS[self.conversion][1](value)
         if self.layers is not None:
-            indices, count = selected_layers(value, knobs["layers"]), knobs["layers"]
+            indices, count = self._selected(value, knobs["layers"]), knobs["layers"]
             return [self.layers[index in indices] for index in range(count)] if self.layers else indices
         if not self.values:
             return value
@@ -141,6 +133,9 @@ class ConfigRow:
             if _number(knob_value, knobs) == value:
                 return name
         raise ValueError(f"has no value for {self.knob}: {_written(value)}")
+
+    def _selected(self, text: Any, count: int) -> list[int]:
+        return selected_layers(RawValue(text, (self.knob,)), Args(REGISTRY), count)
 
     def _indices(self, value: Any, count: int) -> list[int]:
         """Return the layers that config.json lists, by their indices or as the kind of each layer."""

@@ -118,9 +118,14 @@ def _layers_at(key: RawValue, args: Args, count: int) -> Sequence[int]:
     if raw is None:
         rule = f"{shown(key.value)} is not the index of a layer, and no arg"
         raise ArgumentError(key.path, rule, "0 is the first, -1 the last, '::2' every second; an arg may list several")
+    return selected_layers(raw, args, count)
+
+
+def selected_layers(raw: RawValue, args: Args, count: int) -> list[int]:
+    """Return the layers that a text of indices and slices selects. Raises ArgumentError."""
     words = str(raw.value).split()
     if wrong := [word for word in words if not LAYERS.fullmatch(word)]:
-        rule = f"{key.value} has {shown(wrong[0])}, which is not the index of a layer"
+        rule = f"{raw.path[-1]} has {shown(wrong[0])}, which is not the index of a layer"
         raise ArgumentError(raw.path, rule, 'write indices or slices with spaces between, such as "0 5::6"')
     return sorted({layer for word in words for layer in _selected(RawValue(word, raw.path), args, count)})
 

@@ -18,6 +18,7 @@ from tfm_blocks.network.graph import GENERATOR, Network
 from tfm_blocks.training.settings import RunSettings
 
 ADDRESS = f"objective.{GENERATOR}"
+NOT_DIVIDED = "is fsdp2, which cannot divide the embeddings that the model shares with its generator"
 
 
 def read_generator(generator: Mapping[str, Any], vocab: int) -> Spec:
@@ -46,8 +47,7 @@ def find_generator_problems(network: Network, replacer: Network, run: RunSetting
         help = "write model=electra_discriminator, or at the last node block: unembed, vocab: 2, first_id: 1"
         yield Problem(".".join(map(str, spec.sink.path)), rule, help=help)
     if run.trainer.strategy == "fsdp2":
-        rule = "is fsdp2, which cannot divide the embeddings that the model shares with its generator"
-        yield Problem("trainer.strategy", rule, help="write trainer.strategy=ddp")
+        yield Problem("trainer.strategy", NOT_DIVIDED, help="write trainer.strategy=ddp")
     if any(node.address.partition(".")[0] == GENERATOR for node in spec.nodes):
         rule = "is the name of a node, but with objective=replaced_token that of the generator"
         yield Problem(f"model.graph.{GENERATOR}", rule, help="give the node another name")

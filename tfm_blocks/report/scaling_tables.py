@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
@@ -251,6 +252,18 @@ def _extrapolated(ladder: Ladder, model: int) -> dict[str, Any] | None:
     return {"compute": compute, **_factor_record(ladder.with_trends.factor(model, compute))}
 
 
+def _draw_predictions(panel: Axes, smaller: LadderFit, points: Sequence[LadderPoint]) -> None:
+    """Draw what the smaller sizes predict for the largest size of each model, as open markers."""
+    options: dict[str, Any] = {"s": 22, "facecolors": "none"}
+    for model, name in enumerate(smaller.models):
+        largest = [rung[0] for rung in rungs(of_the_largest_size(points)) if rung[0].model == name]
+        predicted = [smaller.law.loss(one.parameters, one.tokens, model) for one in largest]
+        style = line_style(model)
+        options |= {"edgecolors": style["color"], "marker": style["marker"]}
+        panel.scatter([one.compute for one in largest], predicted, **options)
+    panel.scatter([], [], s=22, facecolors="none", edgecolors="0.4", label="predicted by smaller sizes")
+
+
 def draw_scaling(ladder: Ladder) -> Figure:
     """Draw the loss over compute on logarithmic axes: all results, and the lowest loss of the law with its 95 % band.
 
@@ -274,13 +287,8 @@ def draw_scaling(ladder: Ladder) -> Figure:
         panel.fill_between(computes, low, high, color=colour, alpha=0.15, linewidth=0)
         results = [point.compute for point in own], [point.loss for point in own]
         panel.scatter(*results, s=6, color=colour, marker=marker)
-        if not isinstance(ladder.smaller, str):
-            largest = [rung[0] for rung in rungs(of_the_largest_size(own))]
-            predicted = [ladder.smaller.law.loss(one.parameters, one.tokens, model) for one in largest]
-            computes_of_largest = [one.compute for one in largest]
-            panel.scatter(computes_of_largest, predicted, s=22, facecolors="none", edgecolors=colour, marker=marker)
     if not isinstance(ladder.smaller, str):
-        panel.scatter([], [], s=22, facecolors="none", edgecolors="0.4", label="predicted by smaller sizes")
+        _draw_predictions(panel, ladder.smaller, fit.points)
     panel.axvline(ladder.largest, color="0.6", linewidth=0.6)
     panel.set_xscale("log")
     panel.set_yscale("log")

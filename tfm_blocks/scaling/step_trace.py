@@ -15,13 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tfm_blocks.data.layout import Batch
-from tfm_blocks.data.objectives import (
-    NEXT_TOKEN,
-    DistilSettings,
-    MaskingSettings,
-    ObjectiveSettings,
-    ReplacedTokenSettings,
-)
+from tfm_blocks.data.objectives import NEXT_TOKEN, MaskingSettings, ObjectiveSettings, ReplacedTokenSettings
 from tfm_blocks.devices import CPU
 from tfm_blocks.language.spec import Axis, Spec
 from tfm_blocks.network.build import network_without_values
@@ -29,14 +23,7 @@ from tfm_blocks.network.call import Values
 from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import Network
 from tfm_blocks.scaling.kernels import KERNELS
-from tfm_blocks.training.objective import (
-    AHEAD,
-    DistilObjective,
-    Objective,
-    ReplacedTokenObjective,
-    SeveralTokensObjective,
-    Trunk,
-)
+from tfm_blocks.training.objective import AHEAD, Objective, SeveralTokensObjective, Trunk, make_objective
 from tfm_blocks.training.settings import LossSettings
 
 SMOOTHING = 0.1  # any value above 0 has the same cost
@@ -94,16 +81,11 @@ class PlannedObjective:
         return network, None
 
     def make_objective(self, network: Network, teacher: Network | None, trunk: Trunk) -> Objective:
-        """Return the objective, as training makes it."""
+        """Return the objective, as training makes it; a model with branches for later tokens trains them."""
         options = network, SMOOTHING, trunk, self.losses
-        if isinstance(self.objective, DistilSettings) and teacher is not None:
-            hidden, temperature = self.objective.hidden or {}, self.objective.temperature
-            return DistilObjective(*options, teacher=teacher, temperature=temperature, hidden=hidden)
-        if isinstance(self.objective, ReplacedTokenSettings):
-            return ReplacedTokenObjective(*options)
         if any(node.block == AHEAD for node in network.spec.nodes):
             return SeveralTokensObjective(*options)
-        return Objective(*options)
+        return make_objective(self.objective, *options, teacher)
 
 
 PLAIN_OBJECTIVE = PlannedObjective()

@@ -45,9 +45,9 @@ class Scorer(SplitScorer):
         self.documents = corpus.documents
         self.tokens.bytes = int(self.documents.bytes_D.sum()) if self.documents else 0
 
-    def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_B: Tensor) -> None:
+    def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_N: Tensor, row_B: Tensor) -> None:
         if self.documents is None:
-            super()._add_rows(batch, loss_N, nll_N, row_B)
+            super()._add_rows(batch, loss_N, nll_N, row_N, row_B)
             return
         is_end_BT = (batch.labels_BT == EOS).long()
         first_B = torch.from_numpy(self.documents.first_R).to(row_B.device)[row_B]

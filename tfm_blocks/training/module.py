@@ -26,7 +26,6 @@ from tfm_blocks.data.objectives import (
     LabelSettings,
     ObjectiveSettings,
     ReplacedTokenSettings,
-    SeveralTokensSettings,
 )
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
@@ -48,13 +47,7 @@ from tfm_blocks.training.labels import LabelObjective, LabelScorer, class_weight
 from tfm_blocks.training.loss import backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
-from tfm_blocks.training.objective import (
-    DistilObjective,
-    Objective,
-    ReplacedTokenObjective,
-    SeveralTokensObjective,
-    Trunk,
-)
+from tfm_blocks.training.objective import Objective, Trunk, make_objective
 from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.training.split_scorer import Generation, MaskedScorer, ReplacedScorer, SplitScorer
 from tfm_blocks.translation.settings import Search
@@ -102,19 +95,12 @@ class TrainingModule(LightningModule):
     def _make_objective(self, trunk: Trunk | None) -> Objective:
         settings, corpus = self.settings, self.prepared.train
         options = self.network, settings.label_smoothing, trunk, settings.losses
-        match settings.objective:
-            case LabelSettings() as label:
-                assert corpus.labels is not None, "objective=label needs data=labels"
-                return LabelObjective(*options, coder=corpus.labels, weights_C=class_weights(label, corpus))
-            case DistilSettings() as distil:
-                teacher = read_network(Path(distil.teacher))
-                hidden, temperature = distil.hidden or {}, distil.temperature
-                return DistilObjective(*options, teacher=teacher, temperature=temperature, hidden=hidden)
-            case ReplacedTokenSettings():
-                return ReplacedTokenObjective(*options)
-            case SeveralTokensSettings():
-                return SeveralTokensObjective(*options)
-        return Objective(*options)
+        if isinstance(label := settings.objective, LabelSettings):
+            assert corpus.labels is not None, "objective=label needs data=labels"
+            return LabelObjective(*options, coder=corpus.labels, weights_C=class_weights(label, corpus))
+        distil = settings.objective
+        teacher = read_network(Path(distil.teacher)) if isinstance(distil, DistilSettings) else None
+        return make_objective(settings.objective, *options, teacher)
 
     def _make_scorer(self) -> SplitScorer:
         data, prepared = self.settings.data, self.prepared

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tfm_blocks.data.layout import EOS, Batch
+from tfm_blocks.data.objectives import DistilSettings, ObjectiveSettings, ReplacedTokenSettings, SeveralTokensSettings
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import TAP, Network
@@ -267,3 +268,24 @@ class ReplacedTokenObjective(Objective):
         loss_BT = F.binary_cross_entropy_with_logits(logits_BT, replaced_BT.to(logits_BT), reduction="none")
         keep_BT = keep_BT & (batch.counts_B[:, None] > 0)  # an idle rank has no tokens
         return replaced_BT, keep_BT, loss_BT, logits_BT, losses
+
+
+def make_objective(
+    settings: ObjectiveSettings,
+    network: Network,
+    smoothing: float,
+    trunk: Trunk | None,
+    losses: LossSettings,
+    teacher: Network | None,
+) -> Objective:
+    """Return the objective of a config, with the `teacher` of objective=distil. Labels have another objective."""
+    options = network, smoothing, trunk, losses
+    match settings:
+        case DistilSettings(temperature=temperature, hidden=hidden):
+            assert teacher is not None, "objective=distil has a teacher"
+            return DistilObjective(*options, teacher=teacher, temperature=temperature, hidden=hidden or {})
+        case ReplacedTokenSettings():
+            return ReplacedTokenObjective(*options)
+        case SeveralTokensSettings():
+            return SeveralTokensObjective(*options)
+    return Objective(*options)

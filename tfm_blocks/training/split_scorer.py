@@ -95,12 +95,11 @@ class SplitScorer(nn.Module):
         row_B = torch.tensor(batch.rows, device=labels_N.device)
         row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
         self._sum(batch, loss_N, nll_N, best_N == labels_N)
-        self._add_rows(batch, loss_N, nll_N, row_B)
+        self._add_rows(batch, loss_N, nll_N, row_N, row_B)
         return Predictions(row_N, labels_N, best_N)
 
-    def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_B: Tensor) -> None:
-        """Add the losses of a batch to those of its rows."""
-        row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
+    def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_N: Tensor, row_B: Tensor) -> None:
+        """Add the losses of the predicted positions of a batch to the sums of its rows."""
         self.rows.update(loss_N, nll_N, row_N, batch.counts_B, row_B)
 
     def row_losses(self, corpus: Corpus) -> Losses:
