@@ -72,9 +72,11 @@ def test_no_part_of_a_run_is_silent_and_its_lines_stay_whole_and_in_order(
     parts = [
         "preparing the text", "building the model", "opening the loggers", "checking the memory",
         "step 1/2  validating", "step 2/2  validating", "testing", "scoring the translations",
+        "closing the loggers",
     ]  # fmt: skip
     assert order == [part for part in parts if part in order]
-    short = {"building the model", "opening the loggers", "scoring the translations"}  # may end before a line is due
+    # These may end before a line is due.
+    short = {"building the model", "opening the loggers", "scoring the translations", "closing the loggers"}
     assert set(parts) - short <= set(order)
     steps = [line for line in lines if re.fullmatch(r"step 1/2  loss .* s left", line)]
     assert steps, "while it trains, its pace"
