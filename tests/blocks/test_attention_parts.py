@@ -28,7 +28,7 @@ FACTORS = {
     "qk_norm_kind": [None, "head", "head_gains", "joint", "post_position"],
     "gate": [None, "sigmoid_gate", "headwise_gate"],
     "clip_qkv": [None, 0.5],
-    "bias": [True, False, "qkv", "out"],
+    "bias": [True, False, "qkv", "out", "except_keys"],
     "scores": ["softmax", "softcap", "sink"],
     "position": [None, "rotary", "alibi"],
     "kv_heads": [None, 2],
@@ -118,7 +118,11 @@ def heads_of(x_D, row, state, position):
     """Return queries, keys and values of one position; each query head has its own keys and values."""
     G, K = row["kv_heads"] or H, D // H
     V = row["d_value"] or K
-    qkv = state["qkv.weight"] @ x_D + state.get("qkv.bias", 0.0)
+    bias = state.get("qkv.bias", 0.0)
+    if row["bias"] == "except_keys":
+        of_queries, of_values = state["qkv.part_bias"].split((H * K, G * V))
+        bias = torch.cat((of_queries, torch.zeros(G * K).double(), of_values))
+    qkv = state["qkv.weight"] @ x_D + bias
     qkv = qkv.clamp(-row["clip_qkv"], row["clip_qkv"]) if row["clip_qkv"] else qkv
     q, k, v = qkv.split((H * K, G * K, G * V))
     gains = ((state.get(f"{one}_norm.weight", 1.0), state.get(f"{one}_gain", 1.0)) for one in "qk")

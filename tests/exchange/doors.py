@@ -104,6 +104,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 3},
     "stablelm": {**HALF, "use_qkv_bias": True},
     "t5gemma": {"encoder": GEMMA, "decoder": GEMMA, "decoder_start_token_id": 1},
+    "whisper": {**PAIRS, "max_target_positions": 48, "forced_eos_token_id": None, "begin_suppress_tokens": None},
     "xlm_roberta": ROBERTA,
 }  # fmt: skip
 

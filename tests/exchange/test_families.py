@@ -1,6 +1,7 @@
 """Families that are only doors: equal logits, equal greedy output, the same bytes back, and errors by key."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,7 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tfm_blocks as tfm
-from tests.exchange.doors import DOORS, door, sizes_of
+from tests.exchange.doors import DOORS, config_of, door, sizes_of
+from tests.exchange.published import write_tokenizer
 from tests.exchange.test_import import far_apart, files_of, logits_of_both, logits_of_encoders
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.vocabulary import OwnVocabulary
@@ -194,6 +196,33 @@ def test_a_mamba_2_with_bounded_steps_has_equal_logits(tmp_path, monkeypatch):
     theirs = door("mamba2", tmp_path / "theirs")
     import_folder(tmp_path / "theirs", tmp_path / "run")
     assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / "run"))) < 1e-5
+
+
+def test_whisper_with_an_encoder_has_the_logits_of_its_decoder_and_keeps_the_other_tensors(tmp_path):
+    torch.manual_seed(1)
+    whole = transformers.WhisperForConditionalGeneration(config_of("whisper")).eval()
+    whole.save_pretrained(tmp_path / "theirs")
+    write_tokenizer(tmp_path / "theirs")
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    theirs = transformers.WhisperForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / "run"))) < 1e-5
+    export_run(tmp_path / "run", tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
+
+
+def test_qwen3_next_keeps_all_tensors_of_further_tokens_which_transformers_ignores(tmp_path):
+    door("qwen3_next", tmp_path / "theirs")
+    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+    further = ["mtp.norm.weight", "mtp.fc.weight", "mtp.layers.0.mlp.experts.0.up_proj.weight"]
+    assert all(
+        re.match("|".join(transformers.Qwen3NextForCausalLM._keys_to_ignore_on_load_unexpected), name)
+        for name in further
+    )
+    stored = {**tensors, **dict.fromkeys(further, torch.ones(2))}
+    save_file({name: tensor.clone() for name, tensor in stored.items()}, tmp_path / "theirs" / "model.safetensors")
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "back")
+    assert load_file(tmp_path / "back" / "model.safetensors").keys() == stored.keys()
 
 
 HARMFUL = (

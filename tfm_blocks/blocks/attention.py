@@ -55,8 +55,8 @@ class Attention(MultiHead):
     2025, Hunyuan).
 
     Projections: `clip_qkv` clamps queries, keys and values to ± its value (MosaicML 2023, MPT; Groeneveld et al. 2024,
-    OLMo). `bias` adds biases to all projections, only to queries, keys and values (`qkv`, Bai et al. 2023, Qwen), or
-    only to the output projection (`out`).
+    OLMo). `bias` adds biases to all projections, only to queries, keys and values (`qkv`, Bai et al. 2023, Qwen),
+    only to the output projection (`out`), or to all but keys (`except_keys`, Radford et al. 2023, Whisper).
 
     Also known as: multi-head attention, MHA; grouped-query attention, GQA (`kv_heads` below `heads`); multi-query
     attention, MQA (`kv_heads: 1`); QK-norm (`qk_norm`); cross-attention (`kv`).

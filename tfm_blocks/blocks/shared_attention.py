@@ -99,8 +99,8 @@ class SharedAttention(ReadsHeads):
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
         w = self.widths
-        self.q = Linear(D, w.maps[0], bias=bias in (True, "qkv"), heads=(w.heads,))
-        self.out = Linear(w.heads * w.value, D, bias=bias in (True, "out"), depth_scaled=(0,))
+        self.q = Linear(D, w.maps[0], bias=bias not in (False, "out"), heads=(w.heads,))
+        self.out = Linear(w.heads * w.value, D, bias=bias not in (False, "qkv"), depth_scaled=(0,))
 
     def forward(  # type: ignore[override]
         self, x_BTD: Tensor, k_BTE: Tensor, v_BTF: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True
@@ -162,7 +162,7 @@ class ResidualAttention(ReadsHeads):
         self.products = M
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
-        self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias in (True, "out"), depth_scaled=(0,))
+        self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias not in (False, "qkv"), depth_scaled=(0,))
 
     def forward(  # type: ignore[override]
         self,

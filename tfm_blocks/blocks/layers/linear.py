@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -74,6 +74,28 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
         for part in torch.split(self.weight, self.parts) if name == "weight" else ():
             nn.init.xavier_uniform_(part, generator=generator)
+
+
+class PartlyBiased(Linear):
+    """x W^T + b, where one of the stacked maps, at the place `unbiased`, has no bias: x_NI -> y_NO."""
+
+    weight_roles: ClassVar = {"part_bias": "bias"}
+
+    def __init__(self, inputs: int, parts: Sequence[int], unbiased: int, **options: Any) -> None:
+        super().__init__(inputs, sum(parts), parts=parts, bias=False, **options)
+        self.unbiased = unbiased
+        self.part_bias = nn.Parameter(torch.empty(sum(parts) - parts[unbiased]))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        if name == "part_bias":
+            nn.init.zeros_(self.part_bias)
+        else:
+            super().initialise(name, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = sum(self.parts[: self.unbiased])
+        zeros = self.part_bias.new_zeros(self.parts[self.unbiased])
+        return super().forward(x) + torch.cat((self.part_bias[:first], zeros, self.part_bias[first:]))
 
 
 class LowRank(nn.Module):

@@ -26,7 +26,7 @@ from tfm_blocks.blocks.layers.dot_product import (
     split_widths,
     weighed_attention,
 )
-from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.linear import Linear, PartlyBiased
 from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Gate, Norm, Part, Position, Rate, Scores
@@ -47,7 +47,7 @@ def normalise(x_BHNK: Tensor, norm: nn.Module, gain_HK: Tensor | None, kind: QKN
 
 
 SOFTMAX = Part("softmax")
-Bias = Literal[True, False, "qkv", "out"]
+Bias = Literal[True, False, "qkv", "out", "except_keys"]
 Heads = tuple[Tensor, Tensor, Tensor, AttentionMask]
 
 
@@ -56,6 +56,14 @@ def make_part(part: Part, *sizes: int, **shared: Any) -> Any:
     arguments = REGISTRY.blocks[part.block].arguments
     known = {name: value for name, value in shared.items() if name in arguments}
     return REGISTRY.make(replace(part, arguments={**part.arguments, **known}), *sizes)
+
+
+def _stacked(inputs: int, maps: tuple[int, ...], bias: Bias, keys: int, heads: tuple[int, ...]) -> Linear:
+    """Return the stacked maps of keys, at the place `keys`, and of values and perhaps queries."""
+    options: dict[str, Any] = {"depth_scaled": (keys + 1,), "heads": heads}
+    if bias == "except_keys":
+        return PartlyBiased(inputs, maps, keys, **options)
+    return Linear(inputs, sum(maps), parts=maps, bias=bias in (True, "qkv"), **options)
 
 
 class DotProduct(nn.Module, ABC):
@@ -131,7 +139,7 @@ class MultiHead(DotProduct):
         self.clip_qkv = clip_qkv
         self._make_projections(D, E, bias)
         self._make_norms(qk_norm, qk_norm_kind)
-        shared = {"heads": widths.heads, "bias": bias in (True, "qkv")}
+        shared = {"heads": widths.heads, "bias": bias not in (False, "out")}
         self.gate = make_part(gate, D, widths.heads * widths.value, **shared) if gate else None
         self.out_norm: nn.Module | None = REGISTRY.make(out_norm, widths.heads * widths.value) if out_norm else None
         self.position: Any = make_part(position, widths.key, heads=widths.heads) if position else None
@@ -141,14 +149,14 @@ class MultiHead(DotProduct):
         self.biases = isinstance(self.position, BiasesScores)
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
-        maps, qkv_bias = self.widths.maps, bias in (True, "qkv")
+        maps, qkv_bias = self.widths.maps, bias not in (False, "out")
         heads = (self.widths.heads, self.widths.kv_heads, self.widths.kv_heads)
         if E is None:
-            self.qkv = Linear(D, sum(maps), parts=maps, bias=qkv_bias, depth_scaled=(2,), heads=heads)
+            self.qkv = _stacked(D, maps, bias, 1, heads)
         else:
             self.q = Linear(D, maps[0], bias=qkv_bias, heads=heads[:1])
-            self.kv = Linear(E, sum(maps[1:]), parts=maps[1:], bias=qkv_bias, depth_scaled=(1,), heads=heads[1:])
-        self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias in (True, "out"), depth_scaled=(0,))
+            self.kv = _stacked(E, maps[1:], bias, 0, heads[1:])
+        self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias not in (False, "qkv"), depth_scaled=(0,))
 
     def _make_norms(self, norm: Part | None, kind: QKNormKind) -> None:
         """Construct the norms of queries and keys, and the gains of each head if `kind` is `head_gains`."""
