@@ -125,7 +125,7 @@ def draw(measured: dict[str, Any]) -> None:
         dots.minorticks_off()
         dots.set_xticks(ticks := [SMALLEST, 1e-7, 1e-6, 1e-5], ["0", *(f"{tick:.0e}" for tick in ticks[1:])])
         dots.tick_params(axis="y", labelsize=5)
-        dots.set_title("Difference from the logits of transformers")
+        dots.set_title("Difference from transformers' logits")
         figure.savefig(FIGURE, metadata={"Date": None})
 
 
