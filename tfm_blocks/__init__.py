@@ -13,7 +13,8 @@ from tfm_blocks.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tfm_blocks.data.tokenizer import Tokenizer
-    from tfm_blocks.launch.python import Callbacks, Run
+    from tfm_blocks.launch.python import Run
+    from tfm_blocks.launch.rank import Callbacks
     from tfm_blocks.network.graph import Network
     from tfm_blocks.training.checkpoints import PreemptedError
     from tfm_blocks.training.non_finite import DivergedError
@@ -27,12 +28,7 @@ __all__ = [
 
 
 def build(
-    model: str,
-    *,
-    seed: int = 1,
-    plugins: Sequence[str] = (),
-    config_dir: str | Path | None = None,
-    **knobs: Any,
+    model: str, *, seed: int = 1, plugins: Sequence[str] = (), config_dir: str | Path | None = None, **knobs: Any
 ) -> Network:
     """Build the network of a model with its initial weights.
 

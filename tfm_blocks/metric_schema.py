@@ -6,7 +6,7 @@ All other modules read it. To add a metric, add a row here and the code that com
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -165,8 +165,6 @@ SPLIT_KEYS = (  # of val/ and test/
     Key("bleu/{corpus}", "BLEU of TEXTS of a corpus of `data.mix`, 0 to 100", "max", translated=True),
     Key("chrf/{corpus}", "chrF of TEXTS of a corpus of `data.mix`, 0 to 100", "max", translated=True),
 )
-
-
 ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
     Key(
         "accuracy",
@@ -180,11 +178,7 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
         labelled=True,
     ),
     Key(
-        "exact",
-        "fraction of answers that are correct as a whole, 0 to 1",
-        "max",
-        progress="exact {:.1%}",
-        answered=True,
+        "exact", "fraction of answers that are entirely correct, 0 to 1", "max", progress="exact {:.1%}", answered=True
     ),
     Key(
         "scaled_accuracy",
@@ -200,8 +194,6 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
         answered=True,
     ),
 )
-
-
 LABEL_KEYS = (  # of val/ and test/
     Key("f1", "F1 of a class, mean over classes, 0 to 1", "max", progress="F1 {:.3f}", best=True, labelled=True),
     Key("mcc", "Matthews' correlation of classes, -1 to 1", "max", progress="MCC {:.3f}", labelled=True),
@@ -223,11 +215,15 @@ def _of_split(split: str, texts: str) -> list[Key]:
     return [replace(key, name=f"{split}/{key.name}", unit=key.unit.replace("TEXTS", texts)) for key in keys]
 
 
+def _small_score(name: str, better: Literal["lower", "higher"], low: float = 0.0, high: float = 1.0) -> FinalScore:
+    """Return a logged value without an interval that is shown with four decimals."""
+    return FinalScore(name, "token", better, name, "{:.4f}", "{:+.4f}", "{:.4f}", low, high)
+
+
 VAL_KEYS = _of_split("val", "the first translations")
 TEST_KEYS = [replace(key, summary="last", best=False, chart=False) for key in _of_split("test", "all translations")]
-UNIT = "the same for answers of a length"
 TEST_KEYS += [
-    replace(key, name=f"{key.name}@{{length}}", unit=UNIT, progress="", headline=None)
+    replace(key, name=f"{key.name}@{{length}}", unit="the same for answers of a length", progress="", headline=None)
     for key in TEST_KEYS
     if key.answered
 ]
@@ -245,31 +241,10 @@ FINAL_SCORES = (
     FinalScore(
         "perplexity", "token", "lower", "perplexity", difference="{:+.4f}", cell="{:.2f}", low=1.0, high=math.inf
     ),
-    FinalScore(
-        BITS_PER_BYTE,
-        "token",
-        "lower",
-        key=BITS_PER_BYTE,
-        mean="{:.4f}",
-        difference="{:+.4f}",
-        cell="{:.4f}",
-        high=math.inf,
-    ),
-    FinalScore("f1", "token", "higher", key="f1", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}", high=1.0),
-    FinalScore(
-        "mcc", "token", "higher", key="mcc", mean="{:.4f}", difference="{:+.4f}", cell="{:.4f}", low=-1.0, high=1.0
-    ),
-    FinalScore(
-        "spearman",
-        "token",
-        "higher",
-        key="spearman",
-        mean="{:.4f}",
-        difference="{:+.4f}",
-        cell="{:.4f}",
-        low=-1.0,
-        high=1.0,
-    ),
+    _small_score(BITS_PER_BYTE, "lower", high=math.inf),
+    _small_score("f1", "higher"),
+    _small_score("mcc", "higher", low=-1.0),
+    _small_score("spearman", "higher", low=-1.0),
 )
 SOLVED_FROM = 90.0  # percent of scaled accuracy at which a seed solved its task; the share of seeds is a score
 SOLVED = FinalScore("solved", "solved", "higher", key="solved", cell="{:.0f}")
@@ -319,14 +294,13 @@ def columns(
     absent = {"translated": answered or labelled, "answered": not answered, "labelled": not labelled}
     absent["documented"] = not documented
     suffixes = {"": [""], "node}": nodes, "corpus}": corpora}
-    names = (key.name.partition("{") for key in METRIC_KEYS if _is_measured(key, absent))
-    return [head + suffix for head, _, kind in names for suffix in suffixes.get(kind, groups)]
-
-
-def _is_measured(key: Key, absent: Mapping[str, bool]) -> bool:
-    """Return True for a key that every run has, or that requires a kind of run that is not absent."""
-    required = [kind for kind in absent if getattr(key, kind)]
-    return not required or not all(absent[kind] for kind in required)
+    names: list[str] = []
+    for key in METRIC_KEYS:
+        required = [absent[kind] for kind in absent if getattr(key, kind)]
+        if not required or not all(required):
+            head, _, kind = key.name.partition("{")
+            names += [head + suffix for suffix in suffixes.get(kind, groups)]
+    return names
 
 
 def find_key(name: str) -> Key:

@@ -37,7 +37,8 @@ from tfm_blocks.data.objectives import (
     SpanCorruptionSettings,
     Ul2Settings,
 )
-from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
+from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.data.vocabulary import sentinel
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.memory_check import smallest_cap
 

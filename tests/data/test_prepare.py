@@ -13,7 +13,8 @@ import yaml
 from tests.data.conftest import read_data
 from tfm_blocks.data import prepare as prepare_module
 from tfm_blocks.data.prepare import prepare
-from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
+from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.data.vocabulary import sentinel
 from tfm_blocks.errors import ConfigError, DataError
 
 MULTI30K = os.environ.get("TFM_BLOCKS_MULTI30K")

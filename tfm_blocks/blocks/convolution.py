@@ -10,13 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.state import (
-    SlidingKernel,
-    apply_order,
-    convolve_channels,
-    reading_order,
-    restore_order,
-)
+from tfm_blocks.blocks.layers.state import SlidingKernel, apply_order, convolve_channels, reading_order, restore_order
 from tfm_blocks.registry.blocks import block
 
 

@@ -21,13 +21,17 @@ class ReadsHeads(MultiHead):
     """Attention to queries, keys and values that `read` makes of x and of the other ports."""
 
     @abstractmethod
-    def read(self, x_BTD: Tensor, span_T: Span, **ports: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q_BHTK and k_BGTK, normalised and with positions, and v_BGTK."""
+    def read(self, x_BTD: Tensor, span_T: Span, *inputs: Any, **ports: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q_BHTK and k_BGTK, normalised and with positions, and v_BGTK; `ports` are inputs by name."""
 
-    def from_start(self, x_BTD: Tensor, masks: AttentionMask, **ports: Any) -> Heads:
+    def prepare(self, x_BTD: Tensor, *inputs: Any, keep_BT: Tensor, right_padded_T: bool = True, **ports: Any) -> Heads:  # type: ignore[override]
+        masks = sequence_mask(keep_BT, causal=self.causal, right_padded=right_padded_T)
+        return self.from_start(x_BTD, masks, *inputs, **ports)
+
+    def from_start(self, x_BTD: Tensor, masks: AttentionMask, *inputs: Any, **ports: Any) -> Heads:
         """Return the heads of a sequence from its first position on."""
         span_T = Span(0, x_BTD.shape[1])
-        return *self.read(x_BTD, span_T, **ports), self.with_positions(span_T, span_T, None, masks)
+        return *self.read(x_BTD, span_T, *inputs, **ports), self.with_positions(span_T, span_T, None, masks)
 
     def start(self, *, room: CacheShape) -> State:  # type: ignore[override]
         return State(caches=self.caches(room))
@@ -108,13 +112,7 @@ class SharedAttention(ReadsHeads):
         heads = self.prepare(x_BTD, k_BTE, v_BTF, keep_BT=keep_BT, right_padded_T=right_padded_T)
         return self.finish(self.attend(*heads), x_BTD)
 
-    def prepare(  # type: ignore[override]
-        self, x_BTD: Tensor, k_BTE: Tensor, v_BTF: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True
-    ) -> Heads:
-        masks = sequence_mask(keep_BT, causal=self.causal, right_padded=right_padded_T)
-        return self.from_start(x_BTD, masks, k_BTE=k_BTE, v_BTF=v_BTF)
-
-    def read(self, x_BTD: Tensor, span_T: Span, *, k_BTE: Tensor, v_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def read(self, x_BTD: Tensor, span_T: Span, k_BTE: Tensor, v_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         groups = self.widths.kv_heads
         (k_BGTK,), (v_BGTK,) = split_heads(k_BTE, groups, 1), split_heads(v_BTF, groups, 1)
         return self.own_queries(x_BTD, span_T), self.keys(k_BGTK, span_T), v_BGTK
@@ -178,24 +176,11 @@ class ResidualAttention(ReadsHeads):
             self.attend(*self.prepare(x_BTD, q, k, v_BTF, keep_BT=keep_BT, right_padded_T=right_padded_T)), x_BTD
         )
 
-    def prepare(  # type: ignore[override]
-        self,
-        x_BTD: Tensor,
-        q: list[Tensor],
-        k: list[Tensor],
-        v_BTF: Tensor,
-        *,
-        keep_BT: Tensor,
-        right_padded_T: bool = True,
-    ) -> Heads:
+    def read(  # type: ignore[override]
+        self, x_BTD: Tensor, span_T: Span, q: list[Tensor], k: list[Tensor], v_BTF: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if len(q) != len(k):
             raise ValueError(f"each q has a k, but there are {len(q)} of q and {len(k)} of k")
-        masks = sequence_mask(keep_BT, causal=self.causal, right_padded=right_padded_T)
-        return self.from_start(x_BTD, masks, q=q, k=k, v_BTF=v_BTF)
-
-    def read(  # type: ignore[override]
-        self, x_BTD: Tensor, span_T: Span, *, q: list[Tensor], k: list[Tensor], v_BTF: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
         heads = self.widths.heads
         q_BHTX = torch.cat([self.queries(split_heads(q_BTE, heads, 1)[0], span_T) for q_BTE in q], 3)
         k_BHTX = torch.cat([self.keys(split_heads(k_BTE, heads, 1)[0], span_T) for k_BTE in k], 3)

@@ -43,15 +43,12 @@ class WatchedPage:
             stamps = self._stamps()
             if stamps != self.stamps:
                 self.stamps = stamps
-                self._check()
-
-    def _check(self) -> None:
-        try:
-            self._accept(self.read())
-        except TfmError as error:
-            self.problems = error.problems
-        except Exception as error:  # an editor replaces the file, or a plug-in fails
-            self.problems = (Problem("", f"{type(error).__name__}: {error}"),)
+                try:
+                    self._accept(self.read())
+                except TfmError as error:
+                    self.problems = error.problems
+                except Exception as error:  # an editor replaces the file, or a plug-in fails
+                    self.problems = (Problem("", f"{type(error).__name__}: {error}"),)
 
     def _accept(self, models: Sequence[ViewedModel]) -> None:
         html = render_view(models, str(self.version + 1))

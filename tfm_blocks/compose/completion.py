@@ -32,7 +32,9 @@ def complete_override(prefix: str, overrides: Sequence[str], config_dir: Path | 
     folders = config_folders(config_dir)
     name, equals, value = prefix.partition("=")
     if not equals:
-        return _keys(prefix, overrides, folders)
+        if prefix.startswith("model."):
+            return _up_to_dots(prefix, list_model_keys(_model(overrides, folders)))
+        return _up_to_dots(prefix, {*_addresses(_config(overrides, folders)), *list_groups(folders)})
     done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a sweep a,b or a list [a,b]
     known = [*list_options(name, folders), *(["null"] if name in GLOBAL_GROUPS else [])]
     known = known or list_names(name, _model(overrides, folders))
@@ -41,13 +43,6 @@ def complete_override(prefix: str, overrides: Sequence[str], config_dir: Path | 
 
 def list_models(config_dir: Path | None) -> list[str]:
     return list(list_options("model", config_folders(config_dir)))
-
-
-def _keys(prefix: str, overrides: Sequence[str], folders: list[Path]) -> list[str]:
-    """Return keys up to their next dot, or whole keys if they share one beginning."""
-    if prefix.startswith("model."):
-        return _up_to_dots(prefix, list_model_keys(_model(overrides, folders)))
-    return _up_to_dots(prefix, {*_addresses(_config(overrides, folders)), *list_groups(folders)})
 
 
 def _up_to_dots(prefix: str, written: Iterable[str]) -> list[str]:

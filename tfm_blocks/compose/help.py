@@ -14,13 +14,7 @@ from omegaconf import OmegaConf
 from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
 from tfm_blocks.compose.composition import Composer
-from tfm_blocks.compose.folders import (
-    CONF,
-    chosen_files,
-    list_groups,
-    list_options,
-    model_chain,
-)
+from tfm_blocks.compose.folders import CONF, chosen_files, list_groups, list_options, model_chain
 from tfm_blocks.compose.overrides import first_of_sweep
 from tfm_blocks.errors import LONGEST_VALUE, cut
 from tfm_blocks.language.files import YamlFile, read_yaml_file
@@ -71,10 +65,7 @@ def help_text(request: Request, program: str) -> str:
     del keys["hydra"]
     files = [f"  {file.shown}" for file, _ in _files(config.hydra.runtime.choices, folders)]
     return TEXT.format(
-        program=program,
-        groups="\n".join(groups),
-        files="\n".join(files),
-        keys="\n".join(_lines(keys, (), comments)),
+        program=program, groups="\n".join(groups), files="\n".join(files), keys="\n".join(_lines(keys, (), comments))
     )
 
 

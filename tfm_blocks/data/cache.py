@@ -51,29 +51,26 @@ def find_or_build(folder: Path, build: Callable[[Path], None]) -> Path:
         for number in range(TRIES):
             candidate = folder.with_name(f"{folder.name}-{number}")
             if not candidate.exists():
-                _build_and_rename(candidate, build)
+                candidate.parent.mkdir(parents=True, exist_ok=True)
+                temporary = candidate.with_name(f".building-{uuid4().hex}")
+                temporary.mkdir()  # with the permissions of a new folder, because a cache may be shared
+                try:
+                    build(temporary)
+                    files = sorted(temporary.iterdir())
+                    sums = {path.name: [*_size_and_time(path), file_digest(path)] for path in files}
+                    (temporary / SUMS).write_text(json.dumps(sums))
+                    temporary.rename(candidate)
+                except OSError:
+                    if not candidate.exists():  # otherwise another process was first
+                        raise
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
             if _is_undamaged(candidate):
                 return candidate
     except OSError as error:
         rule = f"the cache {folder.parent} cannot be used: {error.strerror}"
         raise ConfigError(Problem("data.cache", rule, help=HELP)) from None
     raise ConfigError(Problem("data.cache", f"{TRIES} copies of {folder} are damaged", help=HELP))
-
-
-def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".building-{uuid4().hex}")
-    temporary.mkdir()  # with the permissions of a new folder, because a cache may be shared
-    try:
-        build(temporary)
-        sums = {path.name: [*_size_and_time(path), file_digest(path)] for path in sorted(temporary.iterdir())}
-        (temporary / SUMS).write_text(json.dumps(sums))
-        temporary.rename(folder)
-    except OSError:
-        if not folder.exists():  # otherwise another process was first
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_undamaged(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -94,13 +95,12 @@ def write_corpus(
 ) -> None:
     """Encode rows of text into `folder`, in chunks, each column after its tag.
 
-    With `max_length`, rows that `RowFilter` refuses are skipped and counted. Without it, as for held-out
-    text, every row is kept; columns are truncated to LONGEST tokens, and the truncated rows counted. The text of these
-    rows is stored too if the tokenizer is not lossless, because scores compare outputs with the original text.
+    With `max_length`, rows that `RowFilter` refuses are skipped and counted. Without it, as for held-out text, every
+    row is kept; columns are truncated to LONGEST tokens, and the truncated rows counted. The text of these rows is
+    stored too if the tokenizer is not lossless, because scores compare outputs with the original text.
     """
-    counts = {"blank": 0, "long": 0, "cut": 0}
-    row_filter = None if max_length is None else RowFilter(columns, max_length, clean)
-    lines: dict[str, list[str]] = {column: [] for column in columns}
+    counts, lines = Counter(blank=0, long=0, cut=0), {column: list[str]() for column in columns}
+    row_filter, limit = (RowFilter(columns, max_length, clean), max_length) if max_length else (None, LONGEST)
     shown = {column: f"{tag} " for column, tag in tags.items() if column != TARGET}  # tags that are part of the text
     hidden = {column: [tokenizer.ids[tag]] for column, tag in tags.items() if column == TARGET}
     lossless = all(tokenizer.of(column).lossless for column in columns)
@@ -113,30 +113,21 @@ def write_corpus(
         for chunk in _chunks(rows, lambda texts: sum(map(len, texts))):
             encoded = [encode(*column) for column in zip(columns, zip(*chunk, strict=True), strict=True)]
             for texts, ids in zip(chunk, zip(*encoded, strict=True), strict=True):
-                if row_filter is None:
-                    counts["cut"] += max(map(len, ids)) > LONGEST
-                    yield from (column_ids[:LONGEST] for column_ids in ids)
-                    for column, text, column_ids in () if lossless else zip(columns, texts, ids, strict=True):
-                        text = shown.get(column, "") + text
-                        lines[column].append(_encoded_part(text, column_ids, tokenizer.of(column)))
-                elif reason := row_filter.reason(texts, ids):
-                    counts[reason] = counts.get(reason, 0) + 1
-                else:
-                    yield from ids
+                if row_filter and (reason := row_filter.reason(texts, ids)):
+                    counts[reason] += 1
+                    continue
+                counts["cut"] += max(map(len, ids)) > limit
+                yield from (column_ids[:limit] for column_ids in ids)
+                for column, text, column_ids in () if lossless or row_filter else zip(columns, texts, ids, strict=True):
+                    text = shown.get(column, "") + text
+                    lines[column].append(_encoded_part(text, column_ids, tokenizer.of(column)))
 
-    _write(folder, columns, encoded_rows(), tokenizer, counts)
-    _write_text(folder, lines)
+    _write(folder, columns, encoded_rows(), tokenizer, counts, lines=lines)
 
 
 def _encoded_part(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """Return a text without what follows its first LONGEST tokens."""
     return tokenizer.decode(ids[:LONGEST]) if len(ids) > LONGEST else text
-
-
-def _write_text(folder: Path, lines: Mapping[str, Sequence[str]]) -> None:
-    """Write the text of each column, if it is stored besides the tokens."""
-    if any(lines.values()):
-        (folder / TEXT).write_text(json.dumps(lines), "utf-8")
 
 
 def write_labelled(
@@ -154,7 +145,7 @@ def write_labelled(
 
     The labels of words are expected at the first token of each word.
     """
-    counts = {"blank": 0, "long": 0, "cut": 0}
+    counts = Counter(blank=0, long=0, cut=0)
     source, target = columns.index("src"), columns.index(TARGET)
     row_filter = None if max_length is None else RowFilter(columns, max_length, clean)
     lines: dict[str, list[str]] = {column: [] for column in columns}
@@ -165,7 +156,7 @@ def write_labelled(
         ):
             reason = row_filter.reason(texts, [read, read]) if row_filter else ""
             if reason:
-                counts[reason] = counts.get(reason, 0) + 1
+                counts[reason] += 1
                 continue
             counts["cut"] += len(read) > LONGEST
             kept = sum(place < LONGEST for place in places)
@@ -178,8 +169,7 @@ def write_labelled(
                     lines[column].append(text)
 
     stored = [*columns, *([POSITIONS] if labels.predict == "words" else [])]
-    _write(folder, stored, encoded_rows(), tokenizer, counts)
-    _write_text(folder, lines)
+    _write(folder, stored, encoded_rows(), tokenizer, counts, lines=lines)
 
 
 def _labelled(
@@ -234,7 +224,7 @@ def write_packed(
     Blank documents are skipped and counted; the last row may be shorter. A row that begins with the bos of a published
     tokenizer loses it, because bos precedes every row.
     """
-    counts = {"blank": 0, "long": 0, "cut": 0}
+    counts = Counter(blank=0, long=0, cut=0)
     before, writer = "".join(f"{tag} " for tag in tags.values()), DocumentWriter()
 
     def packed() -> Iterator[Sequence[int]]:
@@ -283,7 +273,7 @@ def write_examples(folder: Path, examples: Iterable[Example], tokenizer: Tokeniz
                 yield list(example.positions)
 
     columns = ["src", TARGET, *([] if first.positions is None else [POSITIONS])]
-    _write(folder, columns, sequences(), tokenizer, {"blank": 0, "long": 0, "cut": 0})
+    _write(folder, columns, sequences(), tokenizer, Counter(blank=0, long=0, cut=0))
 
 
 def _write(
@@ -291,9 +281,11 @@ def _write(
     columns: Sequence[str],
     sequences: Iterator[Sequence[int]],
     tokenizer: Tokenizer,
-    counts: dict[str, int],
+    counts: Counter[str],
     documents: DocumentWriter | None = None,
+    lines: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
+    """Write the ids of each column, and the lines of text that are stored besides them."""
     by_column = list(map(tokenizer.of, columns))
     dtype = np.uint16 if max(one.size for one in by_column) <= 1 << 16 else np.uint32
     unknown_C, rows = np.zeros(len(columns), np.int64), 0
@@ -312,3 +304,5 @@ def _write(
     about = {"columns": columns, "dtype": np.dtype(dtype).name, "skipped": counts, "cut": cut, "unknown": unknown}
     about["documents"] = documents.write(folder) if documents else ""
     (folder / "about.json").write_text(json.dumps(about))
+    if any(lines.values()):
+        (folder / TEXT).write_text(json.dumps(lines), "utf-8")

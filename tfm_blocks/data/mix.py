@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -65,7 +65,10 @@ class Mix(Corpus):
         return bool(self.counts_P)
 
     def read(self, seed: int, epoch: int) -> Mix:
-        reads = [_reads(len(corpus), count, seed, epoch, part) for part, (corpus, count) in enumerate(self._counted())]
+        reads = [
+            _reads(len(corpus), count, seed, epoch, part)
+            for part, (corpus, count) in enumerate(zip(self._corpora, self.counts_P, strict=True))
+        ]
         rows_N = np.concatenate([first + rows for first, (rows, _) in zip(self._firsts_P, reads, strict=True)])
         return Mix(self.parts, self.counts_P, rows_N, np.concatenate([copies for _, copies in reads]))
 
@@ -73,9 +76,6 @@ class Mix(Corpus):
     def documents(self) -> Documents | None:
         parts = [corpus.documents for corpus in self._corpora]
         return Documents.join([part for part in parts if part], self._rows_N) if all(parts) else None
-
-    def _counted(self) -> Iterable[tuple[Corpus, int]]:
-        return zip(self._corpora, self.counts_P, strict=True)
 
     def originals(self, rows: Sequence[int] | Ints) -> Ints:
         originals_N: Ints = self._rows_N[np.asarray(rows)]

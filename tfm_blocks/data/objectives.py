@@ -11,7 +11,8 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
 from tfm_blocks.data.noise import Bools, Diffusion, Masking, Noise
 from tfm_blocks.data.pair_noise import DenoiserMixture, Denoising, PairNoise, Prefix, SpanCorruption
-from tfm_blocks.data.tokenizer import MASK, Tokenizer, sentinel
+from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.data.vocabulary import sentinel
 from tfm_blocks.errors import ConfigError
 
 Rate = Annotated[float, Field(gt=0, lt=1)]

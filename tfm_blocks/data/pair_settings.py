@@ -9,22 +9,13 @@ from typing import Annotated, Literal
 
 from babel import Locale, UnknownLocaleError
 from babel.dates import tokenize_pattern
-from pydantic import (
-    AfterValidator,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
 from tfm_blocks.errors import shown
 
 CASES = {"upper": str.upper, "lower": str.lower}
-FIELDS = {
-    "day": {"d", "dd"},
-    "month by name": {"MMM", "MMMM", "LLL", "LLLL"},
-    "year of four digits": {"y", "yyyy"},
-}
+FIELDS = {"day": {"d", "dd"}, "month by name": {"MMM", "MMMM", "LLL", "LLLL"}, "year of four digits": {"y", "yyyy"}}
 WEEKDAYS = {"E", "EE", "EEE", "EEEE", "ccc", "cccc"}
 
 

@@ -88,28 +88,32 @@ def prepare(
     for name in splits:
         for part, encoded in by_split[name].items():
             tell(_report(name, encoded, settings, part, mix.get(part)))
-    if mix:
-        tell("\n".join(_reads(corpora["train"])))
-    for line in _vocabulary_lines(tokenizer, settings, vocab, source_vocab):
+    for line in _summary(corpora, tokenizer, settings, vocab, source_vocab):
         tell(line)
-    for name, corpus in corpora.items():
-        for column, unknown in corpus.unknown.items():
-            tokens = int(corpus.lengths_N(column).sum(dtype=np.int64))
-            if warning := unknown_warning(f"the {column} text of {name}", tokens, unknown):
-                tell(f"warning: {warning}")
     return Prepared(tokenizer=tokenizer, **corpora)
 
 
-def _vocabulary_lines(
-    tokenizer: Tokenizer, settings: LinesSettings, vocab: int, source_vocab: int | None
+def _summary(
+    corpora: Mapping[str, Corpus], tokenizer: Tokenizer, settings: LinesSettings, vocab: int, source_vocab: int | None
 ) -> Iterator[str]:
-    """Yield the size of each vocabulary, and the requested size if fewer subwords were learned."""
+    """Yield how an epoch reads a mix, the size of each vocabulary, and warnings of unknown tokens."""
+    if isinstance(mix := corpora["train"], Mix):
+        yield "\n".join(
+            f"data: an epoch reads {count:,} rows of {name} ({count / len(mix):.1%} of {len(mix):,}), "
+            f"each {count / len(part):.2f} times"
+            for (name, part), count in zip(mix.parts.items(), mix.counts_P, strict=True)
+        )
     sides = {"": (tokenizer, vocab)}
     if tokenizer.source:
         sides = {" for sources": (tokenizer.source, source_vocab or 0), " for the target": (tokenizer, vocab)}
     for side, (one, most) in sides.items():
         requested = f", {most:,} requested" if one.size < most and not settings.tokenizer else ""
         yield f"data: vocabulary of {one.size:,} subwords{side}{requested}"
+    for name, corpus in corpora.items():
+        for column, unknown in corpus.unknown.items():
+            tokens = int(corpus.lengths_N(column).sum(dtype=np.int64))
+            if warning := unknown_warning(f"the {column} text of {name}", tokens, unknown):
+                yield f"warning: {warning}"
 
 
 def vocabulary_sizes(
@@ -183,14 +187,6 @@ def _dropout(cache: Path, corpora: Iterable[Corpus], tokenizer: Tokenizer, setti
         key = cache_key("words", FORMAT, corpus.sha256, tokenizer.stored)
         corpus.words = find_or_build(cache / "corpora" / key, partial(write_words, corpus=corpus)) / WORDS
     return SubwordDropout(tokenizer=tokenizer, rate=settings.bpe_dropout, max_length=settings.max_length)
-
-
-def _reads(mix: Corpus) -> Iterator[str]:
-    """Yield a line for each corpus of a mix: how many rows an epoch reads of it."""
-    assert isinstance(mix, Mix)
-    for (name, part), count in zip(mix.parts.items(), mix.counts_P, strict=True):
-        share = f"{count / len(mix):.1%} of {len(mix):,}"
-        yield f"data: an epoch reads {count:,} rows of {name} ({share}), each {count / len(part):.2f} times"
 
 
 def _tags_of(part: MixedCorpus | None, columns: Sequence[str]) -> Tags:

@@ -165,9 +165,6 @@ class PublishedTokenizer(Tokenizer):
         id = next((self.names[name] for name in (*named, *MASKS) if name in self.names), None)
         return self.vocabulary.to_here([id])[0] if id is not None and id in self.published_special else None
 
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
-
     def encode_masked(self, text: str) -> list[int]:
         assert self.mask is not None, "the tokenizer has a mask"
         return self.encode(text.replace(MASK, self.piece(self.mask)))

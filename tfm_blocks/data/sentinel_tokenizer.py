@@ -8,7 +8,8 @@ from functools import cached_property
 from tokenizers import Tokenizer as Pieces
 
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
-from tfm_blocks.data.tokenizer import Tokenizer, sentinel
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import sentinel
 
 
 class SentinelTokenizer(Tokenizer):
@@ -21,11 +22,8 @@ class SentinelTokenizer(Tokenizer):
     def _marks(self) -> dict[str, int]:
         return {sentinel(number): id for number, id in enumerate(self.sentinels)}
 
-    def encode(self, text: str) -> list[int]:
-        return self.encode_marked(text, self._marks)
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return list(map(self.encode, texts))
+        return [self.encode_marked(text, self._marks) for text in texts]
 
     def _decode(self, ids: Sequence[int]) -> str:
         names = {id: name for name, id in self._marks.items()}

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Pieces
 
 from tfm_blocks.data.tokenizer_format import LARGEST_OF_RUN, expect_small, has_known_settings, refusing_damage
 from tfm_blocks.data.vocabulary import MASK as MASK
-from tfm_blocks.data.vocabulary import SENTINEL, Conventions
+from tfm_blocks.data.vocabulary import SENTINEL, Conventions, sentinel
 from tfm_blocks.data.vocabulary import SPECIAL as SPECIAL
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
@@ -85,18 +85,13 @@ class Tokenizer:
         bounded = pre_tokenizers.Split(Regex(f".{{{LONGEST}}}"), "isolated")
         pieces.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
         sentinels = list(filter(SENTINEL.fullmatch, special))
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab - len(sentinels) - len(tags),
-            min_frequency=2,
-            special_tokens=[*SPECIAL, *(name for name in special if name not in sentinels)],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        pieces.train_from_iterator(lines, trainer)
+        first, size = [name for name in special if name not in sentinels], vocab - len(sentinels) - len(tags)
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        options = {"special_tokens": [*SPECIAL, *first], "initial_alphabet": alphabet, "show_progress": False}
+        pieces.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, min_frequency=2, **options))
         pieces.pre_tokenizer = words
         _add_tags(pieces, tags, add_prefix_space)
         pieces.add_special_tokens(sentinels[::-1])
-        del trainer
         _return_freed_memory()
         return cls(pieces)
 
@@ -185,7 +180,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without the bos and the eos that `conventions` adds."""
-        return Tokenizer.encode_batch(self, [text])[0]
+        return self.encode_batch([text])[0]
 
     def encode_masked(self, text: str) -> list[int]:
         """Return the ids of a text in which MASK stands for a hidden token."""
@@ -195,7 +190,8 @@ class Tokenizer:
     def encode_marked(self, text: str, marks: Mapping[str, int]) -> list[int]:
         """Return the ids of a text in which the names of `marks` stand for their ids, with the space before them."""
         first, *rest = re.split(f"({'|'.join(map(re.escape, marks))})", text)
-        ids = Tokenizer.encode(self, first.removesuffix(" ") if rest else first) if first.strip() or not rest else []
+        head = first.removesuffix(" ") if rest else first
+        ids = self._encode_unmarked([head])[0] if head.strip() or not rest else []
         for place in range(0, len(rest), 2):
             part = rest[place + 1]
             part = part.removesuffix(" ") if place + 2 < len(rest) else part
@@ -238,6 +234,10 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, on all cores."""
+        return self._encode_unmarked(texts)
+
+    def _encode_unmarked(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode each text, of which no part stands for a special token except a tag at its beginning."""
         tags, rests = self._split_tags(texts)
         rows = self._plain.encode_batch_fast(rests)
         return [[*tag, *encoding.ids] for tag, encoding in zip(tags, rows, strict=True)]
@@ -318,11 +318,6 @@ class Tokenizer:
         return cls(pieces)
 
 
-def sentinel(number: int) -> str:
-    """Return the name of the token that stands for a span."""
-    return f"<extra_id_{number}>"
-
-
 def unknown_warning(place: str, tokens: int, unknown: int) -> str:
     """Return a warning if more than MOST_UNKNOWN of the tokens of a text are unknown, else ''."""
     share = f"{100 * unknown / max(tokens, 1):.1f} % of the tokens of {place} are <unk>"
@@ -350,7 +345,5 @@ def _add_tags(pieces: Pieces, tags: Mapping[str, bool], add_prefix_space: bool) 
 
 def _return_freed_memory() -> None:
     """Return freed memory to the system; glibc would keep the 0.7 GB of training on a million pairs."""
-    if os.name == "posix":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    if os.name == "posix" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)

@@ -16,6 +16,11 @@ BOS, EOS = 1, 2
 OTHERS = 3  # the first id after padding, begin and end
 
 
+def sentinel(number: int) -> str:
+    """Return the name of the token that stands for a span."""
+    return f"<extra_id_{number}>"
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """A published vocabulary of `size` ids, with the ids that begin and end a sequence.

@@ -115,7 +115,12 @@ class _Reader:
             key = next((key for key in row.keys if self.flat.get(key) is not None), None)
             try:
                 value = row.to_knob(self.flat[key] if key else MISSING, knobs)
-                _expect_kind(value, defaults[row.knob])
+                default = defaults[row.knob]
+                numeric = type(default) in (int, float)
+                if numeric and type(value) not in (int, float):
+                    raise ValueError(f"must be a number, but is {shown(value)}")
+                if type(default) is int and (type(value) is not int or not 0 < value < LARGEST):
+                    raise ValueError(f"must be a whole number from 1 to {LARGEST - 1}, but is {shown(value)}")
                 if row.knob in ("layers", "experts") and value > tensors:
                     raise ValueError(f"is {value}, but there are only {tensors} tensors")
                 if knobs.setdefault(row.knob, value) != value:
@@ -151,7 +156,10 @@ class _Reader:
             if _differs(self.flat, key, self.family):
                 fixed, value = shown(self.family.fixed[key]), shown(self.flat[key])
                 self.problems.append((key, f"must be {fixed} for our blocks, but is {value}", OTHER))
-        self._expect_period()
+        kinds, period = self.family.fixed.get("layer_types", ()), self.flat.get(PERIOD)
+        is_read = PERIOD in self.family.unused and period is not None and self.flat.get("layer_types") is None
+        if is_read and period != len(kinds):
+            self.problems.append((PERIOD, f"must be {len(kinds)} for our blocks, but is {shown(period)}", OTHER))
         known = {*self.family.fixed, *self.family.unused, *self.family.start}
         known |= {key for row in self.rows for key in row.keys}
         for key, value in self.flat.items():
@@ -161,13 +169,6 @@ class _Reader:
                 help = DEQUANTIZE if first == QUANTIZATION else DELETE
                 self.problems.append((key, f"has no counterpart in our blocks: {shown(value)}", help))
 
-    def _expect_period(self) -> None:
-        """Add a problem if the kinds of layers are missing, and their period is not the family's."""
-        kinds, period = self.family.fixed.get("layer_types", ()), self.flat.get(PERIOD)
-        is_read = PERIOD in self.family.unused and period is not None and self.flat.get("layer_types") is None
-        if is_read and period != len(kinds):
-            self.problems.append((PERIOD, f"must be {len(kinds)} for our blocks, but is {shown(period)}", OTHER))
-
 
 def _expanded(kinds: Any) -> Any:
     """Return the attention of each layer for the `attention_types` of GPT-Neo, or other content unchanged."""
@@ -176,15 +177,6 @@ def _expanded(kinds: Any) -> Any:
         return list(islice(names, MOST_LAYERS))
     except (TypeError, ValueError):
         return kinds
-
-
-def _expect_kind(value: Any, default: Any) -> None:
-    """Raise ValueError if a value cannot replace the default of a knob."""
-    numeric = type(default) in (int, float)
-    if numeric and type(value) not in (int, float):
-        raise ValueError(f"must be a number, but is {shown(value)}")
-    if type(default) is int and (type(value) is not int or not 0 < value < LARGEST):
-        raise ValueError(f"must be a whole number from 1 to {LARGEST - 1}, but is {shown(value)}")
 
 
 @cache
@@ -204,9 +196,10 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
             flat[row.keys[0]] = row.to_published(published.knobs[row.knob], published.knobs)
         except ValueError as error:
             raise ConfigError(Problem(row.knob, str(error))) from None
+    layers = next(row.keys[0] for row in family.config if row.knob == "layers")
     for key, value in family.fixed.items():
         if isinstance(value, list):  # one value for each layer
-            flat[key] = list(islice(cycle(value), flat[_layers(family)]))
+            flat[key] = list(islice(cycle(value), flat[layers]))
     if KINDS in family.unused:
         flat[KINDS] = [[[kind], 1] for kind in flat["attention_layers"]]
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
@@ -216,11 +209,6 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
     for key, value in flat.items():
         _put(config, key, value)
     return config
-
-
-def _layers(family: Family) -> str:
-    """Return the key of the number of layers."""
-    return next(row.keys[0] for row in family.config if row.knob == "layers")
 
 
 def _put(config: dict[str, Any], key: str, value: Any) -> None:

@@ -93,7 +93,13 @@ def _frame(opened: PublishedTokenizer, published: Published, config: Mapping[str
     name = str(next(filter(None, classes), "")).removesuffix("Fast")
     flags = [key for key in (BOS_KEY, "eos_token") if f"add_{key}" in settings]
     if name not in FRAMES and not flags:
-        return _post_processed(opened)
+        processor = Tokenizer.from_str(opened.files[FAST].decode()).post_processor if FAST in opened.files else None
+        if processor is None:
+            return [], []
+        text: Encoding = Tokenizer(models.WordLevel({"x": 0}, unk_token="x")).encode("x")
+        whole = processor.process(text)
+        place = whole.sequence_ids.index(0)
+        return whole.ids[:place], whole.ids[place + 1 :]
     added = [key for key in flags if settings[f"add_{key}"]]
     before, after = FRAMES.get(
         name, ([key for key in added if key == BOS_KEY], [key for key in added if key != BOS_KEY])
@@ -108,17 +114,6 @@ def _token_ids(opened: PublishedTokenizer, named: Mapping[str, Any], keys: Seque
     """Return the ids of the named tokens. A token that the tokenizer lacks has the id `default`, or none."""
     ids = [opened.names.get(_content(named.get(key) or TOKENS[key]), default) for key in keys]
     return [id for id in ids if type(id) is int]
-
-
-def _post_processed(opened: PublishedTokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids that the post-processor of tokenizer.json adds around a token."""
-    processor = Tokenizer.from_str(opened.files[FAST].decode()).post_processor if FAST in opened.files else None
-    if processor is None:
-        return [], []
-    text: Encoding = Tokenizer(models.WordLevel({"x": 0}, unk_token="x")).encode("x")
-    whole = processor.process(text)
-    place = whole.sequence_ids.index(0)
-    return whole.ids[:place], whole.ids[place + 1 :]
 
 
 def _output_length(generation: Mapping[str, Any], kind: str, pairs: bool) -> int:

@@ -223,17 +223,14 @@ def find_published(
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             with suppress(ConfigError):  # of knobs without a counterpart in config.json
                 write_published(published, "float32")
-                composed = replace(published, knobs=_stated(published)).compose()
+                # the knobs that config.json states, and rates of dropout; the others have the values of the model file
+                rows = (*published.family.config, *(rope_rows_of(published.knobs) if published.family.rope else ()))
+                stated = {row.knob for row in rows}
+                knobs = {k: value for k, value in published.knobs.items() if k in stated or k.endswith("dropout")}
+                composed = replace(published, knobs=knobs).compose()
                 if not find_changes(check_model(composed.model, composed.sources), spec, REGISTRY):
                     return published
     return None
-
-
-def _stated(published: Published) -> dict[str, Any]:
-    """Return the knobs that config.json states, and rates of dropout. The others have the values of the model file."""
-    rows = (*published.family.config, *(rope_rows_of(published.knobs) if published.family.rope else ()))
-    stated = {row.knob for row in rows}
-    return {name: value for name, value in published.knobs.items() if name in stated or name.endswith("dropout")}
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: PublishedFile) -> None:
@@ -256,30 +253,32 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
         rule = f"reads {', '.join(names(spec.inputs))}, but transformers passes token ids of a source and of a target"
         raise ConfigError(Problem(where, rule, help="write its graph as one PyTorch file: tfm eject"))
     adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
-    return {
-        CONFIG: to_json(_config(network, vocabulary_of(tokenizer))).encode(),
-        "model.py": eject(spec, Sources(), "The graph of a run").encode(),
-        f"{MODULE}.py": adapter,
-    }
-
-
-def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
+    vocabulary = vocabulary_of(tokenizer)
     sources = names(network.spec.sources)
     stored = {id(parameter): name for name, parameter in network.named_parameters()}
     parameters = network.named_parameters(remove_duplicate=False)
     task = "Seq2SeqLM" if sources else "CausalLM"
     return {
-        "architectures": [f"TfmBlocksFor{task}"],
-        "auto_map": {"AutoConfig": f"{MODULE}.TfmBlocksConfig", f"AutoModelFor{task}": f"{MODULE}.TfmBlocksFor{task}"},
-        "dtype": "float32",
-        "front": list(vocabulary.front),
-        "is_encoder_decoder": bool(sources),
-        "model_type": "tfm_blocks",
-        "source": next(iter(sources), None),
-        "tie_word_embeddings": True,  # transformers ties the names of `tied`
-        "tied": {f"model.{name}": f"model.{stored[id(p)]}" for name, p in parameters if stored[id(p)] != name},
-        "vocab_size": vocabulary.size,
-        **special_ids(vocabulary),
+        CONFIG: to_json(
+            {
+                "architectures": [f"TfmBlocksFor{task}"],
+                "auto_map": {
+                    "AutoConfig": f"{MODULE}.TfmBlocksConfig",
+                    f"AutoModelFor{task}": f"{MODULE}.TfmBlocksFor{task}",
+                },
+                "dtype": "float32",
+                "front": list(vocabulary.front),
+                "is_encoder_decoder": bool(sources),
+                "model_type": "tfm_blocks",
+                "source": next(iter(sources), None),
+                "tie_word_embeddings": True,  # transformers ties the names of `tied`
+                "tied": {f"model.{name}": f"model.{stored[id(p)]}" for name, p in parameters if stored[id(p)] != name},
+                "vocab_size": vocabulary.size,
+                **special_ids(vocabulary),
+            }
+        ).encode(),
+        "model.py": eject(spec, Sources(), "The graph of a run").encode(),
+        f"{MODULE}.py": adapter,
     }
 
 

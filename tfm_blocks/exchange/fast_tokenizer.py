@@ -46,7 +46,14 @@ def to_fast(tokenizer: SentencePieceTokenizer) -> Tokenizer | None:
     names |= {id: names.get(id, f"<id {id}>") for id in range(len(proto.pieces), max(names, default=0))}
     try:
         pieces = Tokenizer(_model(proto))
-        pieces.normalizer, pieces.decoder = _normalizer(proto.normalizer_spec), DECODER
+        steps: list[normalizers.Normalizer] = []
+        if proto.normalizer_spec.precompiled_charsmap:
+            steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
+        if proto.normalizer_spec.remove_extra_whitespaces:
+            steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        if proto.normalizer_spec.add_dummy_prefix:
+            steps.append(normalizers.Prepend(SPACE))
+        pieces.normalizer, pieces.decoder = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)]), DECODER
         pieces.add_special_tokens([AddedToken(names[id], normalized=False, special=True) for id in sorted(names)])
         texts = [*TEXTS, *_random_texts([piece.piece for piece in proto.pieces if piece.type != BYTE])]
         ids = [encoding.ids for encoding in pieces.encode_batch(texts, add_special_tokens=False)]
@@ -75,17 +82,6 @@ def _merges(vocab: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         pairs = [(piece[:place], piece[place:]) for place in range(1, len(piece))]
         known = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
         yield from sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-
-
-def _normalizer(spec: Any) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if spec.add_dummy_prefix:
-        steps.append(normalizers.Prepend(SPACE))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
 
 
 def _random_texts(names: Sequence[str]) -> Iterator[str]:

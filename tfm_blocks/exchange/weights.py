@@ -152,7 +152,10 @@ class Conversion:
             case "squeeze":
                 return tensor.squeeze(numbers[0])
             case "vocabulary":
-                return _to_front(tensor, self.front)
+                cuts = (-1, *sorted(self.front), len(tensor))
+                return torch.cat(
+                    [tensor[id : id + 1] for id in self.front] + [tensor[a + 1 : b] for a, b in pairwise(cuts)]
+                )
         raise AssertionError(step)
 
     def to_theirs(self, ours: Tensors, leftovers: Tensors | None = None) -> dict[str, Tensor]:
@@ -216,7 +219,10 @@ class Conversion:
             case "unflatten" | "flatten":
                 return self._apply("flatten" if step == "unflatten" else "unflatten", numbers, tensor)
             case "vocabulary":
-                return _from_front(tensor, self.front)
+                cuts = (-1, *sorted(self.front), len(tensor))
+                rest = torch.split(tensor[len(self.front) :], [b - a - 1 for a, b in pairwise(cuts)])
+                rows = [tensor[self.front.index(id)][None] for id in sorted(self.front)]
+                return torch.cat([part for pair in zip(rest, rows, strict=False) for part in pair] + [rest[-1]])
             case "transpose":
                 return self._apply(step, numbers[::-1], tensor)
             case "split":
@@ -302,15 +308,3 @@ def _fractions(size: int, shares: Sequence[int], name: str) -> list[int]:
     if rest:
         raise ValueError(f"{name}: {size} rows cannot be split into {' and '.join(map(str, shares))} shares")
     return [unit * share for share in shares]
-
-
-def _to_front(tensor: Tensor, front: Sequence[int]) -> Tensor:
-    cuts = (-1, *sorted(front), len(tensor))
-    return torch.cat([tensor[id : id + 1] for id in front] + [tensor[a + 1 : b] for a, b in pairwise(cuts)])
-
-
-def _from_front(tensor: Tensor, front: Sequence[int]) -> Tensor:
-    cuts = (-1, *sorted(front), len(tensor))
-    rest = torch.split(tensor[len(front) :], [b - a - 1 for a, b in pairwise(cuts)])
-    rows = [tensor[front.index(id)][None] for id in sorted(front)]
-    return torch.cat([part for pair in zip(rest, rows, strict=False) for part in pair] + [rest[-1]])

@@ -89,18 +89,6 @@ def _block(node: Node, info: BlockInfo, notes: Sequence[str], inputs: Mapping[st
         return Box((), "other", (), glyph="plus")
     forked = "attention" in info.name and node.reads.keys().isdisjoint(("kv", "k"))
     glyph: Glyph = "wave" if node.block in SIGNALS else "box"
-    return Box((), _kind(info), _title(node, inputs), tuple(notes), glyph, forked=forked)
-
-
-def input_titles(inputs: Sequence[Input]) -> dict[str, tuple[str, ...]]:
-    """Return the text below each input: as in Vaswani et al. 2017, or tokens for a decoder without an encoder."""
-    titles = {model_input.name: (model_input.name,) for model_input in inputs}
-    target = ("Tokens",) if list(titles) == [TARGET] else ("Outputs", "(shifted right)")
-    return titles | {"src": ("Inputs",), TARGET: target}
-
-
-def _title(node: Node, inputs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the lines of a block's title."""
     block, causal = node.block or "", node.arguments.get("mask") == "causal"
     name = NAMES.get(block) or " ".join(WORDS.get(word, word.capitalize()) for word in block.split("_"))
     if block == "embedding":
@@ -109,7 +97,14 @@ def _title(node: Node, inputs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]
         name = name if causal else f"Bidirectional {name}"
     elif causal:
         name = f"{'Masked' if 'attention' in block else 'Causal'} {name}"
-    return wrap(name.split(), LETTERS)
+    return Box((), _kind(info), wrap(name.split(), LETTERS), tuple(notes), glyph, forked=forked)
+
+
+def input_titles(inputs: Sequence[Input]) -> dict[str, tuple[str, ...]]:
+    """Return the text below each input: as in Vaswani et al. 2017, or tokens for a decoder without an encoder."""
+    titles = {model_input.name: (model_input.name,) for model_input in inputs}
+    target = ("Tokens",) if list(titles) == [TARGET] else ("Outputs", "(shifted right)")
+    return titles | {"src": ("Inputs",), TARGET: target}
 
 
 def _kind(info: BlockInfo) -> Kind:

@@ -212,16 +212,13 @@ class _Comparison:
             placed = node_a.address in self.pairing.moved | self.pairing.reordered
             if port == IN and (all(defaults) or (placed and any(defaults))):
                 continue
-            if not self._reads_the_same(before, after):
+            # a layer may also be the same counted from the last layer
+            mapped = [self.pairing.partner(reference) for reference in before]
+            ends = [_from_end(self.a, reference) for reference in before]
+            others = [_from_end(self.b, reference) for reference in after]
+            if mapped != list(after) and [(self.pairing.partner(stack), layer) for stack, layer in ends] != others:
                 text = write_references(before, node_a.address, self.a)
                 yield Change("wiring", port, text, write_references(after, node_b.address, self.b))
-
-    def _reads_the_same(self, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
-        """Return True if both ports read the same nodes; a layer may also be the same counted from the last layer."""
-        mapped = [self.pairing.partner(reference) for reference in before]
-        ends = [_from_end(self.a, reference) for reference in before]
-        others = [_from_end(self.b, reference) for reference in after]
-        return mapped == list(after) or [(self.pairing.partner(stack), layer) for stack, layer in ends] == others
 
     def _weights(self, node_a: GraphNode, node_b: GraphNode) -> Iterator[Change]:
         before, after = ("" if node.weights == node.address else node.weights for node in (node_a, node_b))

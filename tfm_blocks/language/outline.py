@@ -59,7 +59,14 @@ class Outline:
     def __post_init__(self) -> None:
         self.calls = {node.address: node for node in self.spec.nodes}
         for address in self.calls:
-            self._add(address.split("."))
+            parts = address.split(".")
+            for end, name in enumerate(parts, 1):
+                outer = ".".join(parts[: end - 1])
+                if name.isdigit():
+                    self.layers[outer] = max(self.layers.get(outer, 0), int(name) + 1)
+                elif not self.is_helper(".".join(parts[:end])):
+                    nodes = self.graphs.setdefault(outer, {})
+                    nodes.setdefault(".".join(parts[:end]), len(nodes))
         self.exits: dict[str, str] = {}  # the layer of each last node, and the stack of each last layer
         for stack in self.layers:
             if stack not in self.calls:
@@ -79,15 +86,6 @@ class Outline:
     def is_parallel(self, graph: str) -> bool:
         """Return True if the nodes of the graph are branches, which do not read each other by default."""
         return graph in self.calls and graph not in self.layers
-
-    def _add(self, parts: Sequence[str]) -> None:
-        for end, name in enumerate(parts, 1):
-            outer = ".".join(parts[: end - 1])
-            if name.isdigit():
-                self.layers[outer] = max(self.layers.get(outer, 0), int(name) + 1)
-            elif not self.is_helper(".".join(parts[:end])):
-                nodes = self.graphs.setdefault(outer, {})
-                nodes.setdefault(".".join(parts[:end]), len(nodes))
 
     def is_helper(self, address: str) -> bool:
         """Return True for a node that holds only the operations before a parallel or after a stack."""

@@ -40,7 +40,10 @@ class Pairing:
         self._pair_graphs("", "")
         self._pair_moved()
         for graph, other in list(self._graphs()):
-            self.reordered |= self._find_reordered(graph, other)
+            places = self.b.graphs[other]
+            order = [node for node in self.a.graphs[graph] if self.pairs.get(node) in places]
+            inverted = _inverted(order, [places[self.pairs[node]] for node in order])
+            self.reordered |= {node for node in inverted if self.a.is_parallel(graph) or self._matters(node, order)}
 
     @property
     def removed(self) -> list[str]:
@@ -116,13 +119,6 @@ class Pairing:
             if address in ours and partner in theirs:
                 ours[address] = theirs[partner] = min(ours[address], theirs[partner])
         return ours, theirs
-
-    def _find_reordered(self, graph: str, other: str) -> set[str]:
-        """Return the fewest nodes whose move explains the new order, if it changes what a node reads."""
-        places = self.b.graphs[other]
-        order = [node for node in self.a.graphs[graph] if self.pairs.get(node) in places]
-        inverted = _inverted(order, [places[self.pairs[node]] for node in order])
-        return {node for node in inverted if self.a.is_parallel(graph) or self._matters(node, order)}
 
     def _matters(self, address: str, order: Sequence[str]) -> bool:
         """Return True if the node, or a node that reads it by default, reads a different node from before."""

@@ -37,10 +37,7 @@ def build_schema(registry: Registry) -> Schema:
         "$schema": DRAFT,
         "title": "A model file of tfm-blocks",
         "type": "object",
-        "properties": {
-            "defaults": {"type": "array", "items": name},
-            "model": {"$ref": "#/$defs/model"},
-        },
+        "properties": {"defaults": {"type": "array", "items": name}, "model": {"$ref": "#/$defs/model"}},
         "propertyNames": {"pattern": r"^[^\W\d]\w*$"},
         "additionalProperties": {"type": ["string", "number", "boolean", "null"], "description": "a knob"},
         "$defs": _definitions(registry),
@@ -52,15 +49,19 @@ def _definitions(registry: Registry) -> Schema:
     inline = {key: NULL for key in (*PLACEMENT, *FORMS) if key != "block"}
     tensor = {"anyOf": [REFERENCE, {"allOf": [_ref("node")], "properties": inline}, NULL]}
     node_name = {"pattern": r"^[^\W\d]\w*$", "not": {"enum": [*sorted(GRAMMAR), ENTRY]}}
+    base = {"type": ["object", "null"], "additionalProperties": {"type": ["integer", "null"], "minimum": 1}}
+    around = {"dropout": _value(Kind("rate")), "norm": _ref("category_norm")}
     return {
         "model": _mapping(
-            {key: _ref(key) for key in ("inputs", "args", "add_norm", "graph", "adapt")} | _parametrisation()
+            {key: _ref(key) for key in ("inputs", "args", "add_norm", "graph", "adapt")}
+            | {"parametrisation": {"anyOf": [{"enum": [*NAMES, None]}, KNOB]}, "base": base}
         ),
-        "inputs": {
+        "inputs": {"type": ["object", "null"], "additionalProperties": {"type": ["string", "null"], "pattern": AXES}},
+        "args": {
             "type": ["object", "null"],
-            "additionalProperties": {"type": ["string", "null"], "pattern": AXES},
+            "properties": {**_arguments(blocks), **around},
+            "propertyNames": {"pattern": r"^[^\W\d]\w*$", "not": {"enum": [*INDEX]}},
         },
-        "args": _args(blocks),
         "add_norm": _add_norm(),
         "graph": {
             "type": ["object", "null"],
@@ -74,11 +75,6 @@ def _definitions(registry: Registry) -> Schema:
         "node": _node(registry),
         **{f"block_{info.name}": _block(info) for info in blocks},
     }
-
-
-def _parametrisation() -> Schema:
-    base = {"type": ["object", "null"], "additionalProperties": {"type": ["integer", "null"], "minimum": 1}}
-    return {"parametrisation": {"anyOf": [{"enum": [*NAMES, None]}, KNOB]}, "base": base}
 
 
 def _ref(name: str) -> Schema:
@@ -118,16 +114,18 @@ def _forms(blocks: Iterable[BlockInfo]) -> dict[str, Schema]:
     changes = {"type": ["object", "null"], "additionalProperties": False}
     at = changes | {"patternProperties": {r"^(-?\d{1,4}|[^:]*:[^:]*(:[^:]*)?|[^\W\d]\w*)$": _ref("graph")}}
     join = _ref("category_join")
+    times = _value(Kind("int")) | {"minimum": 1, "maximum": MOST_REPEATS}
     return {
-        "layer": {"layer": _ref("graph"), "repeat": _repeat(), "join": join, "at": at, **around},
+        "layer": {
+            "layer": _ref("graph"),
+            "repeat": {"anyOf": [times, _mapping({"times": times, "share": _value(Kind("bool"))})]},
+            "join": join,
+            "at": at,
+            **around,
+        },
         "parallel": {"parallel": _ref("graph"), "join": join, **around},
         "same": {"same": REFERENCE, "in": _ref("tensors"), **ports, **PLACED},
     }
-
-
-def _repeat() -> Schema:
-    times = _value(Kind("int")) | {"minimum": 1, "maximum": MOST_REPEATS}
-    return {"anyOf": [times, _mapping({"times": times, "share": _value(Kind("bool"))})]}
 
 
 def _block(info: BlockInfo) -> Schema:
@@ -189,16 +187,6 @@ def _arguments(blocks: Iterable[BlockInfo]) -> Schema:
             if _value(argument.kind) not in known:
                 known.append(_value(argument.kind))
     return {name: kinds[0] if len(kinds) == 1 else {"anyOf": kinds} for name, kinds in schemas.items()}
-
-
-def _args(blocks: Iterable[BlockInfo]) -> Schema:
-    """Return the schema of args: block arguments, `dropout` and `norm` of add & norm, and numbers for arithmetic."""
-    around = {"dropout": _value(Kind("rate")), "norm": _ref("category_norm")}
-    return {
-        "type": ["object", "null"],
-        "properties": {**_arguments(blocks), **around},
-        "propertyNames": {"pattern": r"^[^\W\d]\w*$", "not": {"enum": [*INDEX]}},
-    }
 
 
 def _adapt() -> Schema:

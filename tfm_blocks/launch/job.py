@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from lightning.pytorch import Callback
-
 from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.objectives import NoisyPairSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, with_saved_tokenizer
@@ -24,18 +22,12 @@ from tfm_blocks.distributed.rendezvous import Json, Rendezvous
 from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
 from tfm_blocks.errors import file_error, print_warnings, printable
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.launch.check import (
-    CheckedRun,
-    check_lengths,
-    plugins_of_model,
-    warn_about_warmup,
-    with_locations,
-)
+from tfm_blocks.launch.check import CheckedRun, check_lengths, plugins_of_model, warn_about_warmup, with_locations
 from tfm_blocks.launch.cooldown import open_branch
 from tfm_blocks.launch.facts import reason_of
 from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.init_from import expect_base, expect_source, expect_teacher
-from tfm_blocks.launch.rank import spawned_main, train_rank
+from tfm_blocks.launch.rank import Callbacks, spawned_main, train_rank
 from tfm_blocks.launch.run_spec import (
     Precision,
     RunSpec,
@@ -67,7 +59,7 @@ def train_or_resume(
     run: CheckedRun,
     saved: SavedRun | tuple[SavedRun, Checkpoint] | None,
     typed: Sequence[str] = TYPED,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
 ) -> Path:
     """Train a new run or a branch below runs/ or its sweep's folder, or resume the `saved` run; return the folder."""
     if isinstance(saved, SavedRun):
@@ -81,7 +73,7 @@ def train(
     root: Path = Path("runs"),
     typed: Sequence[str] = TYPED,
     until: int | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     branch: tuple[SavedRun, Checkpoint] | None = None,
 ) -> Path:
     """Train a new run in a new folder below `root`, and return the folder.
@@ -112,11 +104,7 @@ def train(
 
 
 def resume(
-    run: CheckedRun,
-    saved: SavedRun,
-    typed: Sequence[str] = TYPED,
-    until: int | None = None,
-    callbacks: Sequence[Callback] = (),
+    run: CheckedRun, saved: SavedRun, typed: Sequence[str] = TYPED, until: int | None = None, callbacks: Callbacks = ()
 ) -> Path:
     """Resume a run from its newest intact checkpoint, and return its folder.
 
@@ -137,47 +125,42 @@ def _connect(run: CheckedRun) -> Rendezvous:
 
 
 def _begin(
-    rendezvous: Rendezvous,
-    requested: CheckedRun,
-    root: Path,
-    typed: Sequence[str],
-    until: int | None,
-    callbacks: Sequence[Callback],
+    rendezvous: Rendezvous, run: CheckedRun, root: Path, typed: Sequence[str], until: int | None, callbacks: Callbacks
 ) -> Path:
     """Train a new run in a new folder."""
-    settings, mapping, rank_info = requested.settings, requested.composed.mapping, rendezvous.rank_info
+    settings, mapping, rank_info = run.settings, run.composed.mapping, rendezvous.rank_info
     if rank_info.rank == 0:
         warn_about_warmup(settings)
-        print_warnings(requested.spec.warnings)
-    with with_locations(requested.composed):
-        vocab, source = requested.composed.vocabulary
+        print_warnings(run.spec.warnings)
+    with with_locations(run.composed):
+        vocab, source = run.composed.vocabulary
         prepared = rendezvous.prepare(settings.data, vocab, settings.objective.special, source)
         if settings.init_from:
-            expect_source(requested.spec, Path(settings.init_from))
-        run = requested.with_vocab(*prepared.tokenizer.sizes)
-    base = expect_base(run.spec, prepared.tokenizer, settings.init_from)
-    with with_locations(requested.composed):
-        expect_teacher(run.spec, prepared.tokenizer, settings.objective)
-    settings = run.settings
-    config = run.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
+            expect_source(run.spec, Path(settings.init_from))
+        sized = run.with_vocab(*prepared.tokenizer.sizes)
+    base = expect_base(sized.spec, prepared.tokenizer, settings.init_from)
+    with with_locations(run.composed):
+        expect_teacher(sized.spec, prepared.tokenizer, settings.objective)
+    settings = sized.settings
+    config = sized.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "cooldown", "match")}
-    network = network_without_values(run.spec)
+    network = network_without_values(sized.spec)
     planned_corpus = plan_corpus(network.spec, prepared, settings.data, settings.objective)
-    check_lengths(network, prepared, run)
+    check_lengths(network, prepared, sized)
 
     def claim() -> RunSpec:
         folder = claim_folder(root, config["name"])
         text = fingerprint(settings.seed, prepared, planned_corpus, settings.objective)
-        origin = (shlex.join(typed),), rank_info.launch, dict(run.composed.choices), text
+        origin = (shlex.join(typed),), rank_info.launch, dict(sized.composed.choices), text
         start = RunFile(mapping["vocab"], _wandb_id(), *origin, match=mapping.get("match", {}))
         fields = config, folder, start, resume_command(typed, folder, settings), _precision(settings.trainer)
-        return RunSpec(*fields, until=until, asked_parameters=count_parameters(requested.spec))
+        return RunSpec(*fields, until=until, asked_parameters=count_parameters(run.spec))
 
     job = _decide(rendezvous, claim)
     with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
         if rank_info.rank == 0:
-            start_folder(job, prepared, base, plugins_of_model(run))
-        _train(rendezvous, job, run, prepared, callbacks)
+            start_folder(job, prepared, base, plugins_of_model(sized))
+        _train(rendezvous, job, sized, prepared, callbacks)
     return job.folder
 
 
@@ -187,7 +170,7 @@ def _resume(
     saved: SavedRun,
     typed: Sequence[str],
     until: int | None,
-    callbacks: Sequence[Callback],
+    callbacks: Callbacks,
 ) -> Path:
     """Resume a run from its newest intact checkpoint."""
     folder = saved.folder
@@ -198,7 +181,14 @@ def _resume(
         job = _decide(rendezvous, lambda: _spec_of_resume(run, saved, prepared, typed, until))
         with _record_end(rendezvous, job):
             if rendezvous.rank_info.rank == 0:
-                _update_folder(job)
+                write_config(job.folder, job.config)
+                job.start.write(job.folder)
+                if job.checkpoint is None:
+                    for log in (METRICS, SKIPPED):
+                        (job.folder / log).unlink(missing_ok=True)
+                    (job.folder / CHECKPOINTS).mkdir(exist_ok=True)
+                    restore_weights(job.folder / CHECKPOINTS, NEVER, NEVER)
+                Status("running", resume=job.command).write(job.folder)
             _train(rendezvous, job, run, prepared, callbacks)
     return folder
 
@@ -232,9 +222,7 @@ def _decide(rendezvous: Rendezvous, make: Callable[[], RunSpec]) -> RunSpec:
     return RunSpec.from_json(rendezvous.decide("job", lambda: make().to_json()))
 
 
-def _train(
-    rendezvous: Rendezvous, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Sequence[Callback]
-) -> None:
+def _train(rendezvous: Rendezvous, job: RunSpec, run: CheckedRun, prepared: Prepared, callbacks: Callbacks) -> None:
     trainer = run.settings.trainer
     if not rendezvous.rank_info.is_external and trainer.devices > 1:
         spawn_ranks(spawned_main, trainer.devices, job, callbacks)
@@ -287,22 +275,18 @@ def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
         if isinstance(error, OSError):
             error = file_error(error, str(job.folder)) or error
         if rendezvous.rank_info.rank == 0:
-            _write_end(job, error)
+            states = {PreemptedError: "preempted", StoppedError: "stopped", DivergedError: "diverged"}
+            state = next((states[kind] for kind in states if isinstance(error, kind)), "failed")
+            with suppress(OSError):  # the disk may not be writable
+                Status(state, reason_of(error), job.command).write_end(job.folder)
+            if not isinstance(error, (PreemptedError, DivergedError)):
+                print(printable(f"resume: {job.command}"), file=sys.stderr)
         if on_all_ranks:
             rendezvous.leave_together()
         if rendezvous.rank_info.rank and isinstance(error, (PreemptedError, DivergedError)):
             # only rank 0 prints the error
             raise SystemExit(error.exit_status) from None
         raise error from None
-
-
-def _write_end(job: RunSpec, error: BaseException) -> None:
-    states = {PreemptedError: "preempted", StoppedError: "stopped", DivergedError: "diverged"}
-    state = next((states[kind] for kind in states if isinstance(error, kind)), "failed")
-    with suppress(OSError):  # the disk may not be writable
-        Status(state, reason_of(error), job.command).write_end(job.folder)
-    if not isinstance(error, (PreemptedError, DivergedError)):
-        print(printable(f"resume: {job.command}"), file=sys.stderr)
 
 
 def start_folder(job: RunSpec, prepared: Prepared, base: Base, plugins: Sequence[str]) -> None:
@@ -315,16 +299,4 @@ def start_folder(job: RunSpec, prepared: Prepared, base: Base, plugins: Sequence
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     job.start.write(job.folder)
-    Status("running", resume=job.command).write(job.folder)
-
-
-def _update_folder(job: RunSpec) -> None:
-    """Update the folder of a resumed run. If it restarts from step 0, delete its logs and weights."""
-    write_config(job.folder, job.config)
-    job.start.write(job.folder)
-    if job.checkpoint is None:
-        for log in (METRICS, SKIPPED):
-            (job.folder / log).unlink(missing_ok=True)
-        (job.folder / CHECKPOINTS).mkdir(exist_ok=True)
-        restore_weights(job.folder / CHECKPOINTS, NEVER, NEVER)
     Status("running", resume=job.command).write(job.folder)

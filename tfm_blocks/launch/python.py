@@ -25,7 +25,7 @@ from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.launch.check import check_request
 from tfm_blocks.launch.job import train_or_resume
 from tfm_blocks.launch.process_settings import return_freed_memory, set_library_defaults
-from tfm_blocks.launch.rank import LIGHTNING
+from tfm_blocks.launch.rank import LIGHTNING, Callbacks
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.translation.translator import Translator
@@ -59,7 +59,6 @@ def _restore_environment(environment: Mapping[str, str]) -> None:
 
 
 PROGRAM = ("tfm", "train")  # what resumes the run from a shell
-Callbacks = Sequence[Callback]
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ from tfm_blocks.training.non_finite import SKIPPED, NonFiniteSteps
 from tfm_blocks.training.settings import RunSettings, TrainerSettings, read_run
 
 LIGHTNING = ("lightning", "lightning.fabric", "lightning.pytorch")  # its loggers
+Callbacks = Sequence[Callback]
 
 
 class RestoreSignalHandlers(Callback):
@@ -91,7 +92,7 @@ def _strategy(settings: TrainerSettings, world: int, device: torch.device) -> St
     return FSDP2Strategy(world) if settings.strategy == "fsdp2" else TorchDDPStrategy(broadcast_buffers=False)
 
 
-def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Sequence[Callback] = ()) -> None:
+def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Callbacks = ()) -> None:
     """Entry point of a spawned rank; loads the data that the parent cached, and prints nothing twice."""
     try:
         load_plugins(job.config["plugins"], warn=lambda text: None)  # the parent printed the warnings
@@ -126,7 +127,7 @@ class _Rank:
     def leads(self) -> bool:
         return self.info.rank == 0
 
-    def fit_and_test(self, loggers: list[LightningLogger], callbacks: Sequence[Callback]) -> None:
+    def fit_and_test(self, loggers: list[LightningLogger], callbacks: Callbacks) -> None:
         """Train, load the final weights, and score them; rank 0 writes the results."""
         settings, prepared, ranks, folder = self.settings, self.prepared, self.info.ranks, self.job.folder
         precision = self.print_run()
@@ -235,12 +236,7 @@ class _Rank:
 
 
 def train_rank(
-    rank_info: RankInfo,
-    job: RunSpec,
-    settings: RunSettings,
-    spec: Spec,
-    prepared: Prepared,
-    callbacks: Sequence[Callback] = (),
+    rank_info: RankInfo, job: RunSpec, settings: RunSettings, spec: Spec, prepared: Prepared, callbacks: Callbacks = ()
 ) -> None:
     """Train, score the final weights on the test set or else the validation set, and write them to the folder.
 

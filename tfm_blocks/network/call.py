@@ -94,7 +94,11 @@ class Call:
             return self.module(values[self.node.entry], values[self.node.residual])  # type: ignore[no-any-return]
         keep_BN = keeps.masks.get(str(self.node.shape[1])) if self.skips_padding else None
         if keep_BN is not None and _has_padding(keep_BN):
-            return self.after(_on_tokens(self.module.block, self.first(values), keep_BN), values)
+            # only at the positions that are not padding; the others get 0
+            rows_R = keep_BN.flatten().nonzero()[:, 0]
+            y_RE: Tensor = self.module.block(self.first(values).flatten(0, 1).index_select(0, rows_R)[None])[0]
+            y_QE = y_RE.new_zeros(keep_BN.numel(), y_RE.shape[1]).index_copy_(0, rows_R, y_RE)
+            return self.after(y_QE.view(*keep_BN.shape, -1), values)
         y = self.module.block(**self.operands(values), **self.masks(keeps))
         if self.gives_loss:
             y, loss = y
@@ -135,14 +139,6 @@ def _has_padding(keep_BN: Tensor) -> bool:
     if keep_BN.device.type != "cpu" or keep_BN.shape[1] == 1 or torch.compiler.is_compiling():
         return False
     return not bool(keep_BN.all())
-
-
-def _on_tokens(block: nn.Module, x_BND: Tensor, keep_BN: Tensor) -> Tensor:
-    """Apply a positionwise block to the positions that are not padding; the others get 0."""
-    rows_R = keep_BN.flatten().nonzero()[:, 0]
-    y_RE: Tensor = block(x_BND.flatten(0, 1).index_select(0, rows_R)[None])[0]
-    y_QE = y_RE.new_zeros(keep_BN.numel(), y_RE.shape[1]).index_copy_(0, rows_R, y_RE)
-    return y_QE.view(*keep_BN.shape, -1)
 
 
 def _concatenated(info: BlockInfo | None, node: Node, shapes: Mapping[str, Shape]) -> list[str]:

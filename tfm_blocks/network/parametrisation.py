@@ -152,11 +152,7 @@ def _rule(
         factors.append(_initial_factor(part, small[place], inputs**power, name))
     below = inputs if name == "head" else outputs
     return WeightRule(
-        name,
-        tuple(factors),
-        tuple(places),
-        rate=inputs**powers.rate,
-        eps=1 / (below * weight.node.deeper),
+        name, tuple(factors), tuple(places), rate=inputs**powers.rate, eps=1 / (below * weight.node.deeper)
     )
 
 

@@ -252,7 +252,11 @@ class Mqar(SampledTask):
         half, begin = self.vocab // 2, 2 * self.pairs
         keys = distinct(rng, 1, half, count, self.pairs)
         values = distinct(rng, half, self.vocab, count, self.pairs)
-        places = begin + 2 * _slots(rng, (length - begin) // 2, count, self.pairs)
+        # the slots with the largest log(u) / p for uniform u are such a draw (Efraimidis and Spirakis 2006)
+        slots = (length - begin) // 2
+        weights = np.arange(1, slots + 1, dtype=np.float64) ** (EXPONENT - 1)
+        scores = np.log1p(-rng.random((count, slots))) / weights
+        places = begin + 2 * np.argsort(-scores, axis=1, kind="stable")[:, : self.pairs]
         questions, labels = np.zeros((count, length), np.int64), np.full((count, length), -1)
         if self.filler == "random":
             questions = integers(rng, 0, self.vocab, (count, length))
@@ -260,16 +264,6 @@ class Mqar(SampledTask):
         np.put_along_axis(questions, places, keys, axis=1)
         np.put_along_axis(labels, places, values, axis=1)
         return at_positions(questions, labels)
-
-
-def _slots(rng: np.random.Generator, slots: int, count: int, each: int) -> Ids:
-    """Draw rows of different slots, one after another, each with its probability among those that remain.
-
-    The slots with the largest log(u) / p for uniform u are such a draw (Efraimidis and Spirakis 2006).
-    """
-    weights = np.arange(1, slots + 1, dtype=np.float64) ** (EXPONENT - 1)
-    scores = np.log1p(-rng.random((count, slots))) / weights
-    return np.argsort(-scores, axis=1, kind="stable")[:, :each]
 
 
 class Memorisation(KeyValueTask):

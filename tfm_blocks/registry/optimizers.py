@@ -60,23 +60,18 @@ def optimizer(
             )
         if not re.fullmatch(r"[a-z]\w*", name) or not inspect.getdoc(make):
             raise TypeError(f"optimizer {name!r} needs a docstring, and a name of letters, digits and _")
-        OPTIMIZERS[name] = OptimizerInfo(name, make, _settings(name, make), source, decoupled, tuple(roles))
+        function = vars(make)["__init__"] if isinstance(make, type) else make
+        hints = get_type_hints(function, include_extras=True)
+        settings = {}
+        for parameter in inspect.signature(make).parameters.values():
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                continue
+            if parameter.name in RESERVED:
+                raise TypeError(f"optimizer {name!r}: {parameter.name} is the name of a setting of every optimizer")
+            if parameter.name not in hints or parameter.default is parameter.empty:
+                raise TypeError(f"optimizer {name!r}: {parameter.name} needs an annotation and a default")
+            settings[parameter.name] = hints[parameter.name], parameter.default
+        OPTIMIZERS[name] = OptimizerInfo(name, make, settings, source, decoupled, tuple(roles))
         return make
 
     return register
-
-
-def _settings(name: str, make: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the annotation and the default of each keyword-only parameter."""
-    function = vars(make)["__init__"] if isinstance(make, type) else make
-    hints = get_type_hints(function, include_extras=True)
-    settings = {}
-    for parameter in inspect.signature(make).parameters.values():
-        if parameter.kind is not parameter.KEYWORD_ONLY:
-            continue
-        if parameter.name in RESERVED:
-            raise TypeError(f"optimizer {name!r}: {parameter.name} is the name of a setting of every optimizer")
-        if parameter.name not in hints or parameter.default is parameter.empty:
-            raise TypeError(f"optimizer {name!r}: {parameter.name} needs an annotation and a default")
-        settings[parameter.name] = hints[parameter.name], parameter.default
-    return settings

@@ -32,7 +32,20 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] | None =
     if modules and folder not in sys.path:
         sys.path.insert(0, folder)
     for module in modules:
-        _import(module)
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
+            help = "write the name that Python imports it by, such as my_blocks"
+            raise ConfigError(Problem("plugins", f"{shown(module)} is not the name of a Python module", help=help))
+        try:
+            before = registrations().keys()
+            importlib.import_module(module)
+            _registered.setdefault(module, set()).update(registrations().keys() - before)
+        except ImportError as error:
+            rule = f"the module {shown(module)} cannot be imported: {error}"
+            help = "install it, or put it into this folder, or its folder on PYTHONPATH"
+            raise ConfigError(Problem("plugins", rule, help=help)) from error
+        except Exception as error:
+            rule = f"the module {shown(module)} fails when it is imported: {type(error).__name__}: {error}"
+            raise ConfigError(Problem("plugins", rule, help=f"python -c 'import {module}' shows where")) from error
 
 
 def is_loaded(module: str) -> bool:
@@ -77,20 +90,3 @@ def _import_installed(entry: EntryPoint, warn: Callable[[str], None]) -> None:
         REGISTRY.broken.add(plugin)
         reason = cut(f"{type(error).__name__}: {error}", LONGEST_LINE)
         warn(f"the plug-in {plugin} failed to load, so its blocks are missing: {reason}; reinstall it or remove it")
-
-
-def _import(module: str) -> None:
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
-        help = "write the name that Python imports it by, such as my_blocks"
-        raise ConfigError(Problem("plugins", f"{shown(module)} is not the name of a Python module", help=help))
-    try:
-        before = registrations().keys()
-        importlib.import_module(module)
-        _registered.setdefault(module, set()).update(registrations().keys() - before)
-    except ImportError as error:
-        rule = f"the module {shown(module)} cannot be imported: {error}"
-        help = "install it, or put it into this folder, or its folder on PYTHONPATH"
-        raise ConfigError(Problem("plugins", rule, help=help)) from error
-    except Exception as error:
-        rule = f"the module {shown(module)} fails when it is imported: {type(error).__name__}: {error}"
-        raise ConfigError(Problem("plugins", rule, help=f"python -c 'import {module}' shows where")) from error

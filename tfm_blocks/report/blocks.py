@@ -98,7 +98,12 @@ def blocks_page(blocks: Iterable[BlockInfo]) -> str:
     ordered = sorted(blocks, key=lambda info: info.name)
     names = [*TITLES, *sorted({info.category for info in ordered if info.category})]
     sections = {name: [info for info in ordered if _section(info) == name] for name in names}
-    parts = [PAGE, _overview(sections)]
+    rows = [
+        [_title(name), f"[{info.name}](#{info.name})", fields(info).get("Also known as", "").rstrip(".")]
+        for name, members in sections.items()
+        for info in members
+    ]
+    parts = [PAGE, markdown(Table("", texts("category", "block", "also known as"), rows))]
     for name, members in sections.items():
         parts += [f"## {_title(name)}", *map(_entry, members)] if members else []
     return "\n\n".join(parts) + "\n"
@@ -114,15 +119,6 @@ def _section(info: BlockInfo) -> str:
 
 def _title(name: str) -> str:
     return TITLES.get(name, f"Category {name}")
-
-
-def _overview(sections: dict[str, list[BlockInfo]]) -> str:
-    rows = [
-        [_title(name), f"[{info.name}](#{info.name})", fields(info).get("Also known as", "").rstrip(".")]
-        for name, members in sections.items()
-        for info in members
-    ]
-    return markdown(Table("", texts("category", "block", "also known as"), rows))
 
 
 def _entry(info: BlockInfo) -> str:

@@ -21,14 +21,7 @@ from tfm_blocks.report.differences import (
     label_runs,
 )
 from tfm_blocks.report.display import DISPLAY_ALL, Display
-from tfm_blocks.report.rates import (
-    RateCurve,
-    best_groups,
-    curve_of,
-    leave_out_choosing_seeds,
-    rate_curves,
-    rate_notes,
-)
+from tfm_blocks.report.rates import RateCurve, best_groups, curve_of, leave_out_choosing_seeds, rate_curves, rate_notes
 from tfm_blocks.runs.listing import find_runs
 from tfm_blocks.runs.saved_run import SavedRun
 
@@ -125,7 +118,11 @@ def _find_notes(
     for part in parts if len(parts) > 1 else [runs]:
         yield from unlike(part, several_lengths=several_lengths)
     yield from find_notes(runs)
-    yield from _repeats(groups)
+    counted = {run.folder for group in groups for run in group.counted}
+    left = [run for group in groups for run in group.runs if run.folder not in counted]
+    if left:
+        why = "a newer run, or one that is done, has the same settings and the same seed"
+        yield f"not counted over seeds or against a baseline: {_names(left)}: {why}"
     if not several_lengths:
         yield from rate_notes(curves, list(columns.values()), held_out=held_out)
 
@@ -181,12 +178,7 @@ def _find_group(groups: Sequence[Group], curves: Sequence[RateCurve], baseline: 
 def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterator[str]:
     """Yield sentences on what is not comparable between runs that should be."""
     yield from _unlike(runs, "test set", lambda run: run.test_set, "their scores cannot be compared")
-    yield from _unlike(
-        runs,
-        "tokenizer",
-        lambda run: run.tokenizer,
-        "loss and perplexity per token cannot be compared",
-    )
+    yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
     for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
         scored = [run for run in runs if name in run.scores]
         signatures = {id(run): run.scores[name].signature for run in scored}
@@ -194,24 +186,32 @@ def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterat
         yield from _unlike(scored, of, lambda run, own=signatures: own[id(run)], f"{name} cannot be compared")  # type: ignore[misc]
     data = {id(run): [item for item in sorted(run.settings.items()) if item[0].startswith("data.")] for run in runs}
     for those in _by(runs, lambda run: f"{run.tokenizer} {data[id(run)]}").values():
-        yield from _unlike(those, "training text", lambda run: run.train_text, "it changed between the trainings")
+        yield from _unlike(
+            those,
+            "training text",
+            lambda run: run.start.text.get("text of train", ""),
+            "it changed between the trainings",
+        )
     if not several_lengths:
-        yield from _unlike_tokens(runs)
+        done = [run for run in runs if run.state == "done" and "tokens_seen" in run.numbers]
+        seen = [run.numbers["tokens_seen"] for run in done]
+        least, most = min(seen, default=0), max(seen, default=0)
+        if most - least > SAME_TOKENS * most:
+            few, many = (
+                _names([run for run, one in zip(done, seen, strict=True) if one == end]) for end in (least, most)
+            )
+            yield f"not comparable: {few} trained on {least:,.0f} target tokens, and {many} on {most:,.0f}"
 
 
 def find_notes(runs: Sequence[SavedRun]) -> Iterator[str]:
     """Yield sentences on what is missing, and on versions of torch and precisions."""
-    yield from _pooled(runs, lambda run: run.torch, "trained by several versions of torch")
-    yield from _pooled(runs, lambda run: run.precision, "trained in several precisions")
+    yield from _pooled(runs, ("versions", "torch"), "trained by several versions of torch")
+    yield from _pooled(runs, ("precision", "name"), "trained in several precisions")
     for size, those in _by(runs, _size).items():
         if size:
             yield f"probe tasks in the size {size}: {_names(those)}"
     for reason, those in _by([run for run in runs if run.state != "done"], _ending).items():
         yield f"not done: {_names(those)}: {reason}"
-    old = [run for run in runs if run.state == "done" and "parameters" not in run.numbers]
-    if old:
-        what = "parameters, multiply-adds, tokens seen, test set and translations are not known"
-        yield f"written by an older version: {_names(old)}: {what}"
 
 
 def _absent(records: Sequence[SavedRun], runs: Sequence[SavedRun], scores: str | None) -> Iterator[str]:
@@ -221,14 +221,6 @@ def _absent(records: Sequence[SavedRun], runs: Sequence[SavedRun], scores: str |
         yield f"without scores {weights}; tfm evaluate writes them with --test"
     if pruned := len(records) - len(runs):
         yield f"{pruned:,} jobs of a sweep were pruned before they began"
-
-
-def _repeats(groups: Sequence[Group]) -> Iterator[str]:
-    counted = {run.folder for group in groups for run in group.counted}
-    left = [run for group in groups for run in group.runs if run.folder not in counted]
-    if left:
-        why = "a newer run, or one that is done, has the same settings and the same seed"
-        yield f"not counted over seeds or against a baseline: {_names(left)}: {why}"
 
 
 def _ending(run: SavedRun) -> str:
@@ -252,18 +244,10 @@ def _unlike(runs: Sequence[SavedRun], what: str, of: Callable[[SavedRun], str], 
             yield f"not comparable: {_names(other)} used a different {what} from {_names(most)}; {so}"
 
 
-def _unlike_tokens(runs: Sequence[SavedRun]) -> Iterator[str]:
-    done = [run for run in runs if run.state == "done" and "tokens_seen" in run.numbers]
-    seen = [run.numbers["tokens_seen"] for run in done]
-    least, most = min(seen, default=0), max(seen, default=0)
-    if most - least > SAME_TOKENS * most:
-        few, many = (_names([run for run, one in zip(done, seen, strict=True) if one == end]) for end in (least, most))
-        yield f"not comparable: {few} trained on {least:,.0f} target tokens, and {many} on {most:,.0f}"
-
-
-def _pooled(runs: Sequence[SavedRun], of: Callable[[SavedRun], str], how: str) -> Iterator[str]:
-    """Yield a sentence if the runs differ in a fact of the machine on which they were trained."""
-    kinds = _by([run for run in runs if of(run)], of)
+def _pooled(runs: Sequence[SavedRun], fact: tuple[str, str], how: str) -> Iterator[str]:
+    """Yield a sentence if the runs differ in a fact of their start or resumes: `2.13.0`, or `2.13.0, then 2.14.0`."""
+    kinds = _by(runs, lambda run: ", then ".join(run.start.values_of(*fact)))
+    kinds.pop("", None)
     if len(kinds) > 1:
         kinds_text = "; ".join(f"{_names(those)} by {kind}" for kind, those in kinds.items())
         yield f"{how}, in which the same seed may give other weights: {kinds_text}"

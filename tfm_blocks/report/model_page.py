@@ -143,7 +143,14 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
     difference = compare_models((a.name, b.name), a.spec, b.spec, {}) if len(models) > 1 else None
     marks = difference_marks(a.spec, b.spec, difference) if difference else [{}]
     records = list(map(_model_record, models, marks))
-    data = {"models": records, "blocks": _blocks(models), "watch": watch, "problems": []}
+    names = sorted({node.block for model in models for node in model.spec.nodes if node.block})
+    blocks = {name: REGISTRY.blocks[name] for name in names}
+    data = {
+        "models": records,
+        "blocks": {name: {"formula": info.description, "source": info.source} for name, info in blocks.items()},
+        "watch": watch,
+        "problems": [],
+    }
     script = asset("view.js")
     return page_template("view.html").render(
         title=" and ".join(model.name for model in models),
@@ -155,13 +162,6 @@ def render_view(models: Sequence[ViewedModel], watch: str = "") -> str:
         table=changes_table(difference) if difference and difference.changes else None,
         summary=summary_lines(difference, a.spec, b.spec) if difference else [],
     )
-
-
-def _blocks(models: Sequence[ViewedModel]) -> dict[str, dict[str, str]]:
-    """Return the description and the source of each block."""
-    names = sorted({node.block for model in models for node in model.spec.nodes if node.block})
-    blocks = {name: REGISTRY.blocks[name] for name in names}
-    return {name: {"formula": info.description, "source": info.source} for name, info in blocks.items()}
 
 
 def _model_record(model: ViewedModel, marks: Mapping[str, Mark]) -> dict[str, object]:

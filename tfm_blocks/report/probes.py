@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 from itertools import count
 
-from rich.console import Console
-
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
 from tfm_blocks.probes.task import Example, Preset, ProbeTask
@@ -57,7 +55,17 @@ def show_probe(name: str) -> None:
     sizes = list(_sizes(list(cls.presets.values())))
     print_table(Table("numbers of examples", texts("", *cls.presets), sizes))
     console.print()
-    _show_examples(console, task, examples)
+    for example in examples:
+        question, answer = ([task.alphabet[token] for token in tokens] for tokens in (example.question, example.answer))
+        if example.positions is None:
+            console.print(f"{' '.join(question)} → {' '.join(answer)}", soft_wrap=True)
+            continue
+        label = dict(zip(example.positions, answer, strict=True))
+        below = [label.get(place, "·") for place in range(len(question))]
+        widths = [max(map(len, column)) for column in zip(question, below, strict=True)]
+        for words in (question, below):
+            line = " ".join(word.ljust(width) for word, width in zip(words, widths, strict=True))
+            console.print(line.rstrip(), soft_wrap=True)
     console.print()
 
 
@@ -79,21 +87,6 @@ def _sizes(presets: Sequence[Preset]) -> Iterator[tuple[str, ...]]:
     if any(preset.train_lengths for preset in presets):
         yield "training lengths", *("–".join(map(str, sorted({*(preset.train_lengths or ())}))) for preset in presets)
         yield "test lengths", *(", ".join(map(str, preset.test_lengths)) for preset in presets)
-
-
-def _show_examples(console: Console, task: ProbeTask, examples: Sequence[Example]) -> None:
-    """Print each question, and each token of its answer below the position where it is expected."""
-    for example in examples:
-        question, answer = ([task.alphabet[token] for token in tokens] for tokens in (example.question, example.answer))
-        if example.positions is None:
-            console.print(f"{' '.join(question)} → {' '.join(answer)}", soft_wrap=True)
-            continue
-        label = dict(zip(example.positions, answer, strict=True))
-        below = [label.get(place, "·") for place in range(len(question))]
-        widths = [max(map(len, column)) for column in zip(question, below, strict=True)]
-        for words in (question, below):
-            line = " ".join(word.ljust(width) for word, width in zip(words, widths, strict=True))
-            console.print(line.rstrip(), soft_wrap=True)
 
 
 def _examples(task: ProbeTask, preset: Preset) -> list[Example]:

@@ -46,18 +46,15 @@ def read_translations(run: Path) -> list[TranslatedLine]:
     lines = []
     for number, line in enumerate(read_bytes(path).split(b"\n")[:-1], 1):
         try:
-            lines.append(_translation(json.loads(line)))
+            value = json.loads(line)
+            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+                raise ValueError("a line is an object of texts")
+            lines.append(TranslatedLine(**value))
         except (ValueError, TypeError, RecursionError) as error:
             raise RunError(Problem(str(path), f"is damaged: {error}", Place(str(path), number))) from None
     if not lines:
         raise RunError(Problem(str(path), "is damaged: it has no lines"))
     return lines
-
-
-def _translation(value: object) -> TranslatedLine:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise ValueError("a line is an object of texts")
-    return TranslatedLine(**value)
 
 
 def write_losses(run: Path, losses_N4: Losses) -> None:
@@ -73,25 +70,21 @@ def write_losses(run: Path, losses_N4: Losses) -> None:
 
 
 def read_losses(run: Path) -> Losses | None:
-    """Return losses_N4 in the order of the split; None if the file does not exist.
-
-    A file of an older version has no bytes, which are then 0. Raises RunError if the file is damaged.
-    """
+    """Return losses_N4 in the order of the split; None if the file does not exist. Raises RunError if it is damaged."""
     path = run / LOSSES
     if not path.exists():
         return None
     text = read_text(path)
     try:
         header, *rows = text.splitlines()
-        names = header.split(",")
-        losses_NC = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
-        if tuple(names) not in (LOSS_COLUMNS, LOSS_COLUMNS[:3]) or losses_NC.shape != (len(rows), len(names)):
+        losses_N4 = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
+        if header != ",".join(LOSS_COLUMNS) or losses_N4.shape != (len(rows), len(LOSS_COLUMNS)):
             raise ValueError(f"it needs a line {','.join(LOSS_COLUMNS)}, then four numbers per line")
-        if not rows or not np.isfinite(losses_NC).all() or losses_NC[:, 2].min() < 1:
+        if not rows or not np.isfinite(losses_N4).all() or losses_N4[:, 2].min() < 1:
             raise ValueError("losses must be finite, and each row must have a token")
     except ValueError as error:
         raise damaged(path, error) from None
-    return np.pad(losses_NC, ((0, 0), (0, len(LOSS_COLUMNS) - len(names))))
+    return losses_N4
 
 
 def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:

@@ -44,10 +44,7 @@ NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a co
 LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
 TAIL = 65_536  # bytes that are read from the end of metrics.csv
 HEADLINES = [
-    key.name
-    for keys in (TEST_KEYS, VAL_KEYS)
-    for key in sorted(keys, key=lambda key: key.headline or 0)
-    if key.headline
+    k.name for keys in (TEST_KEYS, VAL_KEYS) for k in sorted(keys, key=lambda k: k.headline or 0) if k.headline
 ]
 UNFINISHED = {
     "running": "its training is still running",
@@ -301,21 +298,6 @@ class SavedRun:
     def tokenizer(self) -> str:
         """Return the hash of the vocabulary."""
         return self.start.text.get("vocabulary", "")
-
-    @property
-    def train_text(self) -> str:
-        """Return the hash of the ids of the training text."""
-        return self.start.text.get("text of train", "")
-
-    @property
-    def torch(self) -> str:
-        """Return the version of torch: `2.13.0`, or `2.13.0, then 2.14.0`."""
-        return ", then ".join(self.start.values_of("versions", "torch"))
-
-    @property
-    def precision(self) -> str:
-        """Return the precision that trained the run, as `torch`: `bf16`, or `bf16, then fp32`."""
-        return ", then ".join(self.start.values_of("precision", "name"))
 
     def describe(self) -> dict[str, Any]:
         """Return the run as JSON values, without its settings."""

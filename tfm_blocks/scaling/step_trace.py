@@ -174,10 +174,8 @@ class _Counter(TorchDispatchMode):
         result = function(*args, **kwargs)
         if formula := FLOPS.get(function._overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
-        self._count(function, list(_tensors((args, kwargs))), list(_tensors(result)))
-        return result
-
-    def _count(self, function: Any, read: list[Tensor], written: list[Tensor]) -> None:
+        read = list(_tensors((args, kwargs)))
+        written = list(_tensors(result))
         known = {tensor.untyped_storage()._cdata for tensor in read}
         fresh = [tensor for tensor in written if tensor.untyped_storage()._cdata not in known]
         for tensor in fresh:
@@ -185,6 +183,7 @@ class _Counter(TorchDispatchMode):
         is_view = not fresh and not function._schema.is_mutable
         if not is_view and "empty" not in function.__name__:
             self.traffic += sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in (*read, *written))
+        return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()

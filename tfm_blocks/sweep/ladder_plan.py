@@ -175,10 +175,7 @@ class LadderPlan:
 
 
 def plan_ladder(
-    request: SweepRequest,
-    sweep: SweepSettings,
-    check: Callable[[Composed], CheckedModel],
-    root: Path | None = None,
+    request: SweepRequest, sweep: SweepSettings, check: Callable[[Composed], CheckedModel], root: Path | None = None
 ) -> LadderPlan | None:
     """Print and return the plan of a ladder, whose sizes `ladder.budget` may choose; None without a ladder.
 

@@ -19,11 +19,7 @@ from tfm_blocks.distributed.workers import LoaderContext
 from tfm_blocks.sweep.supervisor import SIGNALS, die_with_supervisor, record_signals, supervise
 
 # torch imports the last two for the first optimizer and for a model without values
-MODULES = [
-    "tfm_blocks.launch.job",
-    "torch._dynamo",
-    "torch.fx.experimental.symbolic_shapes",
-]
+MODULES = ["tfm_blocks.launch.job", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
 FIRST_NUMBER = re.compile(r"\s*([1-9]\d{0,3})\b")  # of a list such as 4,2, which has a number for each nesting level
 
 

@@ -72,26 +72,23 @@ class AnswerScorer(SplitScorer):
             self._keep_samples(corpus)
             return scores | forced
         with generation.precision:
-            self._generate(self.translator, corpus, generation)
+            rows = range(min(generation.rows, len(corpus)))[self.ranks.rank :: self.ranks.world]
+            longest = int(corpus.lengths_N(TARGET).max()) + 1
+            search = replace(generation.search, longest=(0.0, longest), max_tokens=longest)
+            counts: list[list[int]] = []
+            questions = [corpus.text[SOURCE][row] for row in rows]
+            outputs = self.translator.search(questions, search, stop=generation.stop)
+            for row, (best, *_) in zip(rows, outputs, strict=True):
+                answer = corpus.ids(TARGET, row).tolist()
+                self.answers[row] = list(best.ids)
+                correct = sum(token == right for token, right in zip(best.ids, answer, strict=False))
+                counts.append([correct, max(len(best.ids), len(answer))])
+            counts_R2 = self.generated.sums.new_tensor(counts).view(-1, 2)
+            self.generated.update(counts_R2[:, 0], counts_R2[:, 1], torch.tensor(rows, device=counts_R2.device))
         self._keep_samples(corpus)
         generated = answer_scores(self.generated.compute().cpu().numpy(), corpus.groups, self.chance)
         accuracies = {name: value for name, value in forced.items() if name.partition("@")[0] == "accuracy"}
         return scores | generated | {f"teacher_forced_{name}": value for name, value in accuracies.items()}
-
-    def _generate(self, translator: Translator, corpus: Corpus, generation: Generation) -> None:
-        """Generate the answers of this rank's rows, and count their tokens; an extra token is a wrong one."""
-        rows = range(min(generation.rows, len(corpus)))[self.ranks.rank :: self.ranks.world]
-        longest = int(corpus.lengths_N(TARGET).max()) + 1
-        search = replace(generation.search, longest=(0.0, longest), max_tokens=longest)
-        counts: list[list[int]] = []
-        questions = [corpus.text[SOURCE][row] for row in rows]
-        for row, (best, *_) in zip(rows, translator.search(questions, search, stop=generation.stop), strict=True):
-            answer = corpus.ids(TARGET, row).tolist()
-            self.answers[row] = list(best.ids)
-            correct = sum(token == right for token, right in zip(best.ids, answer, strict=False))
-            counts.append([correct, max(len(best.ids), len(answer))])
-        counts_R2 = torch.tensor(counts, dtype=self.generated.sums.dtype, device=self.generated.sums.device).view(-1, 2)
-        self.generated.update(counts_R2[:, 0], counts_R2[:, 1], torch.tensor(rows, device=counts_R2.device))
 
     def _keep_samples(self, corpus: Corpus) -> None:
         answers = list(self.answers.items())

@@ -53,16 +53,13 @@ class BestWeights(Callback):
         loss, step = pl_module.latest[OBJECTIVE], trainer.global_step
         weights = full_tensors(saved_weights(pl_module.network))
         if trainer.is_global_zero:
-            self._write(weights, step, best=loss < self.best_loss)
+            if loss < self.best_loss:
+                replace_best(self.folder, weights, step, self.best_step)
+            if self.keep_last:
+                write_tensors(step_file(self.folder, step), weights)
+                delete_old_weights(self.folder, self.keep_last, self.average)
         if loss < self.best_loss:
             self.best_loss, self.best_step = loss, step
-
-    def _write(self, weights: Mapping[str, Tensor], step: int, *, best: bool) -> None:
-        if best:
-            replace_best(self.folder, weights, step, self.best_step)
-        if self.keep_last:
-            write_tensors(step_file(self.folder, step), weights)
-            delete_old_weights(self.folder, self.keep_last, self.average)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_loss": self.best_loss, "best_step": self.best_step}

@@ -23,10 +23,7 @@ from tfm_blocks.training.optimizers import SPECTRAL
 
 Sizes = dict[str, list[float]]
 ADAMW: dict[str, Any] = {"name": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0}
-OPTIMIZERS_BY_NAME = {
-    "adamw": ADAMW,
-    "muon": {"name": "muon", "scale": SPECTRAL, "weight_decay": 0.0, "others": ADAMW},
-}
+OPTIMIZERS_BY_NAME = {"adamw": ADAMW, "muon": {"name": "muon", "scale": SPECTRAL, "weight_decay": 0.0, "others": ADAMW}}
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,6 @@ class PlannedCorpus:
         """Return the micro-batch of these rows of a step, for scores, which are sums over rows."""
         return self._batch(step, rows_B, step.idle(ranks.rank, ranks.world))
 
-    def empty_batch(self, step: PlanStep) -> Batch:
-        """Return a micro-batch of a step that predicts nothing."""
-        return self._batch(step, step.rows_N[:1], True)
-
     def _batch(self, step: PlanStep, rows_B: Rows, empty: bool) -> Batch:
         return self.layout.drawn(*step.draw).batch(self.corpus.drawn(*step.draw), rows_B, empty=empty)
 
@@ -132,18 +128,16 @@ class TrainStream(IterableDataset[StepBatches]):
             plan = self.planned_corpus.plan(seed=self.seed, epoch=epoch)
             for place in range(min(skip, len(plan)), len(plan)):
                 if (begun + place - self.start) % workers == worker:
-                    yield self._step(plan[place], Cursor(epoch, begun))
+                    step = plan[place]
+                    batches = self.planned_corpus.batches(step, self.ranks)
+                    if self.even:
+                        world = self.ranks.world
+                        missing = max(len(step.share(rank, world)) for rank in range(world)) - len(batches)
+                        batches += missing * [self.planned_corpus._batch(step, step.rows_N[:1], True)]
+                    rows_N = self.planned_corpus.corpus.drawn(*step.draw).originals(step.rows_N)
+                    yield StepBatches(step.tokens, batches, Cursor(epoch, begun), rows_N.tolist())
             skip -= min(skip, len(plan))
             begun += len(plan)
-
-    def _step(self, step: PlanStep, cursor: Cursor) -> StepBatches:
-        batches = self.planned_corpus.batches(step, self.ranks)
-        if self.even:
-            world = self.ranks.world
-            missing = max(len(step.share(rank, world)) for rank in range(world)) - len(batches)
-            batches += missing * [self.planned_corpus.empty_batch(step)]
-        rows_N = self.planned_corpus.corpus.drawn(*step.draw).originals(step.rows_N)
-        return StepBatches(step.tokens, batches, cursor, rows_N.tolist())
 
 
 @dataclass(eq=False)

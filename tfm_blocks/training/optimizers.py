@@ -142,17 +142,12 @@ def _orthogonal_parts(update: Tensor, group: dict[str, Any]) -> Tensor:
         places = [place for place, map in enumerate(maps) if map.shape[-2] == outputs]
         stack = torch.stack([maps[place] for place in places])
         factors = orthogonal_factors(stack.flatten(0, -3), group["iterations"], group["coefficients"])
-        factors.mul_(_scale(group["scale"], outputs, inputs))
+        ratio = outputs / inputs
+        squares = {"0.2*max(out, in)**0.5": 0.04 * max(outputs, inputs), "max(1, out/in)**0.5": max(1, ratio)}
+        factors.mul_(math.sqrt({**squares, "(out/in)**0.5": ratio, "1": 1.0}[group["scale"]]))
         for place, factor in zip(places, factors.view_as(stack), strict=True):
             maps[place] = factor
     return torch.cat(maps, -2)
-
-
-def _scale(formula: str, outputs: int, inputs: int) -> float:
-    """Return the value of one of the formulas `Scale`."""
-    ratio = outputs / inputs
-    squares = {"0.2*max(out, in)**0.5": 0.04 * max(outputs, inputs), "max(1, out/in)**0.5": max(1, ratio)}
-    return math.sqrt({**squares, "(out/in)**0.5": ratio, "1": 1.0}[formula])
 
 
 def orthogonal_factors(x_MOI: Tensor, iterations: int, coefficients: Sequence[float]) -> Tensor:

@@ -128,7 +128,13 @@ class _Search:
     def step(self, position: int) -> None:
         best = self._extensions(self.x_RD, position)
         self.score_BK, origin_BK, token_BK = live = best.live(self.beam, self.bounds.ends)
-        log_p, origin, token = _read(best, live)
+        # a single transfer, as float32: the sums have this type, and it represents integers up to 2^24 exactly
+        beam = live.token_BC.shape[1]
+        pairs = zip(best, live, strict=True)
+        read: list[list[list[float]]] = torch.stack(
+            [torch.cat((first[:, :beam], second), 1).float() for first, second in pairs]
+        ).tolist()
+        log_p, origin, token = read
         if position == self.first:
             self.decoding = incremental.spread(self.decoding, self.beam)
         else:
@@ -207,19 +213,6 @@ class _Search:
         self.score_BK = self.score_BK[rows]
         self.bounds, self.decoding = self.bounds.select(rows), incremental.select(self.decoding, rows)
         return token_BK[rows]
-
-
-def _read(best: _Extensions, live: _Extensions) -> list[list[list[float]]]:
-    """Copy the `beam` best and the live extensions to the CPU: sums, origins and tokens of each sentence.
-
-    It is a single transfer, as float32: the sums have this type, and it represents integers up to 2^24 exactly.
-    """
-    beam = live.token_BC.shape[1]
-    pairs = zip(best, live, strict=True)
-    read: list[list[list[float]]] = torch.stack(
-        [torch.cat((first[:, :beam], second), 1).float() for first, second in pairs]
-    ).tolist()
-    return read
 
 
 def last_cross_attention(network: Network) -> tuple[str, str]:

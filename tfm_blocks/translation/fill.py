@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import torch
-from torch import Tensor
 
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.network.graph import Network, evaluating
@@ -59,7 +58,12 @@ class Filler(Encoder):
         best: list[dict[int, list[tuple[str, float]]]] = [{} for _ in rows]  # by position
         for step in range(min(steps, max(1, int(masks_B.max())))):
             row_N, position_N = (ids_BT == mask).nonzero(as_tuple=True)
-            ids_NK, p_NK = self._predict(ids_BT, top)
+            device = next(self.network.parameters()).device
+            x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
+            logits_NV = self.network.head(x_BTD[(ids_BT == self.mask).to(device)]).float()
+            logits_NV[:, sorted(self.tokenizer.special_ids)] = -torch.inf
+            values = torch.softmax(logits_NV, 1).topk(min(top, logits_NV.shape[1]), 1)
+            ids_NK, p_NK = values.indices.cpu(), values.values.cpu()
             for row in range(len(rows)):
                 at_N = (row_N == row).nonzero()[:, 0]
                 count = int(masks_B[row] // steps + (step < masks_B[row] % steps))
@@ -83,15 +87,6 @@ class Filler(Encoder):
                 written = written.removesuffix(" ") + self.tokenizer.decode(run, before) + part
                 run = []
         return written
-
-    def _predict(self, ids_BT: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """Return the most probable tokens at each mask, and their probabilities."""
-        device = next(self.network.parameters()).device
-        x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
-        logits_NV = self.network.head(x_BTD[(ids_BT == self.mask).to(device)]).float()
-        logits_NV[:, sorted(self.tokenizer.special_ids)] = -torch.inf
-        values = torch.softmax(logits_NV, 1).topk(min(top, logits_NV.shape[1]), 1)
-        return values.indices.cpu(), values.values.cpu()
 
 
 def write_filled(filler: Filler, lines: Sequence[str], target: TextIO, *, top: int | None, **options: int) -> None:

@@ -28,17 +28,7 @@ from tfm_blocks.runs.model import read_network
 from tfm_blocks.runs.records import SavedModel
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, last_cross_attention, plain, with_coverage
-from tfm_blocks.translation.search import (
-    BOS,
-    PAD,
-    Bounds,
-    Hypothesis,
-    Watch,
-    always,
-    chooser,
-    likeliest,
-    one_by_one,
-)
+from tfm_blocks.translation.search import BOS, PAD, Bounds, Hypothesis, Watch, always, chooser, likeliest, one_by_one
 from tfm_blocks.translation.settings import LengthPenalty, Search
 from tfm_blocks.translation.tasks import Task, Text, batches_of, plain_texts, texts_of
 
@@ -119,12 +109,6 @@ class Translator:
             help = "tfm generate RUN, or generate(prompts) in Python; tfm evaluate RUN --text FILE scores it"
             raise RunError(Problem("model", rule, help=help))
 
-    def expect_prompts(self) -> None:
-        """Raise RunError if the model reads sources, so that it cannot continue text."""
-        if self.inputs:
-            rule = f"reads {', '.join(self.inputs)} besides the target, so it translates and cannot continue text"
-            raise RunError(Problem("model", rule, help="tfm translate RUN"))
-
     def translate(self, sentences: Iterable[Text], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
         """Return the best translation of each sentence, in order; `settings` are fields of Search, such as beam=4."""
         search = Search(**settings)
@@ -201,7 +185,9 @@ class Translator:
 
     def generation_tasks(self, prompts: Sequence[str], search: Search, *, first_line: int = 1) -> list[Task]:
         """Return the task of each prompt; `search` is from `continuing`, and errors are those of `generate`."""
-        self.expect_prompts()
+        if self.inputs:
+            rule = f"reads {', '.join(self.inputs)} besides the target, so it translates and cannot continue text"
+            raise RunError(Problem("model", rule, help="tfm translate RUN"))
         ids = self.encode(plain_texts(prompts, "prompts"))
         starts = [self.conventions.prompt(prompt_ids) for prompt_ids in ids]
         tasks = [
@@ -249,23 +235,20 @@ class Translator:
         if search.coverage:
             last_cross_attention(self.network)
         for task in tasks:
-            self._expect_fits(task, search)
-
-    def _expect_fits(self, task: Task, search: Search) -> None:
-        number = task.number
-        for name, ids in zip(self.inputs, task.sources, strict=True):
-            longest = self.network.longest(name).tokens
-            if len(ids) > longest:
-                rule = f"has {len(ids)} tokens with eos, but the model has {longest} positions"
-                raise DataError(Problem(f"sentence {number}", rule, help="split it"))
-        most = min(search.max_tokens, self._longest_output(task))
-        if most < 1:
-            longest = self.network.longest(TARGET).tokens
-            rule = f"has {len(task.before)} tokens, but the model has {longest} positions"
-            raise DataError(Problem(f"sentence {number}", rule, help="shorten it"))
-        if len(task.prefix) + 1 > most:
-            rule = f"has {len(task.prefix) + 1} tokens with eos, but a translation has at most {most}"
-            raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the maximum length"))
+            number = task.number
+            for name, ids in zip(self.inputs, task.sources, strict=True):
+                longest = self.network.longest(name).tokens
+                if len(ids) > longest:
+                    rule = f"has {len(ids)} tokens with eos, but the model has {longest} positions"
+                    raise DataError(Problem(f"sentence {number}", rule, help="split it"))
+            most = min(search.max_tokens, self._longest_output(task))
+            if most < 1:
+                longest = self.network.longest(TARGET).tokens
+                rule = f"has {len(task.before)} tokens, but the model has {longest} positions"
+                raise DataError(Problem(f"sentence {number}", rule, help="shorten it"))
+            if len(task.prefix) + 1 > most:
+                rule = f"has {len(task.prefix) + 1} tokens with eos, but a translation has at most {most}"
+                raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the maximum length"))
 
     def _batch(self, batch: Sequence[Task], search: Search, watch: TaskWatch | None) -> list[list[Hypothesis]]:
         columns = zip(*(task.sources for task in batch), strict=True)

@@ -33,7 +33,14 @@ def convert_network(network: Network, sides: Sequence[EngineSide], subwords: lis
     *encoders, last = sides
     decoder = ct2.TransformerDecoderSpec(**_options(last), with_encoder_attention=bool(encoders))
     _fill_side(decoder, last, network)
-    _fill_output(decoder.projection, _module(network, network.spec.sink))
+    # padding and bos, which search must not produce, get the bias -inf
+    unembed = _module(network, network.spec.sink)
+    weight = _all_rows(unembed.weight, unembed.first_id)
+    bias = weight.new_zeros(len(weight))
+    if unembed.bias is not None:
+        bias[unembed.first_id :] = unembed.bias.detach()
+    bias[: Tokenizer.EOS] = -math.inf
+    _fill_linear(decoder.projection, weight, bias)
     if encoders:
         encoder = ct2.TransformerEncoderSpec(**_options(encoders[0]))
         _fill_side(encoder, encoders[0], network)
@@ -100,14 +107,10 @@ def _fill_layer(spec: Any, nodes: dict[str, Node], network: Network) -> None:
         if kind == "ffn":
             _fill_ffn(part, branch.block)
         else:
-            _fill_attention(part, branch.block)
-
-
-def _fill_attention(spec: Any, block: Any) -> None:
-    spec.queries_scale = float(block.scores.beta)
-    maps = (block.qkv,) if hasattr(block, "qkv") else (block.q, block.kv)
-    for linear, source in zip(spec.linear, (*maps, block.out), strict=True):
-        _fill_linear(linear, source.weight, source.bias)
+            part.queries_scale = float(branch.block.scores.beta)
+            maps = (branch.block.qkv,) if hasattr(branch.block, "qkv") else (branch.block.q, branch.block.kv)
+            for linear, source in zip(part.linear, (*maps, branch.block.out), strict=True):
+                _fill_linear(linear, source.weight, source.bias)
 
 
 def _fill_ffn(spec: Any, block: Any) -> None:
@@ -118,16 +121,6 @@ def _fill_ffn(spec: Any, block: Any) -> None:
     for linear, weight, bias in zip(linears, weights, biases, strict=True):
         _fill_linear(linear, weight, bias)
     _fill_linear(spec.linear_1, block.out.weight, block.out.bias)
-
-
-def _fill_output(spec: Any, unembed: Any) -> None:
-    """Copy the output matrix. Padding and bos, which search must not produce, get the bias -inf."""
-    weight = _all_rows(unembed.weight, unembed.first_id)
-    bias = weight.new_zeros(len(weight))
-    if unembed.bias is not None:
-        bias[unembed.first_id :] = unembed.bias.detach()
-    bias[: Tokenizer.EOS] = -math.inf
-    _fill_linear(spec, weight, bias)
 
 
 def _fill_linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:

@@ -32,7 +32,12 @@ def export_to_ctranslate2(
     installed, or if the folder exists.
     """
     translator = Translator.load(run)
-    subwords = subwords_of(translator.tokenizer)
+    # special ids of a published tokenizer keep their published names
+    names = {id: name for name, id in translator.tokenizer.ids.items()}
+    if isinstance(translator.tokenizer, PublishedTokenizer):
+        published = translator.tokenizer.vocabulary.to_here(list(translator.tokenizer.names.values()))
+        names |= dict(zip(published, translator.tokenizer.names, strict=True))
+    subwords = [names.get(id, f"<id {id}>") for id in range(translator.tokenizer.size)]
     read_engine_graph(translator.network.spec, str(run))  # raises before the folder exists
     if sources and not translator.inputs:
         rule = "compares translations, but the model reads no source"
@@ -65,15 +70,6 @@ def write_network(network: Network, subwords: list[str], folder: Path, quantizat
     spec.validate()
     spec.optimize(quantization)
     spec.save(str(folder))
-
-
-def subwords_of(tokenizer: Tokenizer) -> list[str]:
-    """Return the subword of each id. Special ids of a published tokenizer keep their published names."""
-    names = {id: name for name, id in tokenizer.ids.items()}
-    if isinstance(tokenizer, PublishedTokenizer):
-        published = tokenizer.vocabulary.to_here(list(tokenizer.names.values()))
-        names |= dict(zip(published, tokenizer.names, strict=True))
-    return [names.get(id, f"<id {id}>") for id in range(tokenizer.size)]
 
 
 def _library() -> Any:

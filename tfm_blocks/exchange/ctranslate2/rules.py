@@ -113,7 +113,16 @@ def _blocks(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
 def _structure(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
     for side in sides:
         yield from _order(side)
-        yield from _wiring(side, sides[0])
+        first_side = sides[0]
+        memory = first_side.nodes[-1].address if first_side.name == "encoder" else ""
+        for before, node in zip([None, *side.nodes], side.nodes, strict=False):
+            first, *others = node.reads.items()
+            if before and (first[1] != (before.address,) or (node.post and node.residual != before.address)):
+                yield node.address, f"connects a node only to the node before, which is {pattern(before.address)}"
+            for port, addresses in others:
+                if (port, addresses) != ("kv", (memory,)):
+                    read = ", ".join(map(pattern, addresses))
+                    yield node.address, f"connects kv to the end of the encoder and no other port, but {port} is {read}"
 
 
 def _values(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
@@ -141,19 +150,6 @@ def _order(side: EngineSide) -> Iterator[Refusal]:
             yield node.address, f"needs {needed} {place} of the {side.name}, but there is {kind}"
             return
         before = kind
-
-
-def _wiring(side: EngineSide, first_side: EngineSide) -> Iterator[Refusal]:
-    """Yield the nodes that do not read the previous node, or that read other operands than the encoder."""
-    memory = first_side.nodes[-1].address if first_side.name == "encoder" else ""
-    for before, node in zip([None, *side.nodes], side.nodes, strict=False):
-        first, *others = node.reads.items()
-        if before and (first[1] != (before.address,) or (node.post and node.residual != before.address)):
-            yield node.address, f"connects a node only to the node before, which is {pattern(before.address)}"
-        for port, addresses in others:
-            if (port, addresses) != ("kv", (memory,)):
-                read = ", ".join(map(pattern, addresses))
-                yield node.address, f"connects kv to the end of the encoder and no other port, but {port} is {read}"
 
 
 def _alike(side: EngineSide) -> Iterator[Refusal]:

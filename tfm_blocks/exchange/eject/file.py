@@ -67,11 +67,7 @@ def eject(spec: Spec, sources: Sources, title: str) -> str:
     docstring = f"{title}: written by `tfm eject`.\n\n{LEGEND}\n\n{mapping}".replace("\\", "\\\\")
     docstring = docstring.replace('"""', '\\"\\"\\"')
     text = f'"""{docstring}"""\n\nfrom __future__ import annotations\n\n{state[0]}{imports}\n{state[1]}'
-    return _formatted(text + f"{NODE}\n\n" * ("Node" in used) + body)
-
-
-def _formatted(text: str) -> str:
-    """Return the text as `ruff format` writes it. Raises ConfigError if ruff is not installed."""
+    text += f"{NODE}\n\n" * ("Node" in used) + body
     command = ["ruff", "format", "--isolated", "--line-length", str(WIDTH), "-"]
     try:
         return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout

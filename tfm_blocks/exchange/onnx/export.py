@@ -70,7 +70,12 @@ def write_graphs(network: Network, folder: Path, where: str) -> list[str]:
 
     programs = {graph.name: to_onnx(graph, where) for graph in trace_network(network, where)}
     write_weights(folder, weights_of(network))
-    stored = _stored_weights(folder / WEIGHTS)
+    with (folder / WEIGHTS).open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    begin = 8 + size
+    offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    stored = {name: (begin + first, last - first) for name, (first, last) in offsets.items()}
     first: dict[int, str] = {}
     tied = {name: first.setdefault(id(tensor), name) for name, tensor in network.state_dict(keep_vars=True).items()}
     for name, program in programs.items():
@@ -129,16 +134,6 @@ def to_onnx(graph: Graph, where: str) -> Any:
         raise RunError(refused(where, address or graph.name, rule)) from error
     finally:
         logging.disable(level)
-
-
-def _stored_weights(path: Path) -> dict[str, tuple[int, int]]:
-    """Return the offset and the length in bytes of each tensor of a safetensors file."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    begin = 8 + size
-    offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    return {name: (begin + first, last - first) for name, (first, last) in offsets.items()}
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
