@@ -15,10 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from tfm_blocks.data.corpus import POSITIONS, TEXT
+from tfm_blocks.data.corpus import POSITIONS, TEXT, DocumentWriter
 from tfm_blocks.data.file_settings import CleanSettings
 from tfm_blocks.data.labels import LabelCoder, encode_words
-from tfm_blocks.data.packed_documents import DocumentWriter
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.errors import DataError, Problem
 from tfm_blocks.language.spec import TARGET

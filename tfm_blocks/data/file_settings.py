@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -163,29 +163,34 @@ def _with_defaults(corpus: object, defaults: Mapping[str, Any]) -> object:
     return dict(defaults) | corpus
 
 
-def expect_mix(mix: Mapping[str, MixedCorpus] | None, columns: Sequence[str]) -> None:
-    """Raise RuleError if a mix has no corpus or no validation text, or its tags or columns do not agree."""
+def is_a_mix(mix: Mapping[str, Any] | None, info: ValidationInfo) -> Mapping[str, Any] | None:
+    """Return a mix. Raises RuleError if it has no corpus or no validation text, or its tags or columns do not agree."""
     if mix is None:
-        return
+        return None
     if not mix:
         raise RuleError("has no corpora", "write data.mix={NAME: {dir: PATH}}, or data.mix=null")
-    if all(corpus.val is None for corpus in mix.values()):  # type: ignore[attr-defined]
+    if all(corpus.val is None for corpus in mix.values()):
         raise RuleError("has no validation text, because val is null in each corpus", "leave val out of a corpus")
-    for name, corpus in mix.items():
-        if isinstance(corpus, MixedPairs) and list(corpus.train) != list(columns):
+    pairs = {name: corpus for name, corpus in mix.items() if isinstance(corpus, MixedPairs)}
+    columns = list(info.data.get("train") or next((corpus.train for corpus in pairs.values()), ()))
+    for name, corpus in pairs.items():
+        if list(corpus.train) != columns:
             rule = f"{name} has the columns {', '.join(corpus.train)}, but data.train has {', '.join(columns)}"
             raise RuleError(rule, "all corpora need the same columns, in the same order")
     sides = {corpus.tag for corpus in mix.values()}, {getattr(corpus, "target_tag", None) for corpus in mix.values()}
-    if shared := sorted((sides[0] & sides[1]) - {None}):  # type: ignore[type-var]
+    if shared := sorted((sides[0] & sides[1]) - {None}):
         raise RuleError(f"has {shared[0]} as a tag and as a target_tag", "write another name for one of them")
+    return mix
 
 
-def expect_temperature(temperature: float, mix: Mapping[str, MixedCorpus] | None) -> None:
-    """Raise RuleError if a temperature has no mix, or a mix that has weights."""
+def suits_the_mix(temperature: float, info: ValidationInfo) -> float:
+    """Return a temperature. Raises RuleError if it has no mix, or a mix that has weights."""
+    mix: Mapping[str, MixedCorpus] | None = info.data.get("mix")
     if temperature == 1:
-        return
+        return temperature
     if not mix:
         raise RuleError(f"is {temperature:g}, but data.mix is null", "write data.mix={NAME: {dir: PATH}, …}")
     if weighted := [name for name, corpus in mix.items() if corpus.weight is not None]:
         rule = f"is {temperature:g}, but data.mix.{weighted[0]} has a weight"
         raise RuleError(rule, "write either weights, or a temperature")
+    return temperature

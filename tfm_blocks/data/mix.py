@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tfm_blocks.data.corpus import Corpus, Ids, RowTexts
-from tfm_blocks.data.packed_documents import Documents
+from tfm_blocks.data.corpus import Corpus, Documents, Ids, RowTexts
 from tfm_blocks.data.plan import Ints, permute
 
 ORDER = 1  # stream of the draws, which differs from that of plans

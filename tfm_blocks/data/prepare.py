@@ -19,7 +19,6 @@ from tfm_blocks.data.documents import find_document_splits
 from tfm_blocks.data.encoding import LONGEST, NO_RULES, Tags, write_corpus, write_labelled, write_packed
 from tfm_blocks.data.file_settings import CleanSettings, MixedCorpus, MixedDocuments, MixedPairs
 from tfm_blocks.data.files import LINES
-from tfm_blocks.data.hub import with_stored_splits
 from tfm_blocks.data.mix import Mix, counts_of
 from tfm_blocks.data.pair_settings import DatesSettings
 from tfm_blocks.data.probe_corpora import probe_corpora
@@ -27,7 +26,7 @@ from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, LmSettings, TextSettings, columns_of
 from tfm_blocks.data.subword_dropout import WORDS, SubwordDropout, write_words
-from tfm_blocks.data.text import Split, find_splits, join_splits
+from tfm_blocks.data.text import Split, find_splits, join_splits, with_stored_splits
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import expect_special, read_tokenizer
 from tfm_blocks.errors import ConfigError, DataError, Problem

@@ -16,9 +16,9 @@ from tfm_blocks.data.file_settings import (
     MixedDocuments,
     MixedPairs,
     Shards,
-    expect_mix,
-    expect_temperature,
     has_the_columns_of_train,
+    is_a_mix,
+    suits_the_mix,
     with_defaults,
 )
 from tfm_blocks.data.labels import LabelCoder, Predicted
@@ -63,19 +63,6 @@ class TextSettings(PairSettings):
     temperature: Above0 = 1.0
     bpe_dropout: Annotated[float, Field(ge=0, le=1)] = 0.0
 
-    @field_validator("mix")
-    @classmethod
-    def _is_a_mix(cls, mix: dict[str, MixedPairs] | None, info: ValidationInfo) -> dict[str, MixedPairs] | None:
-        columns = info.data.get("train") or (next(iter(mix.values())).train if mix else ())
-        expect_mix(mix, list(columns))
-        return mix
-
-    @field_validator("temperature")
-    @classmethod
-    def _suits_the_mix(cls, temperature: float, info: ValidationInfo) -> float:
-        expect_temperature(temperature, info.data.get("mix"))
-        return temperature
-
     @field_validator("clean")
     @classmethod
     def _keeps_some_lengths(cls, clean: CleanSettings, info: ValidationInfo) -> CleanSettings:
@@ -86,6 +73,8 @@ class TextSettings(PairSettings):
         return clean
 
     _has_the_columns_of_train = field_validator("train", "val", "test")(has_the_columns_of_train)
+    _is_a_mix = field_validator("mix")(is_a_mix)
+    _suits_the_mix = field_validator("temperature")(suits_the_mix)
 
 
 class LabelsSettings(TextSettings):
@@ -180,17 +169,8 @@ class LmSettings(Settings):
     mix: Annotated[dict[CorpusName, MixedDocuments] | None, BeforeValidator(with_defaults)] = None
     temperature: Above0 = 1.0
 
-    @field_validator("mix")
-    @classmethod
-    def _is_a_mix(cls, mix: dict[str, MixedDocuments] | None) -> dict[str, MixedDocuments] | None:
-        expect_mix(mix, ())
-        return mix
-
-    @field_validator("temperature")
-    @classmethod
-    def _suits_the_mix(cls, temperature: float, info: ValidationInfo) -> float:
-        expect_temperature(temperature, info.data.get("mix"))
-        return temperature
+    _is_a_mix = field_validator("mix")(is_a_mix)
+    _suits_the_mix = field_validator("temperature")(suits_the_mix)
 
     @field_validator("step_tokens", "batch_tokens")
     @classmethod

@@ -28,10 +28,6 @@ class WrittenStep:
     path: Path = ()
 
 
-def _steps(*kinds: str) -> tuple[WrittenStep, ...]:
-    return tuple(WrittenStep(kind) for kind in kinds)
-
-
 @dataclass(frozen=True)
 class AddNorm:
     """Operations of add & norm.
@@ -46,7 +42,7 @@ class AddNorm:
     deep: bool = False
 
 
-NORM, ADD, DROPOUT = _steps("norm", "add", "dropout")
+NORM, ADD, DROPOUT = map(WrittenStep, ("norm", "add", "dropout"))
 PRESETS = {
     "post": AddNorm(post=(DROPOUT, ADD, NORM)),
     "pre": AddNorm(pre=(NORM,), post=(DROPOUT, ADD), last=(NORM,)),

@@ -266,7 +266,8 @@ def _tasks(groups: Sequence[Group], settings: Sequence[Mapping[str, str]]) -> li
 
     These are settings of the data that never differ between groups with a common test set.
     """
-    names = [_name(group.runs[0]) for group in groups]
+    first_runs = [group.runs[0] for group in groups]
+    names = [printable(str(run.settings.get(TASK) or run.start.choices.get(DATA) or ABSENT)) for run in first_runs]
     common, alike = defaultdict(list), defaultdict(list)
     for group, name, row in zip(groups, names, settings, strict=True):
         alike[name].append(row)
@@ -283,10 +284,6 @@ def _tasks(groups: Sequence[Group], settings: Sequence[Mapping[str, str]]) -> li
 
 def _varies(key: str, rows: Sequence[Mapping[str, str]]) -> bool:
     return len({row.get(key, ABSENT) for row in rows}) > 1
-
-
-def _name(run: SavedRun) -> str:
-    return printable(str(run.settings.get(TASK) or run.start.choices.get(DATA) or ABSENT))
 
 
 def _texts(rows: Sequence[Mapping[str, Setting]]) -> list[dict[str, str]]:

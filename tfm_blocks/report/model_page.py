@@ -66,7 +66,10 @@ def _facts(model: ViewedModel, size: ModelSize) -> Iterator[dict[str, Any]]:
             "weights": "; ".join(filter(None, (origin, node.adapter_text and f"adapters: {node.adapter_text}"))),
             "parameters": row.parameters,
             "multiply_adds": row.multiply_adds,
-            "arguments": list(_arguments(node, sources)),
+            "arguments": [
+                (name, write_value(node.arguments.get(name), REGISTRY), _origin(node.path, name, sources))
+                for name in (REGISTRY.blocks[node.block].arguments if node.block else ())
+            ],
             "reads": list(_reads(node, outline, shapes)),
             "own_weights": weights[node.address],
             "lines": [(place.file, str(place.line), file.excerpt(node.path)) for file, place in files],
@@ -85,11 +88,6 @@ def _weight_rows(model: ViewedModel) -> dict[str, list[WeightRow]]:
                 below = f"{part}.{below}" if below else part
             rows[address].append((below, roles, shape, group.initial))
     return rows
-
-
-def _arguments(node: Node, sources: Sources) -> Iterator[Row]:
-    for name in REGISTRY.blocks[node.block].arguments if node.block else ():
-        yield name, write_value(node.arguments.get(name), REGISTRY), _origin(node.path, name, sources)
 
 
 def _origin(path: Path, name: str, sources: Sources) -> str:

@@ -54,16 +54,11 @@ class NonFiniteSteps:
         steps, self._flags, self._steps = self._steps, [], []
         for skipped, (step, rows) in zip(flags, steps, strict=True):
             self.in_row = self.in_row + 1 if skipped else 0
-            if skipped:
-                self._write(step, rows)
+            if skipped and self.path is not None:
+                with self.path.open("a", encoding="utf-8") as file:
+                    for row in rows:
+                        (text,) = self.corpus.rows(slice(row, row + 1))
+                        file.write(json.dumps({"step": step, "row": row, **text}, ensure_ascii=False) + "\n")
             if self.in_row >= self.patience:  # >=, because a resume may lower `patience`
                 reason = f"the loss or the gradient of {self.in_row} steps in a row is not finite"
                 raise diverged(step - self.in_row, reason)
-
-    def _write(self, step: int, rows: Sequence[int]) -> None:
-        if self.path is None:
-            return
-        with self.path.open("a", encoding="utf-8") as file:
-            for row in rows:
-                (text,) = self.corpus.rows(slice(row, row + 1))
-                file.write(json.dumps({"step": step, "row": row, **text}, ensure_ascii=False) + "\n")
