@@ -1,4 +1,4 @@
-"""Splits of texts in columns. Row N of a file corresponds to row N of the others. Datasets by name are stored in the cache."""
+"""Splits of texts in columns. Row N of a file corresponds to row N of the others. Datasets by name are cached."""
 
 from __future__ import annotations
 
