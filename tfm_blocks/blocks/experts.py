@@ -66,12 +66,6 @@ class ExpertRouter(nn.Module):
         return Choice(self.routing.probabilities(p_BTE), chosen_BTK, weight_BTK * self.routing.scale)
 
 
-def chosen_fraction(choice: Choice, keep_BT: Tensor) -> Tensor:
-    """Return the fraction of the choices at a sequence's kept positions that each expert received: f_BE."""
-    times_BTE = F.one_hot(choice.chosen_BTK, choice.p_BTE.shape[2]).sum(2)
-    return _mean_of_kept(times_BTE.to(choice.p_BTE.dtype), keep_BT) / choice.chosen_BTK.shape[2]
-
-
 def imbalance(choice: Choice, fraction_BE: Tensor, keep_BT: Tensor) -> Tensor:
     """Return the balance loss E Σ_e f_e P_e of each sequence: loss_B.
 
@@ -194,7 +188,8 @@ class Mixture(nn.Module):
         y_BTD = through_experts(self.experts, x_BTD, choice)
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD)
-        fraction_BE = chosen_fraction(choice, keep_BT)
+        times_BTE = F.one_hot(choice.chosen_BTK, choice.p_BTE.shape[2]).sum(2)
+        fraction_BE = _mean_of_kept(times_BTE.to(choice.p_BTE.dtype), keep_BT) / choice.chosen_BTK.shape[2]
         loss_B = imbalance(choice, fraction_BE, keep_BT) + self.router.routing.balancing(fraction_BE)
         return y_BTD, self.balance * loss_B
 

@@ -60,22 +60,16 @@ def help_text(request: Request, program: str) -> str:
     config = Composer(request.config_dir).compose(first)
     known = {name: sorted(list_options(name, folders)) for name in list_groups(folders)}
     groups = [f"  {name}: {', '.join(choices)}" for name, choices in known.items() if choices]
-    comments = _comments(config.hydra.runtime.choices, folders)
+    comments: dict[tuple[str, ...], Comment] = {}
+    for file, group in _files(config.hydra.runtime.choices, folders):
+        own = read_comments(file, (group,) if group and group != "model" else ())
+        comments = merge_comments(comments, own | ({("model",): own[()]} if group == "model" else {}))
     keys = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     del keys["hydra"]
     files = [f"  {file.shown}" for file, _ in _files(config.hydra.runtime.choices, folders)]
     return TEXT.format(
         program=program, groups="\n".join(groups), files="\n".join(files), keys="\n".join(_lines(keys, (), comments))
     )
-
-
-def _comments(choices: Mapping[str, str], folders: list[Path]) -> dict[tuple[str, ...], Comment]:
-    """Merge the comments of train.yaml, the model's chain, the groups and the experiment; later files override."""
-    merged: dict[tuple[str, ...], Comment] = {}
-    for file, group in _files(choices, folders):
-        comments = read_comments(file, (group,) if group and group != "model" else ())
-        merged = merge_comments(merged, comments | ({("model",): comments[()]} if group == "model" else {}))
-    return merged
 
 
 def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[YamlFile, str]]:

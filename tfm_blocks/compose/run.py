@@ -90,20 +90,6 @@ def compose_run(config: DictConfig) -> Composed:
     if unknown := sorted(str(key) for key in config if key not in known and key != "hydra"):
         raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
     typed = {text.partition("=")[0] for text in overrides} & OF_AN_EXPERIMENT
-    _remove_sweep(config, overrides, sources)
-    _remove_stale_settings(config, sources, sorted(typed))
-    if read_value(config, "label_smoothing") is None:
-        is_smoothed = read_value(config, "data.kind") != "lm" and read_value(config, "objective.name") == "next_token"
-        config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
-    groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
-    composed = replace(resolve(config, sources, chain), choices=groups)
-    name = composed.mapping["name"]
-    composed.mapping["name"] = run_name(choices, overrides) if name is None else expect_name("name", name, sources)
-    return composed
-
-
-def _remove_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources) -> None:
-    """Remove the settings of Hydra and of the sweep, which do not affect a run, except for the name of the sweep."""
     keys = (key for key in map(override_key, overrides) if key.split(".")[0] in OF_A_SWEEP)
     if refused := [key for key in keys if key != "sweep.name"]:
         rule = "configures a sweep, but this is a single run"
@@ -114,6 +100,15 @@ def _remove_sweep(config: DictConfig, overrides: Sequence[str], sources: Sources
             del config[key]
         if name is not None:
             config["sweep_name"] = expect_name("sweep.name", name, sources)
+    _remove_stale_settings(config, sources, sorted(typed))
+    if read_value(config, "label_smoothing") is None:
+        is_smoothed = read_value(config, "data.kind") != "lm" and read_value(config, "objective.name") == "next_token"
+        config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
+    groups = {group: choice for group, choice in choices.items() if "/" not in group and group not in OF_A_SWEEP}
+    composed = replace(resolve(config, sources, chain), choices=groups)
+    name = composed.mapping["name"]
+    composed.mapping["name"] = run_name(choices, overrides) if name is None else expect_name("name", name, sources)
+    return composed
 
 
 def _remove_stale_settings(config: DictConfig, sources: Sources, replaced: Iterable[str]) -> None:

@@ -103,7 +103,11 @@ UNKNOWN_KEY = ("extra_forbidden", "invalid_key")
 def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
     kind, context = error["type"], error.get("ctx", {})
     if kind in UNKNOWN_KEY:
-        return _unknown_key(cls, error["loc"])
+        *parents, key = error["loc"]
+        keys, annotation = _follow(cls, parents)
+        address = ".".join([*keys, str(key)])
+        known = [name for member in _members(annotation) for name in _fields(member)]
+        return Problem(address, "no such setting", help=advice(address) or suggest(str(key), known) or "leave it out")
     keys, annotation = _follow(cls, error["loc"])
     address, error_raised = ".".join(keys), context.get("error")
     if isinstance(error_raised, RuleError):
@@ -121,14 +125,6 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
     context |= {"address": address, "value": _shown(error["input"]), "or_null": or_null}
     rule, help = (text.format(**context) for text in WORDINGS[kind])
     return Problem(address, rule, help=help)
-
-
-def _unknown_key(cls: type[Settings], location: Sequence[str | int]) -> Problem:
-    *parents, key = location
-    keys, annotation = _follow(cls, parents)
-    address = ".".join([*keys, str(key)])
-    known = [name for member in _members(annotation) for name in _fields(member)]
-    return Problem(address, "no such setting", help=advice(address) or suggest(str(key), known) or "leave it out")
 
 
 def _invalid_choice(address: str, value: object, options: Sequence[str]) -> Problem:

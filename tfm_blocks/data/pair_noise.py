@@ -215,7 +215,13 @@ class Denoising(PairNoise):
         masked, inserted_R = self._masked(self._permuted(flat))
         inserted_R = np.minimum(inserted_R, flat.lengths_R - masked.lengths_R)
         inserted_R += np.ceil(self.insert * masked.lengths_R - 1e-9).astype(np.int64)
-        return self._rotated(self._inserted(masked, inserted_R)), flat
+        rows = len(masked.rows_R)
+        row_L = np.repeat(np.arange(rows), masked.lengths_R + inserted_R)
+        place = masked.rows_R[row_L], places(row_L, rows)
+        new_L = ranks(row_L, rows, self.uniforms(place[0], SLOT, place[1])) < inserted_R[row_L]
+        ids_L = self._masks(*place, SLOT_KIND, SLOT_TOKEN)
+        ids_L[~new_L] = masked.ids_L
+        return self._rotated(Flat(ids_L, row_L, masked.rows_R)), flat
 
     def longest(self, length: int) -> list[tuple[int, int]]:
         return [(length + ceil(self.insert * length), length)]
@@ -277,16 +283,6 @@ class Denoising(PairNoise):
         """Return the mask, or with the probability `random` a random id."""
         kind_U, token_U = (self.uniforms(rows_U, stream, place_U) for stream in (kind, token))
         return np.where(kind_U < self.random, random_ids(self.plain_V, token_U), self.mask_id)
-
-    def _inserted(self, flat: Flat, masks_R: Integers) -> Flat:
-        """Insert masks at random places of each row."""
-        rows = len(flat.rows_R)
-        row_L = np.repeat(np.arange(rows), flat.lengths_R + masks_R)
-        place = flat.rows_R[row_L], places(row_L, rows)
-        new_L = ranks(row_L, rows, self.uniforms(place[0], SLOT, place[1])) < masks_R[row_L]
-        ids_L = self._masks(*place, SLOT_KIND, SLOT_TOKEN)
-        ids_L[~new_L] = flat.ids_L
-        return Flat(ids_L, row_L, flat.rows_R)
 
     def _rotated(self, flat: Flat) -> Flat:
         """Begin a fraction of the rows at a random token, and end them with the tokens before it."""

@@ -115,7 +115,11 @@ class Merges:
         """
         done_ids, done_words, step = [id_S[:0]], [word_S[:0]], 0
         while len(id_S):
-            rank_P, result_P, pair_P = self._pairs(id_S, word_S)
+            pair_P = np.flatnonzero(word_S[1:] == word_S[:-1])
+            keys_P = id_S[pair_P] * self.size + id_S[pair_P + 1]
+            found_P = np.minimum(np.searchsorted(self.pairs_M, keys_P), len(self.pairs_M) - 1)
+            known_P = self.pairs_M[found_P] == keys_P if len(self.pairs_M) else np.zeros(len(pair_P), bool)
+            rank_P, result_P, pair_P = self.ranks_M[found_P[known_P]], self.results_M[found_P[known_P]], pair_P[known_P]
             kept_P = uniforms(*draw, key_S[pair_P], SUBWORD, step, place_S[pair_P]) >= rate
             rank_P, result_P, pair_P = rank_P[kept_P], result_P[kept_P], pair_P[kept_P]
             order_P = np.lexsort((pair_P, rank_P, word_S[pair_P]))
@@ -134,14 +138,6 @@ class Merges:
         words_S = np.concatenate(done_words)
         order_S = np.argsort(words_S, kind="stable")
         return np.concatenate(done_ids)[order_S], words_S[order_S]
-
-    def _pairs(self, id_S: Integers, word_S: Integers) -> tuple[Integers, Integers, Integers]:
-        """Return the rank, the result and the left place of each pair of neighbours that can be merged."""
-        pair_P = np.flatnonzero(word_S[1:] == word_S[:-1])
-        keys_P = id_S[pair_P] * self.size + id_S[pair_P + 1]
-        found_P = np.minimum(np.searchsorted(self.pairs_M, keys_P), len(self.pairs_M) - 1)
-        known_P = self.pairs_M[found_P] == keys_P if len(self.pairs_M) else np.zeros(len(pair_P), bool)
-        return self.ranks_M[found_P[known_P]], self.results_M[found_P[known_P]], pair_P[known_P]
 
 
 class Redivided(Corpus):

@@ -223,7 +223,14 @@ class _Drawer:
             layers = [list(nodes_of(layer)) for layer in part.layers]
             groups = find_groups(part.address, layers, [exit_of(layer) for layer in part.layers], self.lasts)
         for other in alike:
-            self._note_exits(other, groups)
+            ends, last = {group.end - 1 for group in groups}, len(other.layers) - 1
+            for index, layer in enumerate(other.layers):
+                self.exits[exit_of(layer)] = other, index, self.content.fold == "layers" and index not in ends
+                if index in other.copies:
+                    self.exits[other.copies[index].address] = other, index, False
+            if other.last:
+                self.exits[other.last.address] = other, last, False
+                self.lasts[other.last.address] = f"{other.address}.{last}.last"
             self._note_varied(other)
         if self.content.fold == "stacks" or pattern(part.address) in self.content.closed:
             stacks = [other.address for other in alike]
@@ -267,17 +274,6 @@ class _Drawer:
         self.arrows += [Arrow(source, box, "port") for source in sources if source is not entry]
         self.outlets |= dict.fromkeys(box.addresses, box)
         return box
-
-    def _note_exits(self, part: Stack, groups: Sequence[LayerGroup]) -> None:
-        """Record which addresses are outputs of layers."""
-        ends, last = {group.end - 1 for group in groups}, len(part.layers) - 1
-        for index, layer in enumerate(part.layers):
-            self.exits[exit_of(layer)] = part, index, self.content.fold == "layers" and index not in ends
-            if index in part.copies:
-                self.exits[part.copies[index].address] = part, index, False
-        if part.last:
-            self.exits[part.last.address] = part, last, False
-            self.lasts[part.last.address] = f"{part.address}.{last}.last"
 
     def _note_varied(self, part: Stack) -> None:
         """Record which arguments of a node differ from layer to layer, so that the figure shows why layers differ."""

@@ -71,7 +71,13 @@ def find_adapters(network: Network, sources: Sources) -> dict[str, dict[str, Ada
     """
     groups = _read_groups(network.spec.mapping["adapt"], sources)
     weights = list_weights(network)
-    maps = _linear_maps(network, weights)
+    maps = []
+    for weight in weights:
+        owner, _, name = weight.name.rpartition(".")
+        module = network.get_submodule(owner)
+        tied = len(weight.names) > 1  # the sum with an adapter would be another weight under one of the names
+        if name == "weight" and isinstance(module, LinearMap) and module.takes_adapter and not tied:
+            maps.append(_Map(weight, module))
     found: defaultdict[str, dict[str, Adapter]] = defaultdict(dict)
     problems, takers = [], dict[str, str]()
     for name, group in groups.items():
@@ -107,17 +113,6 @@ def _read_groups(mapping: Any, sources: Sources) -> Mapping[str, AdapterGroup]:
         raise ConfigError(
             [sources.problem(tuple(one.address.split(".")), one.rule, help=one.help) for one in error.problems]
         ) from None
-
-
-def _linear_maps(network: Network, weights: Sequence[Weight]) -> list[_Map]:
-    maps = []
-    for weight in weights:
-        owner, _, name = weight.name.rpartition(".")
-        module = network.get_submodule(owner)
-        tied = len(weight.names) > 1  # the sum with an adapter would be another weight under one of the names
-        if name == "weight" and isinstance(module, LinearMap) and module.takes_adapter and not tied:
-            maps.append(_Map(weight, module))
-    return maps
 
 
 def without_adapters(spec: Spec) -> Spec:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tfm_blocks.blocks.layers.state import Bounded
 from tfm_blocks.errors import Problem
@@ -82,7 +82,13 @@ class _Trace:
                 yield f"the parameter {name} does not affect the output, so it could not learn"
 
     def _run(self, call: Call, batch: int, length: int) -> str:
-        sizes = self._lengths(call.block, batch, length)
+        longest = call.block.max_length if isinstance(call.block, Bounded) else math.inf
+        sizes = {axis.name: batch for axis in self.axes if not axis.inputs}
+        single = [axis.name for axis in self.axes if len(axis.inputs) == 1]
+        sizes |= {name: int(min(length + 2 * place, longest)) for place, name in enumerate(single)}
+        for axis in self.axes:
+            if axis.joined:
+                sizes[axis.name] = sum(sizes[part] for part in axis.name.split("+"))
         values = {address: self._tensor(address, sizes) for address in (*self.node.read, self.node.residual)}
         masks = {axis.name: torch.ones(batch, sizes[axis.name], dtype=torch.bool) for axis in self.axes if axis.inputs}
         losses: dict[str, Tensor] = {}
@@ -98,17 +104,6 @@ class _Trace:
         if tuple(out.shape) != expected:
             return f"its output has the shape {list(out.shape)}, but its signature declares {list(expected)}"
         return ""
-
-    def _lengths(self, block: nn.Module, batch: int, length: int) -> dict[str, int]:
-        """Return the length of every axis by name, within the block's `max_length`; concatenated lengths add up."""
-        longest = block.max_length if isinstance(block, Bounded) else math.inf
-        sizes = {axis.name: batch for axis in self.axes if not axis.inputs}
-        single = [axis.name for axis in self.axes if len(axis.inputs) == 1]
-        sizes |= {name: int(min(length + 2 * place, longest)) for place, name in enumerate(single)}
-        for axis in self.axes:
-            if axis.joined:
-                sizes[axis.name] = sum(sizes[part] for part in axis.name.split("+"))
-        return sizes
 
     def _tensor(self, address: str, sizes: Mapping[str, int]) -> Tensor:
         shape: Any = _real(self.shapes[address], sizes)

@@ -128,16 +128,6 @@ class Argument:
 
 def constructor_parameters(name: str, cls: type) -> tuple[tuple[str, ...], dict[str, Argument]]:
     """Return the letters and the arguments of a class. Bases that receive its `**options` add their arguments."""
-    constructors = _constructors(name, cls)
-    arguments: dict[str, Argument] = {}
-    for constructor in constructors:
-        inherited = keyword_arguments(name, constructor)
-        arguments |= {key: inherited[key] for key in inherited if key not in arguments}
-    return tuple(_sizes(name, constructors[0])) if constructors else (), arguments
-
-
-def _constructors(name: str, cls: type) -> list[Any]:
-    """Return the constructors of a class and its bases, up to the first without `**options`, excluding nn.Module."""
     constructors: list[Any] = []
     parameter = None
     for owner in cls.__mro__:
@@ -152,7 +142,11 @@ def _constructors(name: str, cls: type) -> list[Any]:
     if parameter is not None:
         rule = "arguments must be named, by the class or by a base class"
         raise TypeError(f"block {name!r}: the constructor takes *{parameter.name}; {rule}")
-    return constructors
+    arguments: dict[str, Argument] = {}
+    for constructor in constructors:
+        inherited = keyword_arguments(name, constructor)
+        arguments |= {key: inherited[key] for key in inherited if key not in arguments}
+    return tuple(_sizes(name, constructors[0])) if constructors else (), arguments
 
 
 def _parameters_of(function: Any) -> list[inspect.Parameter]:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.report.charts import Line, LineChart
+from tfm_blocks.report.charts import LineChart
 from tfm_blocks.runs.files import write_bytes
 
 WIDTH = 3.3  # inches of a column
@@ -137,7 +137,14 @@ def chart_svg(chart: LineChart, axis: str, labels: Sequence[str], name: str) -> 
     for line in chart.lines:
         group = root.find(f".//g[@class='model-{labels.index(line.label)} line']")
         markers = [] if group is None else list(group.iter("use"))
-        for marker, tip in zip(markers, _tooltips(chart.unit, axis, line), strict=True):
+        texts = []
+        columns = np.stack([line.x[axis], line.mean, line.low, line.high])
+        for x, mean, low, high in columns[:, _marked(len(line.mean), ALL_MARKED, MANY)].T:
+            if np.isfinite(x) and np.isfinite(mean):
+                spread = f"\nseeds from {low:.5g} to {high:.5g}" if high > low else ""
+                place = f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
+                texts.append(f"{line.label}\n{axis} {place}\n{chart.unit} {mean:.5g}{spread}")
+        for marker, tip in zip(markers, texts, strict=True):
             ElementTree.SubElement(marker, "title").text = tip
     return Markup(ElementTree.tostring(root, "unicode"))
 
@@ -199,18 +206,6 @@ def line_style(number: int) -> dict[str, Any]:
 def _marked(points: int, few: int, many: int) -> list[int]:
     """Return the points of a line that are marked: all of few, or evenly spaced ones that include both ends."""
     return list(range(points)) if points <= few else [round(place) for place in np.linspace(0, points - 1, many)]
-
-
-def _tooltips(unit: str, axis: str, line: Line) -> list[str]:
-    """Return a text for each marker of a line in a page."""
-    texts = []
-    columns = np.stack([line.x[axis], line.mean, line.low, line.high])
-    for x, mean, low, high in columns[:, _marked(len(line.mean), ALL_MARKED, MANY)].T:
-        if np.isfinite(x) and np.isfinite(mean):
-            spread = f"\nseeds from {low:.5g} to {high:.5g}" if high > low else ""
-            place = f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
-            texts.append(f"{line.label}\n{axis} {place}\n{unit} {mean:.5g}{spread}")
-    return texts
 
 
 def _page_svg(drawn: Figure) -> ElementTree.Element:

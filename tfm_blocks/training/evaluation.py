@@ -70,10 +70,15 @@ class Scorer(SplitScorer):
             self.outputs, self.samples = [], []
             return scores
         with generation.precision:
-            outputs = self._translate(rows, generation)
-        self._count(outputs, rows, corpus.groups)
-        self.outputs = self._gather(outputs, len(rows))
+            own = slice(self.ranks.rank, len(rows), self.ranks.world)  # the rows of this rank: every world-th
+            sentences = [{name: row[name] for name in self.translator.sources} for row in rows[own]]
+            translations = self.translator.search(sentences, generation.search, stop=generation.stop)
+            outputs = [best.text for best, *_ in translations]
         references = [row[TARGET] for row in rows]
+        self.exact.update(outputs, references[own], corpus.groups[: len(rows)][own])
+        encode = self.translator.tokenizer.encode_batch
+        self.lengths.update(encode(outputs), encode(references[own]))
+        self.outputs = self._gather(outputs, len(rows))
         sources = [" | ".join(row[name] for name in self.translator.sources) for row in rows]
         self.samples = list(zip(sources, self.outputs, references, strict=True))
         scores |= text_scores(self.outputs, references, self.bleu) | self.exact.compute() | self.lengths.compute()
@@ -83,21 +88,6 @@ class Scorer(SplitScorer):
             part = text_scores(*texts, self.bleu) if lines else {}
             scores |= {f"{key}/{name}": value for key, value in part.items()}
         return scores
-
-    def _rank_rows(self, rows: Sequence[object]) -> slice:
-        """Return the rows of this rank: every world-th."""
-        return slice(self.ranks.rank, len(rows), self.ranks.world)
-
-    def _translate(self, rows: Samples, generation: Generation) -> list[str]:
-        texts = [{name: row[name] for name in self.translator.sources} for row in rows[self._rank_rows(rows)]]
-        return [best[0].text for best in self.translator.search(texts, generation.search, stop=generation.stop)]
-
-    def _count(self, outputs: Sequence[str], rows: Samples, groups: Sequence[str]) -> None:
-        rank_rows = self._rank_rows(rows)
-        references = [row[TARGET] for row in rows[rank_rows]]
-        self.exact.update(outputs, references, groups[: len(rows)][rank_rows])
-        encode = self.translator.tokenizer.encode_batch
-        self.lengths.update(encode(outputs), encode(references))
 
     def _gather(self, outputs: list[str], count: int) -> list[str]:
         world = self.ranks.world

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.data.layout import Batch
-from tfm_blocks.data.plan import EpochPlan, Ranks
+from tfm_blocks.data.plan import Ranks
 from tfm_blocks.devices import CPU, fork_generators, peak_memory
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
@@ -125,7 +125,10 @@ class MemoryCheck:
         kept = [parameter for parameter in trained if parameter not in freed]
         for parameter in kept:
             parameter.grad = torch.zeros_like(parameter)
-        begun, objective = _follow(network), self.objective.with_network(network)
+        begun = ["model"]
+        for call in (*network.calls, *network.head_calls):
+            call.block.register_forward_pre_hook(lambda block, arguments, address=call.address: begun.append(address))
+        objective = self.objective.with_network(network)
         for batch in batches:
             with self.precision, fork_generators(self.device):
                 try:
@@ -139,14 +142,6 @@ class MemoryCheck:
                     raise RunError(Problem(begun[-1], rule, help=help)) from error
         exchanged = [*_copies(kept, self.copies.by_layer), *_copies(trained, self.copies.stepping)]
         del held, exchanged
-
-
-def _follow(network: Network) -> list[str]:
-    """Return a list to which the network adds the address of each node that it begins."""
-    begun = ["model"]
-    for call in (*network.calls, *network.head_calls):
-        call.block.register_forward_pre_hook(lambda block, arguments, address=call.address: begun.append(address))
-    return begun
 
 
 def smallest_cap(planned_corpus: PlannedCorpus) -> int:
@@ -178,20 +173,15 @@ def worst(planned_corpus: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Ba
     plan = planned_corpus.plan(seed=seed, epoch=0)
     largest = []
     for power in (1, 2):
-        step = _largest(plan, power)
+        widths_KC = np.maximum.reduceat(plan.widths_NC[plan.rows_N], plan.bounds_K1[:-1]).astype(np.int64)
+        rows_K = np.minimum(np.diff(plan.bounds_K1), np.maximum(1, plan.batch_tokens // widths_KC.sum(1)))
+        group = int(np.argmax(rows_K * (widths_KC**power).sum(1)))
+        step = int(np.flatnonzero(plan.order_K == group)[0])
         shares = plan[step].share(ranks.rank, ranks.world)
         widths = [plan.widths_NC[rows_B].max(0).astype(np.int64) for rows_B in shares]
         costs = [len(rows_B) * (widths_C**power).sum() for rows_B, widths_C in zip(shares, widths, strict=True)]
         largest.append((step, int(np.argmax(costs))))
     return (planned_corpus.batches(plan[step], ranks)[part] for step, part in dict.fromkeys(largest))
-
-
-def _largest(plan: EpochPlan, power: int) -> int:
-    """Return the step with the most expensive micro-batch: as many rows of its largest widths as the cap allows."""
-    widths_KC = np.maximum.reduceat(plan.widths_NC[plan.rows_N], plan.bounds_K1[:-1]).astype(np.int64)
-    rows_K = np.minimum(np.diff(plan.bounds_K1), np.maximum(1, plan.batch_tokens // widths_KC.sum(1)))
-    group = int(np.argmax(rows_K * (widths_KC**power).sum(1)))
-    return int(np.flatnonzero(plan.order_K == group)[0])
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -20,7 +20,13 @@ from torch import Tensor
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.objective_layouts import layout_of
-from tfm_blocks.data.objectives import DistilSettings, HidingSettings, LabelSettings, ReplacedTokenSettings
+from tfm_blocks.data.objectives import (
+    DistilSettings,
+    HidingSettings,
+    LabelSettings,
+    ObjectiveSettings,
+    ReplacedTokenSettings,
+)
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
@@ -69,9 +75,7 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.network, self.prepared, self.settings, self.ranks = network, prepared, settings, ranks
-        layout = layout_of(prepared.train, names(network.spec.inputs), settings.objective)
-        generates = settings.objective.generates and not layout.at_positions
-        self.translator = Translator(network, prepared.tokenizer, prepared.train.columns) if generates else None
+        self.translator = _translator(network, prepared, settings.objective)
         freeze(settings.optimizer, network)
         network.recomputes = settings.trainer.activation_checkpointing
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
@@ -159,18 +163,11 @@ class TrainingModule(LightningModule):
 
         The optimizer skips a step whose gradient is not finite. Raises DivergedError.
         """
-        # so that a resumed run draws the same values
-        words = np.random.SeedSequence((self.settings.seed, self.global_step, self.ranks.rank)).generate_state(1)
-        seed_device(self.device, int(words[0]))
+        self._seed_dropout()
         self.objective.step = self.global_step + 1
         optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.zero_grad()
-        total = torch.zeros(2 + len(self.losses), dtype=sum_dtype(self.device), device=self.device)
-        strategy = self.trainer.strategy
-        for batch in step.batches[:-1]:
-            with strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext():
-                total += self._backward(batch, step.tokens)
-        sums = total + self._backward(step.batches[-1], step.tokens)
+        sums = self._accumulate(step)
         norm = self._clip([parameter for group in optimizer.param_groups for parameter in group["params"]])
         skipped = ~norm.isfinite()
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels and by JointOptimizer
@@ -183,6 +180,23 @@ class TrainingModule(LightningModule):
         trainer = self.settings.trainer
         if self.global_step % trainer.log_every == 0 or self.global_step == trainer.steps:
             self._log_steps(rate)
+
+    def _seed_dropout(self) -> None:
+        """Seed dropout by the run's seed, the step and the rank, so that a resumed run draws the same values."""
+        words = np.random.SeedSequence((self.settings.seed, self.global_step, self.ranks.rank)).generate_state(1)
+        seed_device(self.device, int(words[0]))
+
+    def _accumulate(self, step: StepBatches) -> Tensor:
+        """Accumulate gradients. The ranks exchange them in the backward pass of the last micro-batch.
+
+        Return sums over the tokens of this rank: the loss, -log p, and the other losses.
+        """
+        total = torch.zeros(2 + len(self.losses), dtype=sum_dtype(self.device), device=self.device)
+        strategy = self.trainer.strategy
+        for batch in step.batches[:-1]:
+            with strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext():
+                total += self._backward(batch, step.tokens)
+        return total + self._backward(step.batches[-1], step.tokens)
 
     def _backward(self, batch: Batch, tokens: int) -> Tensor:
         """Compute the gradient of the step's mean loss, times the number of ranks, which average gradients."""
@@ -237,8 +251,12 @@ class TrainingModule(LightningModule):
 
     def _is_stopping(self) -> bool:
         """Return True if a stop was requested on this rank during training. Later, a signal exits immediately."""
-        # training includes its validations
-        return (self.trainer.state.fn == TrainerFn.FITTING) and bool(self.stop_signal())
+        return self._fitting and bool(self.stop_signal())
+
+    @property
+    def _fitting(self) -> bool:
+        """Return True during training, including its validations."""
+        return self.trainer.state.fn == TrainerFn.FITTING
 
     def on_test_epoch_start(self) -> None:
         self.scorer.restart(self.prepared.last_scored[1])
@@ -290,6 +308,13 @@ class TrainingModule(LightningModule):
         for logger in self.trainer.loggers if self.samples else ():
             if isinstance(logger, RunLogger):
                 logger.log_samples(split, self.samples, self.global_step)
+
+
+def _translator(network: Network, prepared: Prepared, objective: ObjectiveSettings) -> Translator | None:
+    """Return the translator, or None if the objective or the model generates no text."""
+    layout = layout_of(prepared.train, names(network.spec.inputs), objective)
+    generates = objective.generates and not layout.at_positions
+    return Translator(network, prepared.tokenizer, prepared.train.columns) if generates else None
 
 
 def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:

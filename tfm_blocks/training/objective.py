@@ -144,24 +144,19 @@ class SeveralTokensObjective(Objective):
         others = self._z_loss(weights, sums)
         later = torch.zeros_like(sums.total)
         for distance, address in enumerate(self.ahead, 1):
-            later_N, weights_N = _later_labels(batch, distance)
+            labels_BT = batch.labels_BT
+            later_BT = F.pad(labels_BT, (0, distance))[:, distance:]
+            ended_BT = F.pad(labels_BT == EOS, (0, distance)).unfold(1, distance, 1)[:, : labels_BT.shape[1]].any(2)
+            kept_BT = (later_BT != 0) & ~ended_BT
+            later_BT = torch.where(kept_BT, later_BT, labels_BT)  # the loss of a label that has no logit is not finite
+            later_N, kept_N = (x_BT.flatten().index_select(0, batch.kept_N) for x_BT in (later_BT, kept_BT))
+            weights_N = kept_N.float()
             x_ND = losses[f"{TAP}{address}"].flatten(0, 1).index_select(0, batch.kept_N)
             later = later + self._sums(x_ND, later_N, weights_N).total
         for address in set(self.ahead):
             del losses[f"{TAP}{address}"]
         later = later * (self.losses.weight("ahead", self.step) / len(self.ahead))
         return self.total(batch, sums.total + later, [sums.loss, sums.nll], losses, [*others, later])
-
-
-def _later_labels(batch: Batch, distance: int) -> tuple[Tensor, Tensor]:
-    """Return the label `distance` positions after each predicted one, and its weight: 0 after the end of a document."""
-    labels_BT = batch.labels_BT
-    later_BT = F.pad(labels_BT, (0, distance))[:, distance:]
-    ended_BT = F.pad(labels_BT == EOS, (0, distance)).unfold(1, distance, 1)[:, : labels_BT.shape[1]].any(2)
-    kept_BT = (later_BT != 0) & ~ended_BT
-    later_BT = torch.where(kept_BT, later_BT, labels_BT)  # the loss of a label that has no logit is not finite
-    later_N, kept_N = (x_BT.flatten().index_select(0, batch.kept_N) for x_BT in (later_BT, kept_BT))
-    return later_N, kept_N.float()
 
 
 class DistilObjective(Objective):

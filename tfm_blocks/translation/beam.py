@@ -144,7 +144,12 @@ class _Search:
         self.sentences = [self.sentences[row] for row in kept]
         if kept:
             if len(kept) < len(token):
-                token_BK = self._keep(kept, token_BK)
+                self.longest = [self.longest[row] for row in kept]
+                self.ids = [self.ids[row] for row in kept]
+                rows = torch.tensor(kept, device=token_BK.device)
+                self.score_BK = self.score_BK[rows]
+                self.bounds, self.decoding = self.bounds.select(rows), incremental.select(self.decoding, rows)
+                token_BK = token_BK[rows]
             self.x_RD, self.decoding = incremental.step(self.network, token_BK.flatten(), self.decoding)
 
     def _extensions(self, x_RD: Tensor, position: int) -> _Extensions:
@@ -204,15 +209,6 @@ class _Search:
             return True
         worst = ranked(finished, self.penalty)[self.nbest - 1]
         return best / self.penalty(longest) > worst.log_p / self.penalty(worst.length)
-
-    def _keep(self, kept: list[int], token_BK: Tensor) -> Tensor:
-        """Remove the finished sentences; return the last tokens of the others."""
-        self.longest = [self.longest[row] for row in kept]
-        self.ids = [self.ids[row] for row in kept]
-        rows = torch.tensor(kept, device=token_BK.device)
-        self.score_BK = self.score_BK[rows]
-        self.bounds, self.decoding = self.bounds.select(rows), incremental.select(self.decoding, rows)
-        return token_BK[rows]
 
 
 def last_cross_attention(network: Network) -> tuple[str, str]:

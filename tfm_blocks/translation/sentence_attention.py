@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from tfm_blocks.data.layout import prompt
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.attention_maps import AttentionMap, attention_nodes, attention_weights
-from tfm_blocks.network.graph import Network, evaluating
+from tfm_blocks.network.graph import evaluating
 from tfm_blocks.translation.search import BOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Text, texts_of
@@ -56,7 +55,11 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
     else:
         (encoded,) = translator.encode([target], TARGET)
         ids[TARGET] = [*before, *encoded] if translator.sources else translator.conventions.prompt(encoded)
-    _expect_fits(network, ids)
+    for name, row in ids.items():
+        longest = network.longest(name).tokens
+        if len(row) > longest:
+            rule = f"has {len(row)} tokens, bos or eos included, but the model has {longest} positions"
+            raise DataError(Problem("--target" if name == TARGET else name, rule, help="shorten it"))
     device = next(network.parameters()).device
     with evaluating(network):
         weights = attention_weights(
@@ -66,12 +69,3 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
     return SentenceAttention(
         " | ".join(texts), target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
     )
-
-
-def _expect_fits(network: Network, ids: Mapping[str, Sequence[int]]) -> None:
-    """Raise DataError if an input has more tokens than the model has positions."""
-    for name, row in ids.items():
-        longest = network.longest(name).tokens
-        if len(row) > longest:
-            rule = f"has {len(row)} tokens, bos or eos included, but the model has {longest} positions"
-            raise DataError(Problem("--target" if name == TARGET else name, rule, help="shorten it"))

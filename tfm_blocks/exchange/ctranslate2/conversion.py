@@ -105,22 +105,22 @@ def _fill_layer(spec: Any, nodes: dict[str, Node], network: Network) -> None:
         branch: Any = network.get_submodule(node.owner)
         _fill_norm(part.layer_norm, (branch.pre if len(branch.pre) else branch.post)["norm"])
         if kind == "ffn":
-            _fill_ffn(part, branch.block)
+            # the first half of `inner` of a gated network has the activation
+            linears = [part.linear_0, part.linear_0_noact] if hasattr(part, "linear_0_noact") else [part.linear_0]
+            weights = branch.block.inner.weight.chunk(len(linears))
+            biases = (
+                [None] * len(linears)
+                if branch.block.inner.bias is None
+                else branch.block.inner.bias.chunk(len(linears))
+            )
+            for target, weight, bias in zip(linears, weights, biases, strict=True):
+                _fill_linear(target, weight, bias)
+            _fill_linear(part.linear_1, branch.block.out.weight, branch.block.out.bias)
         else:
             part.queries_scale = float(branch.block.scores.beta)
             maps = (branch.block.qkv,) if hasattr(branch.block, "qkv") else (branch.block.q, branch.block.kv)
             for linear, source in zip(part.linear, (*maps, branch.block.out), strict=True):
                 _fill_linear(linear, source.weight, source.bias)
-
-
-def _fill_ffn(spec: Any, block: Any) -> None:
-    """Copy a feed-forward network. In a gated network, the first half of `inner` has the activation."""
-    linears = [spec.linear_0, spec.linear_0_noact] if hasattr(spec, "linear_0_noact") else [spec.linear_0]
-    weights = block.inner.weight.chunk(len(linears))
-    biases = [None] * len(linears) if block.inner.bias is None else block.inner.bias.chunk(len(linears))
-    for linear, weight, bias in zip(linears, weights, biases, strict=True):
-        _fill_linear(linear, weight, bias)
-    _fill_linear(spec.linear_1, block.out.weight, block.out.bias)
 
 
 def _fill_linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:

@@ -136,7 +136,11 @@ def _values(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
         if rotary and position and position.block != "none":
             yield position.address, f"needs the block none if attention is rotary, but it is {position.block}"
         yield from _alike(side)
-    yield from _same_norms(spec.nodes)
+    norms = [(one, norm.block, norm.arguments.get("eps")) for one in spec.nodes for norm in norms_of(one)]
+    for one, block, eps in norms:
+        if (block, eps) != norms[0][1:]:
+            texts = f"{block} with eps {eps}, and {norms[0][1]} with eps {norms[0][2]} at {norms[0][0].address}"
+            yield one.address, f"needs the same norm in the whole model, but it is {texts}"
 
 
 def _order(side: EngineSide) -> Iterator[Refusal]:
@@ -163,15 +167,6 @@ def _alike(side: EngineSide) -> Iterator[Refusal]:
                 if value != values[name]:
                     texts = f"{_text(values[name])}, and {_text(value)} at {other.address}"
                     yield node.address, f"needs the same {name} in all layers of a side, but it is {texts}"
-
-
-def _same_norms(nodes: Iterable[Node]) -> Iterator[Refusal]:
-    """Yield the nodes whose norm has another block or eps than the first norm of the model."""
-    norms = [(node, norm.block, norm.arguments.get("eps")) for node in nodes for norm in norms_of(node)]
-    for node, block, eps in norms:
-        if (block, eps) != norms[0][1:]:
-            texts = f"{block} with eps {eps}, and {norms[0][1]} with eps {norms[0][2]} at {norms[0][0].address}"
-            yield node.address, f"needs the same norm in the whole model, but it is {texts}"
 
 
 def _arguments(kind: str, node: Node) -> Iterator[str]:
