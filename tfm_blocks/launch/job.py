@@ -145,7 +145,7 @@ def _begin(
     config = sized.composed.mapping | {"name": str(mapping["name"]), "plugins": settings.plugins}
     config = {key: value for key, value in config.items() if key not in ("resume", "cooldown", "match")}
     network = network_without_values(sized.spec)
-    planned_corpus = plan_corpus(network.spec, prepared, settings.data, settings.objective)
+    planned_corpus = plan_corpus(sized.spec, prepared, settings.data, settings.objective)
     check_lengths(network, prepared, sized)
 
     def claim() -> RunSpec:

@@ -19,7 +19,6 @@ from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.consistency import TEACHER, fingerprint
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.network.build import network_without_values
 from tfm_blocks.registry.plugins import is_loaded
 from tfm_blocks.runs.files import JsonFile, damaged, write_bytes
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, RUN, WEIGHTS, expect_folder, expect_utf8
@@ -210,7 +209,7 @@ def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str)
 
 def expect_same_text(saved: SavedRun, prepared: Prepared, spec: Spec, settings: RunSettings) -> None:
     """Raise RunError if the vocabulary or the text changed since the run began."""
-    planned_corpus = plan_corpus(network_without_values(spec).spec, prepared, settings.data, settings.objective)
+    planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
     current = fingerprint(settings.seed, prepared, planned_corpus, settings.objective)
     for name, value in saved.start.text.items():
         if value != current.get(name) and name == TEACHER:

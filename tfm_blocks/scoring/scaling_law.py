@@ -84,7 +84,7 @@ class ScalingLaw:
         of_tokens: float = self.token_coefficient * (tokens / math.exp((log - split) / 2)) ** -self.beta
         return self.irreducible + of_size + of_tokens
 
-    def lowest_loss(self, compute: float, model: int = 0) -> float:
+    def lowest_loss(self, compute: float, model: int) -> float:
         """Return the lowest loss at a compute: that of the best number of parameters (Hoffmann et al. 2022, eq. 4)."""
         compute /= math.exp(self.log_factor(model, compute))  # that of the baseline for the same loss
         both = self.alpha + self.beta
@@ -309,10 +309,10 @@ def seed_deviation(points: Iterable[LadderPoint]) -> float | None:
     return math.sqrt(sum(variance(rung) * (len(rung) - 1) for rung in losses) / freedom) if freedom else None
 
 
-def fit_smaller(points: Sequence[LadderPoint], models: Sequence[str], *, huber: float = HUBER) -> LadderFit:
+def fit_smaller(points: Sequence[LadderPoint], models: Sequence[str]) -> LadderFit:
     """Fit the law to the points without the largest size of each model. Raises ConfigError as `fit_ladder`."""
     largest = {id(point) for point in of_the_largest_size(points)}
-    return fit_ladder([point for point in points if id(point) not in largest], models, huber=huber)
+    return fit_ladder([point for point in points if id(point) not in largest], models)
 
 
 def of_the_largest_size(points: Sequence[LadderPoint]) -> list[LadderPoint]:
