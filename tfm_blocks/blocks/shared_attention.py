@@ -112,7 +112,7 @@ class SharedAttention(ReadsHeads):
         heads = self.prepare(x_BTD, k_BTE, v_BTF, keep_BT=keep_BT, right_padded_T=right_padded_T)
         return self.finish(self.attend(*heads), x_BTD)
 
-    def read(self, x_BTD: Tensor, span_T: Span, k_BTE: Tensor, v_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def read(self, x_BTD: Tensor, span_T: Span, k_BTE: Tensor, v_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         groups = self.widths.kv_heads
         (k_BGTK,), (v_BGTK,) = split_heads(k_BTE, groups, 1), split_heads(v_BTF, groups, 1)
         return self.own_queries(x_BTD, span_T), self.keys(k_BGTK, span_T), v_BGTK
@@ -176,7 +176,7 @@ class ResidualAttention(ReadsHeads):
             self.attend(*self.prepare(x_BTD, q, k, v_BTF, keep_BT=keep_BT, right_padded_T=right_padded_T)), x_BTD
         )
 
-    def read(  # type: ignore[override]
+    def read(
         self, x_BTD: Tensor, span_T: Span, q: list[Tensor], k: list[Tensor], v_BTF: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         if len(q) != len(k):

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +87,11 @@ class Tokenizer:
         sentinels = list(filter(SENTINEL.fullmatch, special))
         first, size = [name for name in special if name not in sentinels], vocab - len(sentinels) - len(tags)
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        options = {"special_tokens": [*SPECIAL, *first], "initial_alphabet": alphabet, "show_progress": False}
+        options: dict[str, Any] = {
+            "special_tokens": [*SPECIAL, *first],
+            "initial_alphabet": alphabet,
+            "show_progress": False,
+        }
         pieces.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, min_frequency=2, **options))
         pieces.pre_tokenizer = words
         _add_tags(pieces, tags, add_prefix_space)

@@ -146,10 +146,10 @@ class _Search:
             if len(kept) < len(token):
                 self.longest = [self.longest[row] for row in kept]
                 self.ids = [self.ids[row] for row in kept]
-                rows = torch.tensor(kept, device=token_BK.device)
-                self.score_BK = self.score_BK[rows]
-                self.bounds, self.decoding = self.bounds.select(rows), incremental.select(self.decoding, rows)
-                token_BK = token_BK[rows]
+                kept_K = torch.tensor(kept, device=token_BK.device)
+                self.score_BK = self.score_BK[kept_K]
+                self.bounds, self.decoding = self.bounds.select(kept_K), incremental.select(self.decoding, kept_K)
+                token_BK = token_BK[kept_K]
             self.x_RD, self.decoding = incremental.step(self.network, token_BK.flatten(), self.decoding)
 
     def _extensions(self, x_RD: Tensor, position: int) -> _Extensions:
