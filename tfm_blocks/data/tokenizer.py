@@ -87,11 +87,8 @@ class Tokenizer:
         sentinels = list(filter(SENTINEL.fullmatch, special))
         first, size = [name for name in special if name not in sentinels], vocab - len(sentinels) - len(tags)
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        options: dict[str, Any] = {
-            "special_tokens": [*SPECIAL, *first],
-            "initial_alphabet": alphabet,
-            "show_progress": False,
-        }
+        first = [*SPECIAL, *first]
+        options: dict[str, Any] = {"special_tokens": first, "initial_alphabet": alphabet, "show_progress": False}
         pieces.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, min_frequency=2, **options))
         pieces.pre_tokenizer = words
         _add_tags(pieces, tags, add_prefix_space)
