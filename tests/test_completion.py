@@ -130,7 +130,7 @@ def typed_into_zsh(folder: Path, begin: str, line: str, expected: str) -> bool:
         os.execvpe("zsh", ["zsh", "-f", "-i"], environment(folder) | {"TERM": "dumb", "ZDOTDIR": str(folder)})
     try:
         os.write(terminal, begin.encode())
-        shown, end, typed = "", time.monotonic() + 120, False
+        shown, end, typed = "", time.monotonic() + 300, False
         while expected not in shown and time.monotonic() < end:
             if select.select([terminal], [], [], 0.5)[0]:
                 shown += os.read(terminal, 65_536).decode(errors="replace")

@@ -113,7 +113,7 @@ def check_random(model):
 COMMON = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=15, **COMMON)
+@settings(max_examples=8, **COMMON)
 @given(models())
 def test_nothing_overlaps_in_the_figure_of_a_random_model(plugged, model):
     check_random(model)
