@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration, Trainer
 
-from tests.network.examples import ALL, SHIPPED, build, each
+from tests.network.examples import ALL, SHIPPED, build, each, evaluated
 from tests.network.random_graphs import models
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
@@ -127,7 +127,7 @@ def test_the_stacked_maps_of_a_weight_are_those_of_a_table_made_by_hand(model: s
 
 @each(ALL)
 def test_each_weight_has_a_role_is_listed_once_and_has_the_distribution_that_is_shown(path) -> None:
-    network = build(path)
+    network = evaluated(path)
     weights = list_weights(network)
     assert [id(network.get_parameter(weight.name)) for weight in weights] == list(map(id, network.parameters()))
     for weight in weights:
