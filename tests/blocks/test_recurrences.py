@@ -21,7 +21,7 @@ CHUNKED = {
     "rg_lru": lambda: test_diagonal.filled(RGLRU(D, heads=4)),
 }
 MASKED = {
-    **{kind.__name__: lambda mask, kind=kind: kind(D, mask=mask) for kind in (RNN, GRU, LSTM)},
+    **{kind.__name__: lambda mask, kind=kind: test_diagonal.filled(kind(D, mask=mask)) for kind in (RNN, GRU, LSTM)},
     "convolution": lambda mask: test_convolution.started(3, 1, mask, D),
 }
 LAYERS = CHUNKED | {
