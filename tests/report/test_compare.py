@@ -563,11 +563,13 @@ def thousand_runs(tmp_path_factory):
     return leave_thousand(tmp_path_factory.mktemp("thousand"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("shape", [[], ["--csv"], ["--json"], ["--markdown"]])
 def test_a_thousand_runs_are_compared(thousand_runs, shape):
     assert printed("compare", thousand_runs, *shape).count("run-") >= 1000
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("shape", [[], ["--json"]])
 def test_a_thousand_runs_are_listed(thousand_runs, shape):
     assert printed("runs", "--in", thousand_runs, *shape).count("run-") >= 1000
