@@ -188,7 +188,7 @@ def test_the_noise_is_told_before_the_results_and_exponents_come_with_a_warning(
 
 def test_factors_on_parameters_and_on_tokens_are_asked_for(ladder, capsys):
     text = told(ladder, "--factors")
-    assert "factors of those of decoder_only" in text and "factors of those of" not in told(ladder)
+    assert "factors of what decoder_only needs" in text and "factors of what" not in told(ladder)
     found = json.loads(told(ladder, "--factors", "--json"))["factors"]["llama"]
     for name in ("on_parameters", "on_tokens"):
         low, high = found[name]["interval"]
