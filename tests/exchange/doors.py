@@ -83,6 +83,10 @@ DOORS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 3, "full_attn_idxs": [1]},
     "m2m_100": {**PAIRS, "pad_token_id": 1, "bos_token_id": 0},
     "mamba2": {"num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 2, "conv_kernel": 3},
+    "marian_separate": {
+        **PAIRS, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB, "activation_function": "swish",
+        "scale_embedding": True,
+    },
     "mbart": PAIRS,
     "mistral": {"sliding_window": None, "head_dim": 6},
     "mistral_window": {"sliding_window": 3},

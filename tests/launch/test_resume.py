@@ -45,6 +45,7 @@ from tfm_blocks.training.checkpoints import PreemptedError
 ROOT = Path(__file__).parents[2]
 STEPS = 8
 TRAINED = ["dropout=0.3", f"trainer.steps={STEPS}", "trainer.validate_every=3", "trainer.validate_sentences=2"]
+TWO_VOCABULARIES = {"two_vocabularies": ["model=two_vocabularies", "source_vocab=280"]}
 Small = Callable[..., Composed]
 
 
@@ -573,7 +574,7 @@ def outside(folder: Path) -> dict[str, Any]:
         pytest.param(6, 2, [], marks=pytest.mark.slow),
         *(
             pytest.param(1, 1, options, marks=pytest.mark.grid, id=name)
-            for name, options in (LEARNING | OBJECTIVES).items()
+            for name, options in (LEARNING | OBJECTIVES | TWO_VOCABULARIES).items()
         ),
     ],
 )

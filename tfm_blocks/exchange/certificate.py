@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError, cut
 from tfm_blocks.exchange.config import vocabulary_of
-from tfm_blocks.language.spec import TARGET, names
+from tfm_blocks.exchange.random_sentences import (
+    SEED,
+    Rows,
+    network_inputs,
+    pick_log_p,
+    predicted_rows,
+    random_rows,
+    walk_ids,
+)
+from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.files import JsonFile, write_json
 from tfm_blocks.translation.encoder import Encoder
@@ -24,14 +32,10 @@ from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 from tfm_blocks.version import __version__
 
-SENTENCES, LONGEST, SEED = 32, 24, 1
-MOST_POSITIONS = 2048  # of the longest sentence, if the model stores its positions
-UNLIMITED = 512  # tokens of the longest sentence, if it does not
-MOST_PRODUCTS = 4 * 10**12  # multiplications with weights, which bound the time of a comparison
+TARGET_FOLDER = "target"  # of the files of the target's tokenizer, if sources have a separate one
 MOST = 0.02  # the largest difference of log probabilities that counts as rounding of float32
 TEXTS, NEW_TOKENS = 4, 8  # of the comparison of outputs, with GREEDY
 GREEDY = {"do_sample": False, "num_beams": 1, "no_repeat_ngram_size": 0, "repetition_penalty": 1.0}
-Rows = Mapping[str, list[Tensor]]  # ids of sentences by input, without begin and end
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def compare_with_engine(
     """
     differences: list[float] = []
     sentences, longest, ids = 0, 0, set[int]()
-    for rows in (random_rows(network, positions, excluded), *_walks(network, positions, excluded)):
+    for rows in (random_rows(network, positions, excluded), *walk_ids(network, positions, excluded)):
         logits_BTV = network(**network_inputs(rows))
         logits_BTV[..., :first_predicted] = -torch.inf
         predicted = predicted_rows(rows)
@@ -134,79 +138,6 @@ def compare_with_engine(
     differences_R = torch.tensor(differences)
     largest, mean = differences_R.max().item(), differences_R.mean().item()
     return LogProbabilities(sentences, len(differences), len(ids), longest, SEED, largest, mean)
-
-
-def predicted_rows(rows: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
-    """Return the rows of the target, or of an encoder the rows of its source, whose tokens it predicts in place."""
-    return list(rows[TARGET] if TARGET in rows else next(iter(rows.values())))
-
-
-def random_rows(network: Network, positions: float = math.inf, excluded: Collection[int] = ()) -> Rows:
-    """Return sentences of random ids, from the first subword on, that fit the positions of both engines."""
-    generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network, excluded)
-    lengths = {
-        name: torch.randint(1, min(most, LONGEST) + 1, (SENTENCES,), generator=generator)
-        for name, most in longest.items()
-    }
-    return {
-        name: [ids[torch.randint(len(ids), (length,), generator=generator)] for length in row.tolist()]
-        for name, row in lengths.items()
-    }
-
-
-def _walks(network: Network, positions: float, excluded: Collection[int]) -> Iterator[Rows]:
-    """Yield a sentence of the maximum length, and sentences that contain each id once, in random order.
-
-    If the ids of a large model would need more than MOST_PRODUCTS multiplications, they are a part of all ids, evenly
-    spread, with the last id.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network, excluded).flip(0)
-    affordable = max(1, MOST_PRODUCTS // sum(parameter.numel() for parameter in network.parameters()))
-    ids = ids[:: math.ceil(len(ids) / affordable)]
-    walks = {name: ids[torch.randperm(len(ids), generator=generator)] for name in longest}
-    yield {
-        name: [walk.repeat(math.ceil(most / len(walk)))[:most]]
-        for (name, most), walk in zip(longest.items(), walks.values(), strict=True)
-    }
-    width = min(LONGEST, *longest.values())
-    rows = {name: torch.split(walk, width) for name, walk in walks.items()}
-    for start in range(0, len(predicted_rows(rows)), SENTENCES):
-        yield {name: list(sentences[start : start + SENTENCES]) for name, sentences in rows.items()}
-
-
-def _ids(network: Network, excluded: Collection[int]) -> Tensor:
-    """Return the ids of subwords."""
-    ids = range(Tokenizer.EOS + 1, int(str(network.spec.sink.shape[-1])))
-    return torch.tensor([id for id in ids if id not in excluded])
-
-
-def _longest(network: Network, positions: float) -> dict[str, int]:
-    """Return the maximum tokens of each input, sources first, without begin or end."""
-    inputs = names(network.spec.inputs)
-    ordered = [name for name in (*names(network.spec.sources), TARGET) if name in inputs]
-    stored = {name: network.longest(name).tokens for name in ordered}
-    most = {name: MOST_POSITIONS if math.isfinite(tokens) else UNLIMITED for name, tokens in stored.items()}
-    return {name: int(min(positions, stored[name], most[name])) - 1 for name in ordered}
-
-
-def network_inputs(rows: Rows) -> dict[str, Tensor]:
-    """Return the padded inputs of the network: sources with EOS, targets with BOS."""
-    end, begin = torch.tensor([Tokenizer.EOS]), torch.tensor([Tokenizer.BOS])
-    inputs = {name: pad_sequence([torch.cat((row, end)) for row in ids], True) for name, ids in rows.items()}
-    if TARGET in rows:
-        inputs[TARGET] = pad_sequence([torch.cat((begin, row)) for row in rows[TARGET]], True)
-    return inputs
-
-
-def pick_log_p(log_p_BTV: Tensor, rows: list[Tensor]) -> list[list[float]]:
-    """Return the log probability of each token of the rows and of eos."""
-    end = torch.tensor([Tokenizer.EOS])
-    return [
-        log_p_TV[: len(row) + 1].gather(1, torch.cat((row, end))[:, None])[:, 0].tolist()
-        for log_p_TV, row in zip(log_p_BTV, rows, strict=True)
-    ]
 
 
 def certify(
@@ -241,7 +172,9 @@ def certify(
         if isinstance(ours, Encoder):
             outputs, reason = _compare_predictions(model, theirs, ours, positions), ""
         else:
-            outputs, reason = _compare_outputs(model, theirs, ours, translates, positions), ""
+            own = folder / TARGET_FOLDER
+            decoder = transformers.AutoTokenizer.from_pretrained(own) if own.is_dir() else theirs
+            outputs, reason = _compare_outputs(model, theirs, decoder, ours, translates, positions), ""
     except Exception as error:  # such as a missing library
         outputs, reason = None, cut(" ".join(str(error).split()))
     kind = str(config.dtype).removeprefix("torch.")
@@ -269,13 +202,14 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
     counts = any(getattr(part, "padding_idx", None) is not None for part in positions_of_ids)
     if pad is not None and (counts or isinstance(ours, Encoder)):
         excluded, published[0] = (published[1:] == pad).nonzero()[:, 0].add(1).tolist(), pad
+    of_source = _published_ids(ours.tokenizer.source) if ours.tokenizer.source else published
 
     def log_p_of_model(rows: Rows) -> list[list[float]]:
         inputs = network_inputs(rows)
         *sources, last_BT = inputs.values()
         ids, keep = {"input_ids": published[last_BT]}, last_BT != 0
         for source_BS in sources:
-            ids, keep = {"input_ids": published[source_BS], "decoder_input_ids": published[last_BT]}, source_BS != 0
+            ids, keep = {"input_ids": of_source[source_BS], "decoder_input_ids": published[last_BT]}, source_BS != 0
         logits_BTV = model(**ids, attention_mask=keep.long()).logits
         return pick_log_p(logits_BTV.log_softmax(-1)[..., published], predicted_rows(rows))
 
@@ -301,9 +235,11 @@ def _compare_predictions(model: Any, theirs: Any, encoder: Encoder, positions: f
 
 
 def _compare_outputs(
-    model: Any, theirs: Any, translator: Translator, translates: bool, positions: float
+    model: Any, theirs: Any, decoder: Any, translator: Translator, translates: bool, positions: float
 ) -> Translations | None:
     """Compare the outputs of `generate` with the run's, in a padded batch of texts that AutoTokenizer encodes.
+
+    `decoder` is the tokenizer of the outputs.
 
     Returns None if no text fits, or if the model reads several texts at once.
     """
@@ -325,7 +261,7 @@ def _compare_outputs(
             continue
         rows = model.generate(input_ids=ids, attention_mask=keep, max_new_tokens=NEW_TOKENS, **GREEDY)
         new = rows[:, ids.shape[1] if translates and not translator.inputs else 0 :]
-        outputs += theirs.batch_decode(new, skip_special_tokens=True)
+        outputs += decoder.batch_decode(new, skip_special_tokens=True)
     equal = sum(a == b for a, b in zip(outputs, expected, strict=True))
     return Translations(len(texts), equal, {"beam": 1, "tokens": NEW_TOKENS, "padding_side": theirs.padding_side})
 
@@ -335,7 +271,7 @@ def _texts(ours: Translator | Encoder, positions: float) -> list[str]:
     generator = torch.Generator().manual_seed(SEED)
     names_of_inputs = ours.inputs or (TARGET,)
     room = min(positions, *(ours.network.longest(name).tokens for name in names_of_inputs)) - NEW_TOKENS - 2
-    tokenizer, texts = ours.tokenizer, []
+    tokenizer, texts = ours.tokenizer.source or ours.tokenizer, []
     for length in range(4, 16):
         ids = torch.randint(Tokenizer.EOS + 1, tokenizer.size, (length,), generator=generator).tolist()
         text = tokenizer.decode(ids).strip()

@@ -162,6 +162,7 @@ class Family:
     tokenizer: str = ""
     encoder: bool = False
     start: Sequence[str] = ("bos_token_id",)
+    target_vocab: str = ""
     missing: Mapping[str, Any] = field(default_factory=dict)
     rope: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
