@@ -61,6 +61,7 @@ DOORS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "first_k_dense_replace": 2, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4},
     },
     "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 28},
+    "electra_discriminator": {"embedding_size": 12},
     "ernie4_5": {"head_dim": 6},
     "exaone4": LOCAL,
     "falcon": {"ffn_hidden_size": 28},

@@ -19,6 +19,7 @@ from tfm_blocks.exchange.random_sentences import (
     SEED,
     Rows,
     network_inputs,
+    pick_judgements,
     pick_log_p,
     predicted_rows,
     random_rows,
@@ -120,6 +121,8 @@ def compare_with_engine(
 ) -> LogProbabilities:
     """Compare the log probabilities of sentences with the log probabilities of another engine.
 
+    A discriminator gives the log probability that a token was replaced.
+
     log_p_of_engine: returns the log probability of each token and of eos. first_predicted: the engine assigns
     probability 0 to smaller ids. positions: the maximum tokens of a sentence in the engine, with begin or end.
     excluded: ids that no sentence has, because the engine reads them as padding.
@@ -128,9 +131,13 @@ def compare_with_engine(
     sentences, longest, ids = 0, 0, set[int]()
     for rows in (random_rows(network, positions, excluded), *walk_ids(network, positions, excluded)):
         logits_BTV = network(**network_inputs(rows))
-        logits_BTV[..., :first_predicted] = -torch.inf
         predicted = predicted_rows(rows)
-        pairs = zip(pick_log_p(logits_BTV.log_softmax(-1), predicted), log_p_of_engine(rows), strict=True)
+        if is_discriminator(network):
+            log_p = pick_judgements(logits_BTV[..., -1], predicted)
+        else:
+            logits_BTV[..., :first_predicted] = -torch.inf
+            log_p = pick_log_p(logits_BTV.log_softmax(-1), predicted)
+        pairs = zip(log_p, log_p_of_engine(rows), strict=True)
         differences += [abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)]
         sentences += len(predicted)
         longest = max(longest, *(len(row) + 1 for row in predicted))
@@ -138,6 +145,11 @@ def compare_with_engine(
     differences_R = torch.tensor(differences)
     largest, mean = differences_R.max().item(), differences_R.mean().item()
     return LogProbabilities(sentences, len(differences), len(ids), longest, SEED, largest, mean)
+
+
+def is_discriminator(network: Network) -> bool:
+    """Return True if a network has one output for each token: whether the token was replaced."""
+    return int(str(network.spec.sink.shape[-1])) == network.first_predicted + 1
 
 
 def certify(
@@ -155,7 +167,9 @@ def certify(
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
     load: Any = transformers.AutoModelForSeq2SeqLM if ours.inputs else transformers.AutoModelForCausalLM
-    load = transformers.AutoModelForMaskedLM if isinstance(ours, Encoder) else load
+    if isinstance(ours, Encoder):
+        judges = is_discriminator(ours.network)
+        load = transformers.AutoModelForPreTraining if judges else transformers.AutoModelForMaskedLM
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
         model = load.from_pretrained(folder, trust_remote_code=own_code, dtype=torch.float32).eval()
@@ -211,6 +225,8 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
         for source_BS in sources:
             ids, keep = {"input_ids": of_source[source_BS], "decoder_input_ids": published[last_BT]}, source_BS != 0
         logits_BTV = model(**ids, attention_mask=keep.long()).logits
+        if logits_BTV.ndim == 2:  # of a discriminator
+            return pick_judgements(logits_BTV, predicted_rows(rows))
         return pick_log_p(logits_BTV.log_softmax(-1)[..., published], predicted_rows(rows))
 
     first = vocabulary_of(ours.tokenizer).first
@@ -219,14 +235,21 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
 
 @torch.inference_mode()
 def _compare_predictions(model: Any, theirs: Any, encoder: Encoder, positions: float) -> Translations | None:
-    """Compare the most probable token at each position of texts that AutoTokenizer encodes, in a padded batch."""
+    """Compare the most probable token at each position of texts that AutoTokenizer encodes, in a padded batch.
+
+    The prediction of a discriminator is whether the token was replaced.
+    """
     texts = _texts(encoder, positions)
     if not texts or not theirs.pad_token:
         return None
     published, rows = _published_ids(encoder.tokenizer), encoder.encode(texts)
     read = theirs(texts, return_tensors="pt", padding=True)
-    best_BS = model(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits.argmax(-1)
-    expected_BS = published[encoder.network(**{encoder.input: encoder.padded(rows)}).argmax(-1)]
+    logits = model(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits
+    own_BSV = encoder.network(**{encoder.input: encoder.padded(rows)})
+    if logits.ndim == 2:
+        best_BS, expected_BS = logits > 0, own_BSV[..., -1] > 0
+    else:
+        best_BS, expected_BS = logits.argmax(-1), published[own_BSV.argmax(-1)]
     equal = sum(
         best_S[: int(keep_S.sum())].tolist() == expected_S[: len(ids)].tolist()
         for best_S, keep_S, expected_S, ids in zip(best_BS, read["attention_mask"], expected_BS, rows, strict=True)

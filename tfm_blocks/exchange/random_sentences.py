@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.data.tokenizer import Tokenizer
@@ -63,15 +64,13 @@ def walk_ids(network: Network, positions: float, excluded: Collection[int]) -> I
 
 
 def _ids(network: Network, excluded: Collection[int]) -> dict[str, Tensor]:
-    """Return the ids of subwords of each input. Sources with a separate vocabulary have a table of another size."""
-    size = int(str(network.spec.sink.shape[-1]))
-    sizes = dict.fromkeys(names(network.spec.inputs), size) | {
-        node.entry: node.arguments["vocab"] for node in network.spec.tables if node.entry != TARGET
-    }
-    return {
-        name: torch.tensor([id for id in range(Tokenizer.EOS + 1, count) if id not in excluded])
-        for name, count in sizes.items()
-    }
+    """Return the ids of subwords of each input: those with a row in all its tables, or without a table an output."""
+    inputs, ids = names(network.spec.inputs), {}
+    for name in inputs:
+        sizes = [node.arguments["vocab"] for node in network.spec.tables if node.entry == name]
+        count = min(sizes, default=int(str(network.spec.sink.shape[-1])))
+        ids[name] = torch.tensor([id for id in range(Tokenizer.EOS + 1, count) if id not in excluded])
+    return ids
 
 
 def _longest(network: Network, positions: float) -> dict[str, int]:
@@ -90,6 +89,11 @@ def network_inputs(rows: Rows) -> dict[str, Tensor]:
     if TARGET in rows:
         inputs[TARGET] = pad_sequence([torch.cat((begin, row)) for row in rows[TARGET]], True)
     return inputs
+
+
+def pick_judgements(logits_BN: Tensor, rows: list[Tensor]) -> list[list[float]]:
+    """Return the log probability that each token of the rows, and eos, was replaced."""
+    return [F.logsigmoid(logits_N[: len(row) + 1]).tolist() for logits_N, row in zip(logits_BN, rows, strict=True)]
 
 
 def pick_log_p(log_p_BTV: Tensor, rows: list[Tensor]) -> list[list[float]]:
