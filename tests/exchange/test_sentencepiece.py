@@ -308,3 +308,22 @@ def test_a_marian_folder_with_separate_vocabularies_is_imported_and_exported(sep
     assert all(
         (tmp_path / "back" / path.name).read_bytes() == path.read_bytes() for path in (tmp_path / "theirs").iterdir()
     )
+
+
+def test_separate_vocabularies_that_do_not_fit_are_refused(separate, tmp_path):
+    """A model with one vocabulary, and tokens around a text with other ids in the vocabulary of sources."""
+    publish_separate(separate, tmp_path / "theirs")
+    names = json.loads(separate["vocab.json"])
+    moved = {name: {0: 3, 3: 0}.get(id, id) for name, id in names.items()}  # exchanges </s> and a subword
+    (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(moved))
+    with pytest.raises(RunError, match="for the tokens around a text") as caught:
+        import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert "help: give these tokens the same ids" in str(caught.value)
+    size = sizes_of_both(separate)[0]
+    publish("marian", tmp_path / "one", vocab_size=size, decoder_start_token_id=2, eos_token_id=0, pad_token_id=2)
+    (tmp_path / "one" / "tokenizer.json").unlink()
+    for name, content in separate.items():
+        (tmp_path / "one" / name).write_bytes(content)
+    with pytest.raises(RunError, match=r"target_vocab\.json: is the vocabulary of the target alone"):
+        import_folder(tmp_path / "one", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -166,12 +166,9 @@ def certify(
         return None
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
-    load: Any = transformers.AutoModelForSeq2SeqLM if ours.inputs else transformers.AutoModelForCausalLM
-    if isinstance(ours, Encoder):
-        judges = is_discriminator(ours.network)
-        load = transformers.AutoModelForPreTraining if judges else transformers.AutoModelForMaskedLM
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
+        load = getattr(transformers, f"AutoModelFor{_task(ours)}")
         model = load.from_pretrained(folder, trust_remote_code=own_code, dtype=torch.float32).eval()
     except Exception as error:  # the library raises any class for a value that it cannot use
         rule = f"transformers cannot load the export: {cut(' '.join(str(error).split()))}"
@@ -195,6 +192,13 @@ def certify(
     certificate = Certificate(run.name, "huggingface", kind, versions, log_p, outputs, not_compared=reason)
     certificate.write(folder)
     return certificate
+
+
+def _task(ours: Translator | Encoder) -> str:
+    """Return the end of the name of the class that loads the model."""
+    if isinstance(ours, Encoder):
+        return "PreTraining" if is_discriminator(ours.network) else "MaskedLM"
+    return "Seq2SeqLM" if ours.inputs else "CausalLM"
 
 
 def _published_ids(tokenizer: Tokenizer) -> Tensor:

@@ -65,8 +65,8 @@ def walk_ids(network: Network, positions: float, excluded: Collection[int]) -> I
 
 def _ids(network: Network, excluded: Collection[int]) -> dict[str, Tensor]:
     """Return the ids of subwords of each input: those with a row in all its tables, or without a table an output."""
-    inputs, ids = names(network.spec.inputs), {}
-    for name in inputs:
+    ids: dict[str, Tensor] = {}
+    for name in names(network.spec.inputs):
         sizes = [node.arguments["vocab"] for node in network.spec.tables if node.entry == name]
         count = min(sizes, default=int(str(network.spec.sink.shape[-1])))
         ids[name] = torch.tensor([id for id in range(Tokenizer.EOS + 1, count) if id not in excluded])
