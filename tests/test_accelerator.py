@@ -76,7 +76,7 @@ def exact(path: Path, change: Callable[[Network], Network] = lambda network: net
     return network, {name: one if one.dtype == torch.int64 else one.double() for name, one in inputs.items()}
 
 
-@each_device_and_model()
+@each_device_and_model(SEARCHED)
 def test_logits_and_gradients_of_any_model_are_those_of_the_cpu(device: torch.device, path: Path) -> None:
     network, inputs = exact(path)
     other = moved(deepcopy(network), device)

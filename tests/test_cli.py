@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import save
+from tests.conftest import COMPOSER, save
 from tests.exchange.published import publish
 from tests.preloaded import run_python
 from tests.run_folders import leave_run
@@ -256,7 +256,7 @@ def test_commands_on_models_take_what_train_takes(capsys, tmp_path, monkeypatch)
     assert output("check", "base", "experiment=probe/lite", "trainer.steps=700") == "base: fine, 35 nodes\n"
     jobs = output("check", "-m", "experiment=probe/lite", "data=parity,mqar", "mixer=attention,lstm", "seed=1")
     assert jobs.count("fine") == 4 and "model=probe_decoder experiment=probe/lite data=mqar mixer=lstm" in jobs
-    spec = compose_job([*lite], None)
+    spec = compose_job([*lite], COMPOSER)
     parameters = count_parameters(check_run(spec).spec)
     assert json.loads(output("show", *lite, "--json"))["parameters"] == parameters
     assert f"{parameters:,} parameters" in output("show", "probe_decoder", *lite)
@@ -270,7 +270,7 @@ def test_commands_on_models_take_what_train_takes(capsys, tmp_path, monkeypatch)
     )
     assert f"{parameters:,} parameters requested" in solved
     command = shlex.split(solved.splitlines()[-1])[2:]
-    assert count_parameters(check_run(compose_job(command, None)).spec) == pytest.approx(parameters, rel=0.005)
+    assert count_parameters(check_run(compose_job(command, COMPOSER)).spec) == pytest.approx(parameters, rel=0.005)
 
 
 @pytest.mark.parametrize(

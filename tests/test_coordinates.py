@@ -60,7 +60,7 @@ def test_outputs_that_overflow_or_are_zero_have_a_verdict() -> None:
 
 def test_a_model_is_flat_under_mup_and_not_under_standard(capsys) -> None:
     sizes = [f"{knob}={values}" for knob, values in {**SIZES, "layers": 1}.items()]
-    effort = ["--seeds", "2", "--steps", "4", "--length", "16", "max_length=32"]
+    effort = ["--seeds", "2", "--steps", "4", "--length", "16", "max_length=32", "vocab=1000"]
     status, found = coordinates(capsys, "gpt2", *sizes, *effort, "model.parametrisation=mup")
     verdicts = {node["node"]: node["verdict"] for node in found["nodes"]}
     assert status == 0 and verdicts.pop("logits") == "falls" and set(verdicts.values()) == {"flat"}

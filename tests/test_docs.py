@@ -50,7 +50,7 @@ MEASURED = re.compile(r"(?<![\w.])\d[\d,.]*(?= (?:s|ms|tokens/s|MB|GB)\b)|\b\d+:
 MEASURED_COLUMNS = {"tokens/s", "time", "changed"}
 MESSAGE = re.compile(r"\s*help: .*|(?:\s*--> |error: |warning: |note: ).*…")  # has `…` itself, or is a long line, cut
 HIDDEN = re.compile(r"(?<!, )…(?![\"\]]|$)|(?<=[\w:±] )…$")  # inside a line; at its end, where a value is expected
-MOST_HIDDEN = 12  # fences
+MOST_HIDDEN = 10  # fences
 NEVER = re.compile(r"(?!)")
 ANY_LINES = r"(?:.*\n)*?"
 SIZES = {

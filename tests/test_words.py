@@ -7,10 +7,8 @@ import io
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "tfm_blocks").rglob("*.py"))
@@ -56,9 +54,13 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_messages_docstrings_and_comments_use_plain_words(path: Path) -> None:
-    assert [(line, text) for line, text in texts(path) if HABITS.search(text)] == []
+def habits(read: Callable[[Path], Iterable[tuple[int, str]]], paths: list[Path]) -> list[tuple[str, int, str]]:
+    """Return the place and the text of each habit in the files."""
+    return [(str(path), line, text) for path in paths for line, text in read(path) if HABITS.search(text)]
+
+
+def test_messages_docstrings_and_comments_use_plain_words() -> None:
+    assert habits(texts, SCRIPTS) == []
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
@@ -71,13 +73,14 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
             yield number, CODE.sub("", line)
 
 
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        yield number, line.partition("#")[2]
+
+
 def test_comments_of_conf_use_plain_words() -> None:
-    comments = {
-        (path.name, line) for path in CONFIG_FILES for line in path.read_text("utf-8").splitlines() if "#" in line
-    }
-    assert {(name, line) for name, line in comments if HABITS.search(line.partition("#")[2])} == set()
+    assert habits(comments, CONFIG_FILES) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_use_plain_words(page: Path) -> None:
-    assert [(number, line) for number, line in prose(page) if HABITS.search(line)] == []
+def test_pages_use_plain_words() -> None:
+    assert habits(prose, PAGES) == []

@@ -28,7 +28,7 @@ import tfm_blocks.blocks  # noqa: F401
 from tests.blocks.naive import NaiveAttention
 from tests.blocks.test_attention import keep, started
 from tfm_blocks.blocks.attention import Attention, DifferentialAttention, RelativeAttention, TalkingHeadsAttention
-from tfm_blocks.blocks.latent import LatentAttention, LatentQueryAttention
+from tfm_blocks.blocks.latent import LatentAttention, LatentQueryAttention, SparseLatentAttention
 from tfm_blocks.blocks.prefix import PrefixAttention
 from tfm_blocks.blocks.restricted import DilatedAttention, RestrictedAttention, RestrictedGlobalAttention
 from tfm_blocks.errors import ConfigError
@@ -343,7 +343,10 @@ LOOKING = sorted(
     for name, info in REGISTRY.blocks.items()
     if hasattr(info.cls, "weights") and not info.category and len(info.sizes) <= 2 and name != "prefix_attention"
 )
-WIDE = {"heads": 2, "r": 3, "d_head": 5, "d_value": 7, "d_latent": 6, "d_turned": 4, "d_query": 3}
+WIDE = {
+    "heads": 2, "r": 3, "d_head": 5, "d_value": 7, "d_latent": 6, "d_turned": 4, "d_query": 3,
+    "top_k": 2, "index_heads": 3, "d_index": 4,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOOKING)
@@ -372,6 +375,86 @@ def test_heads_whose_width_is_given_need_not_divide_the_models():
         check_model(model)
     model["graph"]["node"]["d_head"] = 5
     assert check_model(model).sink.shape[2] == 16
+
+
+SPARSE = {"top_k": 3, "index_heads": 5, "d_index": 8, "index_position": Part("rotary", {"share": 0.5})}
+LATENT = {"heads": H, "d_latent": 8, "d_query": 10, "d_head": 6, "d_turned": 4, "d_value": 3, "mask": "causal"}
+
+
+def sparse(**arguments):
+    return filled(SparseLatentAttention(D, **{**LATENT, **SPARSE, **arguments})).double()
+
+
+def index_scores(indexer, x_TD, r_TQ, share):
+    """Return the scores of the indexer by loops over queries, keys and heads."""
+    heads, K = indexer.weights.out_features, indexer.k.out_features
+    k_TK = F.layer_norm(indexer.k(x_TD), (K,), indexer.norm.weight, indexer.norm.bias, 1e-6)
+    q_THK, w_TH = indexer.q(r_TQ).view(-1, heads, K), indexer.weights(x_TD)
+
+    def turned(x_K, place):
+        y_K, R = x_K.clone(), int(K * share)
+        for i in range(R // 2):
+            angle = torch.tensor(place * 10000.0 ** (-2 * i / R), dtype=x_K.dtype)
+            a, b = x_K[i], x_K[i + R // 2]
+            y_K[i], y_K[i + R // 2] = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
+        return y_K
+
+    score_TS = torch.zeros(len(x_TD), len(x_TD), dtype=x_TD.dtype)
+    for t in range(len(x_TD)):
+        for s in range(t + 1):
+            for h in range(heads):
+                score_TS[t, s] += w_TH[t, h] * F.relu(turned(q_THK[t, h], t) @ turned(k_TK[s], s)) / (heads * K) ** 0.5
+    return score_TS
+
+
+def test_sparse_latent_attention_reads_the_keys_that_score_highest_and_its_indexer_follows_the_weights():
+    own = sparse(align=0.7)
+    x_BTD = torch.randn(B, T, D, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    y_BTD, loss_B = own(x_BTD, keep_BT=WHOLE_BT)
+    w_BHTS = own.weights(x_BTD, keep_BT=WHOLE_BT)
+    q_BHTK, k_BHSK, v_BHSK, _ = LatentQueryAttention.prepare(own, x_BTD, keep_BT=WHOLE_BT)
+    for b in range(B):
+        score_TS = index_scores(own.indexer, x_BTD[b], own.q_norm(own.q_down(x_BTD[b])), share=0.5)
+        divergence = 0.0
+        for t in range(T):
+            chosen = score_TS[t, : t + 1].topk(min(3, t + 1)).indices
+            w_HC = torch.softmax(q_BHTK[b, :, t, None] @ k_BHSK[b, :, chosen].mT / 10**0.5, -1)[:, 0]
+            close(w_BHTS[b, :, t, chosen], w_HC)
+            close(y_BTD[b, t], own.out((w_HC[:, None] @ v_BHSK[b, :, chosen])[:, 0].flatten()))
+            p_C, log_q_C = w_HC.mean(0), torch.log_softmax(score_TS[t, chosen], 0)
+            divergence += (p_C * (p_C.log() - log_q_C)).sum().item()
+        assert loss_B[b].item() == pytest.approx(0.7 * divergence / T, rel=1e-4)
+
+
+def test_the_loss_of_sparse_latent_attention_reaches_its_indexer_alone():
+    own = sparse()
+    x_BTD = torch.randn(B, T, D, dtype=torch.double, requires_grad=True)
+    y_BTD, loss_B = own(x_BTD, keep_BT=WHOLE_BT)
+    loss_B.sum().backward()
+    reached = {name.partition(".")[0] for name, parameter in own.named_parameters() if parameter.grad is not None}
+    assert reached == {"indexer"} and x_BTD.grad is None
+    own.zero_grad()
+    y_BTD.sum().backward()
+    assert all((parameter.grad is None) == name.startswith("indexer") for name, parameter in own.named_parameters())
+
+
+@torch.no_grad()
+def test_sparse_latent_attention_to_all_keys_is_latent_query_attention():
+    own = sparse(top_k=T)
+    dense = LatentQueryAttention(D, **LATENT).double()
+    dense.load_state_dict(own.state_dict(), strict=False)
+    x_BTD = torch.randn(B, T, D, dtype=torch.double)
+    close(own(x_BTD, keep_BT=WHOLE_BT)[0], dense(x_BTD, keep_BT=WHOLE_BT))
+
+
+@pytest.mark.parametrize("mask", ["causal", None])
+def test_sparse_latent_attention_decodes_with_few_keys(mask):
+    for case in cases_of(REGISTRY.blocks["sparse_latent_attention"], {"mask": mask, "top_k": 2}):
+        rules.ignores_padding_that_comes_last(case)
+        rules.ignores_padding_that_comes_first(case)
+        if case.decoder:
+            rules.steps_as_it_reads(case)
+            rules.steps_in_a_search(case)
 
 
 @pytest.mark.parametrize("kind", ["latent_attention", "latent_query_attention"])

@@ -8,7 +8,6 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from tests.decoding import check_long_prefix
 from tfm_blocks.blocks import linear_attention
 from tfm_blocks.blocks.linear_attention import GatedDeltaRule, by_chunks, delta_rule
 
@@ -16,7 +15,6 @@ B, D, H, G = 2, 24, 6, 3  # G heads of keys
 K, V = 8, 5
 WIDTHS = {"key_heads": G, "d_key": K, "d_value": V}
 KIMI = {"d_key": K, "d_value": K, "decay": "channel", "gate_activation": "sigmoid", "gate_rank": K}
-each_kind = pytest.mark.parametrize("options", [{}, WIDTHS, KIMI], ids=["plain", "widths", "channels"])
 
 
 def started(**options):
@@ -121,33 +119,6 @@ def test_chunks_equal_the_rule_one_position_at_a_time(beta_max, rates, chunk, mo
         memory = memory + torch.einsum("bhk,bhv->bhkv", k[:, :, t], new)
         torch.testing.assert_close(y_BHTV[:, :, t], torch.einsum("bhk,bhkv->bhv", q[:, :, t], memory))
     torch.testing.assert_close(after, memory)
-
-
-@each_kind
-@torch.no_grad()
-def test_steps_after_a_long_prefix_equal_the_forward(options):
-    check_long_prefix(started(**options).double(), torch.randn(B, 140, D, dtype=torch.float64), first=130)
-
-
-@each_kind
-@torch.no_grad()
-def test_padding_in_the_middle_is_skipped(options):
-    own = started(**options)
-    x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
-    y_BTD = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
-    torch.testing.assert_close(y_BTD[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
-
-
-@pytest.mark.parametrize("autocast", [True, False])
-def test_bfloat16_stays_near_float32(autocast):
-    own = started()
-    x_BTD, keep_BT = torch.randn(B, 100, D), torch.ones(B, 100, dtype=torch.bool)
-    expected = own(x_BTD, keep_BT=keep_BT)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        model, x = (own, x_BTD) if autocast else (own.bfloat16(), x_BTD.bfloat16())
-        y_BTD = model(x, keep_BT=keep_BT)
-    y_BTD.float().sum().backward()
-    assert y_BTD.dtype == torch.bfloat16 and (y_BTD - expected).norm() < 0.05 * expected.norm()
 
 
 def test_a_head_starts_with_a_memory_of_its_own():

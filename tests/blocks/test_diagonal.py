@@ -7,7 +7,6 @@ from transformers import MambaConfig, RecurrentGemmaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
-from tests.decoding import check_long_prefix
 from tfm_blocks.blocks.diagonal import RGLRU, Mamba, scan
 
 B, D, H, N = 2, 24, 4, 6
@@ -72,20 +71,6 @@ def test_a_scan_equals_the_sum_one_position_at_a_time(strongest):
         memory = memory * log_rate[:, t].exp() + x[:, t]
         torch.testing.assert_close(h_BTD[:, t], memory)
     torch.testing.assert_close(last_BD, memory)
-
-
-@pytest.mark.parametrize("own", [Mamba(D, d_inner=2 * D, d_state=N), RGLRU(D, heads=H)], ids=["mamba", "rg_lru"])
-@torch.no_grad()
-def test_steps_after_a_long_prefix_equal_the_forward(own):
-    check_long_prefix(filled(own).double(), torch.randn(B, 80, D, dtype=torch.float64), first=70)
-
-
-@pytest.mark.parametrize("own", [Mamba(D, d_inner=2 * D, d_state=N), RGLRU(D, heads=H)], ids=["mamba", "rg_lru"])
-@torch.no_grad()
-def test_padding_in_the_middle_is_skipped(own):
-    x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
-    y_BTD = filled(own)(x_BTD, keep_BT=keep_BT, right_padded_T=False)
-    torch.testing.assert_close(y_BTD[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
 
 
 @torch.no_grad()

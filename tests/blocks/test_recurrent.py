@@ -50,17 +50,6 @@ def test_gradients_equal_torchs(kind, torchs, mask):
     torch.testing.assert_close(own.forwards.input.bias.grad, reference.bias_ih_l0.grad)
 
 
-@kinds
-@masks
-@torch.no_grad()
-def test_padding_in_the_middle_is_skipped(kind, torchs, mask):
-    own, _ = pair(kind, torchs, mask)
-    x_BTD, keep_BT = torch.randn(1, T, D), torch.tensor([[True, False, True, False, True]])
-    y_BTD = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
-    alone = own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool))
-    torch.testing.assert_close(y_BTD[:, ::2], alone)
-
-
 def test_two_directions_share_an_even_width():
     with pytest.raises(ValueError, match="half of the width, but D = 7"):
         LSTM(7)

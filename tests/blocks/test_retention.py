@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.decoding import check_long_prefix
 from tfm_blocks.blocks.linear_attention import Retention
 
 B, D, H = 2, 24, 3
@@ -50,28 +49,3 @@ def test_chunks_equal_the_recurrence(length):
     y_BTD = own(x_BTD, keep_BT=torch.ones(B, length, dtype=torch.bool))
     expected = torch.stack([naive(own, x_TD) for x_TD in x_BTD])
     torch.testing.assert_close(y_BTD, expected, rtol=1e-9, atol=1e-9)
-
-
-@torch.no_grad()
-def test_steps_after_a_long_prefix_equal_the_forward():
-    check_long_prefix(started(), torch.randn(B, 140, D, dtype=torch.float64), first=130)
-
-
-@torch.no_grad()
-def test_padding_in_the_middle_is_skipped():
-    own = started()
-    x_BTD, keep_BT = torch.randn(1, 5, D, dtype=torch.float64), torch.tensor([[True, False, True, False, True]])
-    y_BTD = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
-    torch.testing.assert_close(y_BTD[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
-
-
-@pytest.mark.parametrize("autocast", [True, False])
-def test_bfloat16_stays_near_float32(autocast):
-    own = started().float()
-    x_BTD, keep_BT = torch.randn(B, 100, D), torch.ones(B, 100, dtype=torch.bool)
-    expected = own(x_BTD, keep_BT=keep_BT)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        model, x = (own, x_BTD) if autocast else (own.bfloat16(), x_BTD.bfloat16())
-        y_BTD = model(x, keep_BT=keep_BT)
-    y_BTD.float().sum().backward()
-    assert y_BTD.dtype == torch.bfloat16 and (y_BTD - expected).norm() < 0.05 * expected.norm()

@@ -6,7 +6,6 @@ from torch import nn
 from transformers import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from tests.decoding import check_long_prefix
 from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum
 from tfm_blocks.blocks.state_space import Mamba2
 
@@ -72,19 +71,6 @@ def test_chunks_equal_the_sum_one_position_at_a_time():
         memory = memory * log_rate[:, :, t, None, None].exp() + k[:, :, t, :, None] * v[:, :, t, None]
         torch.testing.assert_close(y_BHTV[:, :, t], torch.einsum("bhk,bhkv->bhv", q[:, :, t], memory))
     torch.testing.assert_close(after, memory)
-
-
-@torch.no_grad()
-def test_steps_after_a_long_prefix_equal_the_forward():
-    check_long_prefix(started(groups=2).double(), torch.randn(B, 140, D, dtype=torch.float64), first=130)
-
-
-@torch.no_grad()
-def test_padding_in_the_middle_is_skipped():
-    own = started()
-    x_BTD, keep_BT = torch.randn(1, 5, D), torch.tensor([[True, False, True, False, True]])
-    y_BTD = own(x_BTD, keep_BT=keep_BT, right_padded_T=False)
-    torch.testing.assert_close(y_BTD[:, ::2], own(x_BTD[:, ::2], keep_BT=torch.ones(1, 3, dtype=torch.bool)))
 
 
 def test_every_head_starts_with_its_own_step_and_rate():

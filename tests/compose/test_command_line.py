@@ -93,22 +93,6 @@ def test_a_file_for_a_further_source_needs_no_plus():
     ]
 
 
-def test_a_hostile_model_of_a_config_folder_is_refused_before_hydra_reads_it(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "evil.yaml").write_text(
-        "# @package _global_\nhydra: {run: {dir: evil}, job: {name: evil}}\nmodel: {}\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), "--config-dir", str(tmp_path), "model=evil"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "root key 'hydra'" in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "evil").exists()
-
-
 def test_jobs_of_a_sweep_get_the_folder_and_hydras_settings(tmp_path):
     (tmp_path / "model").mkdir()
     arguments = [

@@ -4,16 +4,17 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tfm_blocks.compose.folders import CONF, list_options
+from tests.network.examples import SHIPPED, each
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 
 
-@pytest.mark.parametrize("model", sorted(list_options("model", [CONF])))
-def test_our_merge_of_a_model_equals_hydras(model):
+@each(SHIPPED)
+def test_our_merge_of_a_model_equals_hydras(path):
     with initialize_config_dir(str(CONF), version_base=None):
-        hydras = OmegaConf.to_container(compose("train", [f"model={model}"]), resolve=True)
-    own = compose_model(model).mapping
+        hydras = OmegaConf.to_container(compose("train", [f"model={path.stem}"]), resolve=True)
+    own = compose_model(path.stem).mapping
     assert own == {key: hydras[key] for key in own}
 
 

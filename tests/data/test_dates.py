@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from tfm_blocks.data.dates import date_splits, write_date
-from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError
 
 SHIPPED = yaml.safe_load((Path(__file__).parents[2] / "conf/data/dates.yaml").read_text())["patterns"]
@@ -88,13 +87,6 @@ def test_a_seed_gives_the_same_corpus_and_another_seed_another(dates):
 def test_a_setting_that_changes_the_text_changes_the_fingerprint(dates, changes):
     before, after = (date_splits(dates(**changed))["train"] for changed in ({}, changes))
     assert list(before.rows()) != list(after.rows()) and before.fingerprint != after.fingerprint
-
-
-def test_a_cached_corpus_is_read_without_writing_its_dates_again(dates, tmp_path, monkeypatch):
-    settings = dates(cache=str(tmp_path))
-    text = prepare(settings, 300).val.text["src"]
-    monkeypatch.setattr("tfm_blocks.data.dates.write_date", None)
-    assert list(prepare(settings, 300).val.text["src"]) == list(text)
 
 
 @pytest.mark.parametrize(

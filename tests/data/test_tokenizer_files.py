@@ -290,7 +290,19 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize("name", UNUSABLE)
+ENDLESS = (
+    "repeated choice",
+    "overlapping choice",
+    "nested words",
+    "polynomial",
+    "letter that is not ASCII",
+    "normalizer",
+)
+
+
+@pytest.mark.parametrize(  # an endless one takes the time limit, 5 seconds of the CPU
+    "name", [pytest.param(name, marks=pytest.mark.grid if name in ENDLESS else []) for name in UNUSABLE]
+)
 def test_a_tokenizer_that_fails_or_does_not_return_when_it_is_used_is_refused(name, tmp_path, capsys):
     for file, content in UNUSABLE[name].items():
         (tmp_path / file).write_bytes(content)

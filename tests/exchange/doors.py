@@ -60,7 +60,13 @@ DOORS: dict[str, dict[str, Any]] = {
         **SIGMOID, "kv_lora_rank": 8, "q_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 3,
         "num_key_value_heads": 4, "first_k_dense_replace": 2, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4},
     },
+    "deepseek_v32": {
+        **SIGMOID, "kv_lora_rank": 8, "q_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 3,
+        "num_key_value_heads": 4, "first_k_dense_replace": 2, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4},
+        "index_topk": 3, "index_head_dim": 8, "index_n_heads": 24,  # with few heads, scores of 0 tie, and transformers drops one
+    },
     "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 28},
+    "electra_discriminator": {"embedding_size": 12},
     "ernie4_5": {"head_dim": 6},
     "exaone4": LOCAL,
     "falcon": {"ffn_hidden_size": 28},
@@ -83,6 +89,10 @@ DOORS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 3, "full_attn_idxs": [1]},
     "m2m_100": {**PAIRS, "pad_token_id": 1, "bos_token_id": 0},
     "mamba2": {"num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 2, "conv_kernel": 3},
+    "marian_separate": {
+        **PAIRS, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB, "activation_function": "swish",
+        "scale_embedding": True,
+    },
     "mbart": PAIRS,
     "mistral": {"sliding_window": None, "head_dim": 6},
     "mistral_window": {"sliding_window": 3},

@@ -150,7 +150,7 @@ def test_a_missing_or_changed_base_is_an_error_and_a_moved_one_is_found(tmp_path
     tfm.load(run)
     weights = {name: tensor + 1e-3 for name, tensor in load_file(base / WEIGHTS).items()}
     write_weights(base, weights)
-    with pytest.raises(RunError, match=r"trained on other weights than those of .*elsewhere/run now"):
+    with pytest.raises(RunError, match=r"trained on weights that differ from the current weights of .*elsewhere/run"):
         tfm.load(run)
     shutil.rmtree(base)
     with pytest.raises(SystemExit, match="1"):

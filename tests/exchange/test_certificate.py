@@ -145,7 +145,7 @@ def test_a_changed_row_of_an_embedding_fails_the_certificate(tensor, row, tmp_pa
 
 
 def test_the_certificate_of_a_large_model_has_a_part_of_the_ids_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfm_blocks.exchange.certificate.MOST_PRODUCTS", 10**6)
+    monkeypatch.setattr("tfm_blocks.exchange.random_sentences.MOST_PRODUCTS", 10**6)
     translator = saved("decoder_only", tmp_path / "run", layers=1)
     log_p = export_run(tmp_path / "run", tmp_path / "new")[1].log_probabilities
     assert log_p.positions == 512 and log_p.ids < translator.tokenizer.size

@@ -63,6 +63,8 @@ def logits_of_encoders(theirs, encoder):
     ids_BS, keep_BS = random_ids(3, 9).clamp(min=3), torch.arange(9) < torch.tensor([9, 5, 9])[:, None]
     expected = theirs(input_ids=ids_BS.where(keep_BS, theirs.config.pad_token_id), attention_mask=keep_BS.long()).logits
     logits_BSV = encoder.network(src=own_ids(encoder, ids_BS).where(keep_BS, 0))
+    if expected.ndim == 2:  # of a discriminator
+        return logits_BSV[..., -1][keep_BS], expected[keep_BS]
     return logits_BSV[..., own_ids(encoder, torch.arange(VOCAB)[None])[0]][keep_BS], expected[keep_BS]
 
 

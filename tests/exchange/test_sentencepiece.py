@@ -5,11 +5,13 @@ import json
 
 import pytest
 import sentencepiece
+import torch
 from transformers import AutoTokenizer, MarianTokenizer, T5Tokenizer, pipeline
 
 import tfm_blocks as tfm
 from tests.exchange.published import publish
 from tests.exchange.test_custom_code import saved
+from tests.oracles.test_hugging_face import far_apart
 from tfm_blocks.data.published_libraries import SentencePieceTokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer, read_tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
@@ -243,3 +245,85 @@ def test_an_export_with_its_own_code_has_a_tokenizer_that_autotokenizer_reads(ma
         ((best,),) = translator.generate([SOURCE[0]], 5, Search())
         ids = [*translator.tokenizer.encode(SOURCE[0]), *best.ids]
         assert output["generated_text"] == translator.tokenizer.decode(ids)
+
+
+@pytest.fixture(scope="module")
+def separate(files):
+    """Write the files of a Marian tokenizer with separate vocabularies of 33 and 35 subwords, whose padding is 2."""
+    content = {"tokenizer_config.json": json.dumps({"separate_vocabs": True}).encode()}
+    for model, name in (("source.spm", "vocab.json"), ("target.spm", "target_vocab.json")):
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=files[model])
+        own = [piece for id in range(len(pieces)) if (piece := pieces.id_to_piece(id)) not in ("<s>", "</s>", "<unk>")]
+        ids = {piece: id for id, piece in enumerate(["</s>", "<unk>", "<pad>", *sorted(own)])}
+        content |= {model: files[model], name: json.dumps(ids).encode()}
+    return content
+
+
+def sizes_of_both(separate):
+    return tuple(len(json.loads(separate[name])) for name in ("vocab.json", "target_vocab.json"))
+
+
+def publish_separate(separate, folder):
+    source, target = sizes_of_both(separate)
+    theirs = publish(
+        "marian", folder, vocab_size=source, decoder_vocab_size=target, share_encoder_decoder_embeddings=False,
+        decoder_start_token_id=2, eos_token_id=0, pad_token_id=2, forced_eos_token_id=None,
+    )  # fmt: skip
+    (folder / "tokenizer.json").unlink()
+    for name, content in separate.items():
+        (folder / name).write_bytes(content)
+    return theirs
+
+
+@torch.no_grad()
+def test_a_marian_folder_with_separate_vocabularies_is_imported_and_exported(separate, tmp_path):
+    """Logits, 20 tokens of greedy search and texts equal transformers', and the export restores all bytes."""
+    theirs = publish_separate(separate, tmp_path / "theirs")
+    assert import_folder(tmp_path / "theirs", tmp_path / "run").family == "marian_separate"
+    ours = tfm.load(tmp_path / "run")
+    source, target = sizes_of_both(separate)
+    assert source != target and ours.tokenizer.sizes == (target + 1, source + 1)
+    of_target, of_source = ours.tokenizer.vocabulary, ours.tokenizer.source.vocabulary
+    draws = torch.Generator().manual_seed(0)
+    src_BS, tgt_BT = (torch.randint(3, size, (3, 9), generator=draws) for size in (source, target))
+    here = [
+        torch.tensor([own.to_here(row) for row in rows.tolist()])
+        for own, rows in ((of_source, src_BS), (of_target, tgt_BT))
+    ]
+    logits_BTV = ours.network(src=here[0], tgt=here[1])[..., of_target.to_here(range(target))]
+    assert far_apart(logits_BTV, theirs(src_BS, decoder_input_ids=tgt_BT).logits) < 1e-5
+    read = MarianTokenizer.from_pretrained(tmp_path / "theirs")
+    for text in SOURCE:
+        ids = read(text, return_tensors="pt").input_ids
+        assert of_source.to_published(ours.conventions.source(ours.tokenizer.of("src").encode(text))) == ids[0].tolist()
+        (out,) = theirs.generate(ids, max_new_tokens=20, do_sample=False)
+        ((best,),) = ours.search([text], Search(longest=(0.0, 20)))
+        ended = [id for id in out[1:].tolist() if id != 0]
+        assert of_target.to_published(best.ids) == ended and best.text == read.decode(out, skip_special_tokens=True)
+    for text in TARGET:
+        ids = read(text_target=text).input_ids
+        assert of_target.to_published(ours.tokenizer.encode(text)) == ids[:-1]
+    _, certificate = export_run(tmp_path / "run", tmp_path / "back")
+    assert certificate.translations.equal == 4
+    assert all(
+        (tmp_path / "back" / path.name).read_bytes() == path.read_bytes() for path in (tmp_path / "theirs").iterdir()
+    )
+
+
+def test_separate_vocabularies_that_do_not_fit_are_refused(separate, tmp_path):
+    """A model with one vocabulary, and tokens around a text with other ids in the vocabulary of sources."""
+    publish_separate(separate, tmp_path / "theirs")
+    names = json.loads(separate["vocab.json"])
+    moved = {name: {0: 3, 3: 0}.get(id, id) for name, id in names.items()}  # exchanges </s> and a subword
+    (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(moved))
+    with pytest.raises(RunError, match="for the tokens around a text") as caught:
+        import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert "help: give these tokens the same ids" in str(caught.value)
+    size = sizes_of_both(separate)[0]
+    publish("marian", tmp_path / "one", vocab_size=size, decoder_start_token_id=2, eos_token_id=0, pad_token_id=2)
+    (tmp_path / "one" / "tokenizer.json").unlink()
+    for name, content in separate.items():
+        (tmp_path / "one" / name).write_bytes(content)
+    with pytest.raises(RunError, match=r"target_vocab\.json: is the vocabulary of the target alone"):
+        import_folder(tmp_path / "one", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,6 +1,7 @@
 """In no figure do boxes or texts overlap, or lines cross them."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -22,6 +23,7 @@ INPUTS = {"src": "B S", "tgt": "B T"}
 ARGS = {"d_model": 8, "d_ff": 12, "heads": 2, "vocab": 11, "dropout": 0.1}
 
 
+@cache
 def shipped_spec(name, *overrides):
     composed = compose_model(name, overrides)
     return read_model(composed.model, composed.sources)
@@ -113,7 +115,7 @@ def check_random(model):
 COMMON = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=15, **COMMON)
+@settings(max_examples=8, **COMMON)
 @given(models())
 def test_nothing_overlaps_in_the_figure_of_a_random_model(plugged, model):
     check_random(model)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tests.network.examples import ALL, name
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import check_model
@@ -58,11 +57,6 @@ def test_an_arg_of_a_stack_that_reaches_a_norm_node_or_a_norm_in_attention_is_re
     (warning,) = spec_of("tiny", *overrides, "model.graph.encoder.layer.final={block: layernorm}").warnings
     assert warning.address == "model.graph.encoder.args.bias"
     assert "layernorm (at model.graph.encoder.layer.final)" in warning.rule
-
-
-@pytest.mark.parametrize("path", ALL, ids=name)
-def test_the_models_of_this_repository_give_no_warning(path):
-    assert spec_of(path).warnings == ()
 
 
 def test_check_and_show_print_the_warning_beside_their_output(falcon, capsys):

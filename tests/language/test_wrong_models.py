@@ -65,7 +65,10 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     "needs times": [
         ("{graph: {more: {repeat: {share: true}, layer: {f: {block: ffn}}, before: tgt_emb}}}", "graph.more.repeat")
     ],
-    "repeat must be between 1 and 1000, but is 0": [("{graph: {encoder: {repeat: 0}}}", "graph.encoder.repeat")],
+    "repeat must be between 1 and 1000, but is {}": [
+        ("{graph: {encoder: {repeat: 0}}}", "graph.encoder.repeat", "0"),
+        ("{graph: {encoder: {repeat: 1001}}}", "graph.encoder.repeat", "1001"),
+    ],
     "{} needs the unknown arg {}; one of: {}": [
         (
             "{graph: {encoder: {repeat: six}}}",

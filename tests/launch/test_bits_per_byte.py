@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import tfm_blocks as tfm
-from tests.conftest import sentences
+from tests.conftest import COMPOSER, sentences
 from tfm_blocks.cli import main
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.corpus import Corpus
@@ -45,7 +45,7 @@ def train_on(text: Path, name: str, *overrides: str) -> Path:
     data = [f"data.dir={text}", f"data.cache={text / 'cache'}", f"data.context={CONTEXT}", "data.step_tokens=60"]
     files = [f"data.{split}=[{split}.txt]" for split in ("train", "val", "test")]
     options = ["model=decoder_only", "data=lm", "logger=csv", *sizes, *data, *files, f"name={name}", *overrides]
-    composed = compose_job(list({option.partition("=")[0]: option for option in options}.values()))
+    composed = compose_job(list({option.partition("=")[0]: option for option in options}.values()), COMPOSER)
     train(check_run(composed), text)
     return text / name
 

@@ -7,22 +7,19 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.conftest import COMPOSER
 from tests.preloaded import run_python
 from tests.registry.test_plugins import BLOCK
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.launch import check as launch_check
-from tfm_blocks.launch import rank as launch_rank
 from tfm_blocks.launch.check import available_cores, check_remote_run, check_resumed_run, check_run, warn_about_warmup
 from tfm_blocks.launch.job import train as train_run
-from tfm_blocks.network import build
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 
 ROOT = Path(__file__).parents[2]
@@ -151,27 +148,6 @@ def test_a_run_with_a_wrong_plug_in_is_refused_before_its_text_is_read(
     check_resumed_run(composed)
 
 
-@pytest.mark.parametrize(
-    ("vocab", "reads"), [(300, 1), (5000, 2)], ids=["the size that the text gives", "a larger one"]
-)
-def test_a_run_is_traced_once_and_its_settings_are_read_once(
-    small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab: int, reads: int
-) -> None:
-    calls: list[str] = []
-
-    def count(module: ModuleType, name: str) -> None:
-        function = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *arguments: [calls.append(name), function(*arguments)][1])
-
-    count(build, "check")
-    count(build, "trace")
-    for module in (launch_check, launch_rank):
-        count(module, "read_run")
-    run = check_run(small(f"vocab={vocab}"))
-    train_run(run, tmp_path)
-    assert sorted(calls) == sorted(["trace", "read_run", *["check"] * reads])
-
-
 def test_the_command_refuses_a_wrong_plug_in_with_its_node_and_line(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests" / "wrong_blocks.py", tmp_path)
     (tmp_path / "model").mkdir()
@@ -256,7 +232,7 @@ WRONG_PAIRS = [
 
 @pytest.mark.parametrize(("overrides", "address", "rule"), WRONG_PAIRS)
 def test_a_model_that_does_not_fit_its_objective_is_refused(overrides: list[str], address: str, rule: str) -> None:
-    composed = compose_job([*overrides, "logger=csv"])
+    composed = compose_job(["layers=1", "logger=csv", *overrides], COMPOSER)
     with pytest.raises(ConfigError) as caught:
         check_run(composed)
     problem = next(problem for problem in caught.value.problems if problem.address == address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +11,11 @@ import pytest
 import yaml
 
 from tests.conftest import composed_small
-from tests.launch.test_resume import begin, expect_same, go_on, state
+from tests.launch.test_resume import begin, expect_same, go_on, handlers, state  # noqa: F401  handlers: a fixture
 from tfm_blocks.cli import main
 from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.run import read_cooldown
-from tfm_blocks.distributed.signals import STOPS, exit_on_signals
+from tfm_blocks.distributed.signals import exit_on_signals
 from tfm_blocks.errors import TfmError
 from tfm_blocks.exchange.folder import PublishedFile
 from tfm_blocks.launch.check import check_request
@@ -27,15 +26,6 @@ from tfm_blocks.training.checkpoints import PreemptedError
 
 TRAINED = ["dropout=0.3", "trainer.validate_every=3", "trainer.validate_sentences=2", "trainer.log_every=1"]
 CONSTANT = ["schedule=constant", "schedule.warmup=0.25", "trainer.steps=12", "trainer.checkpoint_at=[4,6]", *TRAINED]
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOPS}
-    exit_on_signals()
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_a_falling_score_stops_the_run_if_higher_is_better(small: Small, tmp_pat
     assert read_json(run / "status.json")["steps"] == LAST
 
 
-@pytest.mark.parametrize("sound", [1, pytest.param(4, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("sound", [4, pytest.param(1, marks=pytest.mark.grid)])
 def test_an_interrupted_run_stops_early_at_the_same_step_with_the_same_weights(
     small: Small, tmp_path: Path, sound: int
 ) -> None:

@@ -24,11 +24,9 @@ from tests.conftest import LEARNING, OBJECTIVES, SMALL, taught
 from tests.preloaded import run_python
 from tests.training.test_module import feed_of, make
 from tfm_blocks.cli.train import _run_training
-from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, RunError, TfmError
-from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.facts import logged_config
 from tfm_blocks.launch.job import train
@@ -297,17 +295,6 @@ def test_a_failing_rank_ends_the_other(
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
 
 
-def test_a_wrong_setting_is_an_error_with_file_and_line_before_anything_is_written(
-    small: Callable[..., Composed], tmp_path: Path
-) -> None:
-    composed = small()
-    composed.mapping["optimizer"]["eps"] = -1.0
-    composed.sources.add_file(read_yaml_file(CONF / "optimizer" / "adam.yaml"), ("optimizer",))
-    with pytest.raises(ConfigError, match=r"optimizer.eps: must be at least 0(?s:.*)adam.yaml:4"):
-        run(composed, tmp_path)
-    assert not list(tmp_path.glob("run*"))
-
-
 def test_a_model_that_reads_other_inputs_is_refused_with_a_reason(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
@@ -343,7 +330,7 @@ def test_a_signal_ends_the_run_with_status_75_and_the_resume_command(
             break
         time.sleep(0.1)
     process.send_signal(number)
-    assert process.wait(timeout=40) == 75
+    assert process.wait(timeout=300) == 75
     assert process.stderr is not None
     run = checkpoint.parents[1]
     command = f"python train.py resume=runs/{run.name}"

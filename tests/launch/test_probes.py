@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import COMPOSER
 from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job
@@ -26,7 +27,7 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ch
     monkeypatch.setenv("TFM_BLOCKS_CACHE", str(tmp_path / "cache"))
 
     def check(*overrides: str) -> CheckedRun:
-        composed: Composed = compose_job(parse_request(["experiment=probe/lite", *SHORT, *overrides]).texts, None)
+        composed: Composed = compose_job(parse_request(["experiment=probe/lite", *SHORT, *overrides]).texts, COMPOSER)
         return check_run(composed)
 
     return check

@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.conftest import LEARNING, OBJECTIVES, taught
+from tests.conftest import LEARNING, OBJECTIVES, composed_small, taught
 from tests.preloaded import run_python
 from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
@@ -45,6 +45,7 @@ from tfm_blocks.training.checkpoints import PreemptedError
 ROOT = Path(__file__).parents[2]
 STEPS = 8
 TRAINED = ["dropout=0.3", f"trainer.steps={STEPS}", "trainer.validate_every=3", "trainer.validate_sentences=2"]
+TWO_VOCABULARIES = {"two_vocabularies": ["model=two_vocabularies", "source_vocab=280"]}
 Small = Callable[..., Composed]
 
 
@@ -58,6 +59,20 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a finished run, which tests copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        return train(check_run(composed_small(folder, patch)(*TRAINED)), folder)
+
+
+@pytest.fixture
+def finished(trained: Path, small: Small, tmp_path: Path) -> Path:
+    """Return a finished run of the test."""
+    return shutil.copytree(trained, tmp_path / "run")
 
 
 def stopping(every: int) -> list[str]:
@@ -267,8 +282,7 @@ def test_a_requeued_slurm_job_resumes_the_run_of_its_command(
     assert (tmp_path / "run-2").exists()
 
 
-def test_a_run_that_is_done_can_train_for_longer(small: Small, tmp_path: Path) -> None:
-    begin(small(*TRAINED), tmp_path)
+def test_a_run_that_is_done_can_train_for_longer(finished: Path, small: Small, tmp_path: Path) -> None:
     begin(small(*TRAINED, "trainer.steps=5"), tmp_path)
     go_on(tmp_path / "run-2", f"trainer.steps={STEPS}")
     one, other = (last_weights(tmp_path / name) for name in ("run", "run-2"))
@@ -322,8 +336,9 @@ def test_a_prolonged_run_averages_the_validations_of_an_uninterrupted_run(small:
     expect_same(whole, part)
 
 
-@pytest.mark.parametrize("average", [0, 2])
-@pytest.mark.parametrize("last", [0, pytest.param(6, marks=pytest.mark.grid)])
+@pytest.mark.parametrize(
+    ("last", "average"), [(0, 2), *(pytest.param(*case, marks=pytest.mark.grid) for case in ((0, 0), (6, 0), (6, 2)))]
+)
 def test_a_killed_run_that_resumes_with_fewer_steps_forgets_later_validations(
     small: Small, tmp_path: Path, last: int, average: int
 ) -> None:
@@ -365,8 +380,8 @@ def test_weights_of_validations_that_a_resume_needs_and_lacks_are_an_error_befor
 
 
 @pytest.mark.parametrize("deleted", ["", "*.ckpt latest.json"])
-def test_a_finished_run_without_checkpoints_keeps_its_results(small: Small, tmp_path: Path, deleted: str) -> None:
-    run = begin(small(*VALIDATED, "trainer.steps=3"), tmp_path)
+def test_a_finished_run_without_checkpoints_keeps_its_results(finished: Path, deleted: str) -> None:
+    run = finished
     for pattern in deleted.split():
         for path in (run / "checkpoints").glob(pattern):
             path.unlink()
@@ -379,22 +394,21 @@ def test_a_finished_run_without_checkpoints_keeps_its_results(small: Small, tmp_
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("folder", [True, False])
-def test_a_run_killed_before_its_first_checkpoint_restarts(small: Small, tmp_path: Path, folder: bool) -> None:
+def test_a_run_killed_before_its_first_checkpoint_restarts(small: Small, tmp_path: Path) -> None:
     early = [*VALIDATED, "trainer.checkpoint_every=null", "trainer.steps=5"]
     whole = begin(small(*early), tmp_path)
     with pytest.raises(ValueError, match="killed"):
         begin(small(*early), tmp_path, [FailsAfter(4)])
     part = tmp_path / "run-2"
     assert rows(part) and not list_checkpoints(part / "checkpoints")
-    if not folder:
-        shutil.rmtree(part / "checkpoints")
-    go_on(part)
-    expect_same(whole, part)
+    without = shutil.copytree(part, tmp_path / "run-3")
+    shutil.rmtree(without / "checkpoints")
+    for run in (part, without):
+        go_on(run)
+        expect_same(whole, run)
 
 
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_a_text_that_changed_in_place_is_refused(small: Small, tmp_path: Path, split: str) -> None:
+def test_a_text_that_changed_in_place_is_refused(small: Small, tmp_path: Path) -> None:
     """The numbers of lines and tokens are the same."""
     for name in ("train", "val", "test"):
         (tmp_path / f"{name}.src").write_text("a 1\nbb 2\n" * 4)
@@ -402,9 +416,10 @@ def test_a_text_that_changed_in_place_is_refused(small: Small, tmp_path: Path, s
     files = [f"data.{name}={{src: {name}.src, tgt: {name}.tgt}}" for name in ("train", "val", "test")]
     data = ["data=text", f"data.dir={tmp_path}", "vocab=260"]
     run = begin(small(*VALIDATED, *data, *files, "trainer.steps=3"), tmp_path)
-    (tmp_path / f"{split}.tgt").write_text("3 a\n4 bb\n" * 4)
-    with pytest.raises(RunError, match=f"the text of {split} changed since the run began"):
-        go_on(run, "trainer.steps=6")
+    for split in ("test", "val", "train"):  # the first change is reported
+        (tmp_path / f"{split}.tgt").write_text("3 a\n4 bb\n" * 4)
+        with pytest.raises(RunError, match=f"the text of {split} changed since the run began"):
+            go_on(run, "trainer.steps=6")
     record = json.loads((run / "run.json").read_text())
     record["text"] = {name: record["text"][name] for name in ("vocabulary", "training text")}
     (run / "run.json").write_text(json.dumps(record))
@@ -417,19 +432,18 @@ REFUSED = [
     (["model=base"], "model", "keeps its original value: model=base"),
     (["data.train=50"], "data.train", "keeps its original value: data.train=50"),
     (["seed=2", "optimizer=adamw"], "optimizer", "seed=2"),
-    (["trainer.steps=4"], "trainer.steps", "is 4, but the run already has 6 steps"),
-    (["seed=1"], "trainer.steps", "is 6, but the run already has 6 steps"),
+    (["trainer.steps=4"], "trainer.steps", "is 4, but the run already has 8 steps"),
+    (["seed=1"], "trainer.steps", "is 8, but the run already has 8 steps"),
 ]
 
 
-def test_resuming_another_experiment_or_a_finished_run_is_refused(small: Small, tmp_path: Path) -> None:
-    begin(small(), tmp_path)
+def test_resuming_another_experiment_or_a_finished_run_is_refused(finished: Path) -> None:
     for overrides, address, message in REFUSED:
         with pytest.raises(ConfigError) as caught:
-            go_on(tmp_path / "run", *overrides)
+            go_on(finished, *overrides)
         assert any(problem.address == address for problem in caught.value.problems)
         assert message in str(caught.value) and "help: " in str(caught.value)
-        assert state(tmp_path / "run") == "done"
+        assert state(finished) == "done"
 
 
 @pytest.mark.grid
@@ -445,9 +459,9 @@ def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small
 
 
 def test_a_run_of_another_host_is_resumed_only_when_its_heartbeat_is_old(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = begin(small(*TRAINED), tmp_path)
+    run = finished
     leave_heartbeat(run, age=5)
     with pytest.raises(RunError, match=r"is being trained by another process: 4711 on node7, since 2026-11-23"):
         go_on(run, "trainer.steps=20")
@@ -465,28 +479,23 @@ def test_a_run_of_another_host_is_resumed_only_when_its_heartbeat_is_old(
     assert state(run) == "done" and not [*run.rglob(LOCK)]
 
 
-def test_a_resumed_run_reads_its_own_tokenizer_and_learns_none(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_reads_its_own_tokenizer_and_learns_none(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version could learn other subwords from the same text."""
-    composed = small(*TRAINED)
-    begin(composed, tmp_path)
     find = prepare._tokenizer
 
     def expect_own(splits: Any, settings: Any, *rest: Any) -> Any:
-        assert settings.tokenizer == str(tmp_path / "run"), "a tokenizer was learned"
+        assert settings.tokenizer == str(finished), "a tokenizer was learned"
         return find(splits, settings, *rest)
 
     monkeypatch.setattr(prepare, "_tokenizer", expect_own)
-    go_on(tmp_path / "run", "trainer.steps=10")
-    assert state(tmp_path / "run") == "done"
+    go_on(finished, "trainer.steps=10")
+    assert state(finished) == "done"
 
 
-def test_a_folder_that_cannot_be_resumed_gives_the_reason(small: Small, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_resumed_gives_the_reason(finished: Path) -> None:
     with pytest.raises(RunError, match="there is no such run folder"):
-        read_saved_run(tmp_path / "none")
-    begin(small(*TRAINED), tmp_path)
-    run = tmp_path / "run"
+        read_saved_run(finished / "none")
+    run = finished
     with hold(run), pytest.raises(RunError, match="is being trained by another process"):
         go_on(run, "trainer.steps=20")
     record = json.loads((run / "run.json").read_text())
@@ -522,6 +531,7 @@ def little_disk(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.grid
 def test_a_full_disk_ends_the_run_with_a_sentence_and_its_files_load(
     tmp_path: Path, little_disk: tuple[Path, str]
 ) -> None:
@@ -564,7 +574,7 @@ def outside(folder: Path) -> dict[str, Any]:
         pytest.param(6, 2, [], marks=pytest.mark.slow),
         *(
             pytest.param(1, 1, options, marks=pytest.mark.grid, id=name)
-            for name, options in (LEARNING | OBJECTIVES).items()
+            for name, options in (LEARNING | OBJECTIVES | TWO_VOCABULARIES).items()
         ),
     ],
 )
@@ -614,24 +624,22 @@ def test_other_failures_print_the_resume_command_too(
     assert f"resume: python train.py resume={tmp_path / 'run'} 'plugins=[faulty]'" in capsys.readouterr().err
 
 
-def test_a_blank_row_of_metrics_does_not_stop_a_resume(small: Small, tmp_path: Path) -> None:
-    run = begin(small("trainer.steps=3", "trainer.validate_every=2"), tmp_path)
-    path = run / "metrics.csv"
+def test_a_blank_row_of_metrics_does_not_stop_a_resume(finished: Path) -> None:
+    path = finished / "metrics.csv"
     path.write_text(path.read_text().replace("\n", "\n\n", 1))
-    go_on(run, "trainer.steps=5")
-    assert state(run) == "done" and read_rows(path)[-1]["step"] == 5
+    go_on(finished, "trainer.steps=10")
+    assert state(finished) == "done" and read_rows(path)[-1]["step"] == 10
 
 
 DAMAGED = [("config.yaml", "a: " + "[" * 50_000), ("metrics.csv", ""), ("metrics.csv", "x,y\n"), ("run.json", "{}")]
 
 
-def test_a_damaged_file_is_refused_before_a_resume_changes_the_state(small: Small, tmp_path: Path) -> None:
-    whole = begin(small("trainer.steps=3", "trainer.validate_every=2"), tmp_path)
+def test_a_damaged_file_is_refused_before_a_resume_changes_the_state(finished: Path, tmp_path: Path) -> None:
     for number, (name, content) in enumerate(DAMAGED):
-        run = shutil.copytree(whole, tmp_path / f"damaged-{number}")
+        run = shutil.copytree(finished, tmp_path / f"damaged-{number}")
         (run / name).write_text(content)
         with pytest.raises(RunError, match="is damaged"):
-            go_on(run, "trainer.steps=5")
+            go_on(run, "trainer.steps=10")
         assert state(run) == "done", name
 
 

@@ -1,7 +1,9 @@
 """Separate vocabularies of sources and targets: each side is encoded, trained and decoded with its own tokenizer."""
 
 import json
+import os
 import pickle
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -12,8 +14,10 @@ import tfm_blocks as tfm
 from tests.conftest import COMPOSER
 from tests.data.conftest import read_data
 from tests.launch.test_resume import begin, expect_same, handlers, stopping, to_the_end  # noqa: F401
+from tests.preloaded import run_python
 from tests.serving.clients import serving
 from tests.translation.test_any_graph import naive_greedy, sharper
+from tfm_blocks.cli import main
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.pair_settings import TokenizerPaths
 from tfm_blocks.data.prepare import prepare
@@ -21,11 +25,11 @@ from tfm_blocks.data.subword_dropout import SubwordDropout
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer, read_tokenizer
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.init_from import load_matching_weights
 from tfm_blocks.launch.suitability import find_vocabulary_problems
 from tfm_blocks.network.matching import weights_of
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.model import write_weights
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.translation.search import BOS, EOS
@@ -35,6 +39,7 @@ from tfm_blocks.translation.translator import Translator
 
 SOURCES = ["the house is big", "a small dog runs home", "the dog sees the big house", "houses and dogs"] * 3
 TARGETS = ["das Haus ist groß", "ein kleiner Hund rennt heim", "der Hund sieht das große Haus", "Häuser und Hunde"] * 3
+ROOT = Path(__file__).parents[2]
 TWO = ["model=two_vocabularies", "vocab=300", "source_vocab=280", "data.max_length=60"]
 SIZES = {"d_model": 16, "d_ff": 16, "heads": 2, "layers": 1}
 
@@ -153,9 +158,6 @@ def test_a_tokenizer_with_more_ids_than_a_table_is_refused(translator, sides, tm
         Translator(small, target.with_source(source))
     run = tfm.save(translator.network, tmp_path / "run", tokenizer=translator.tokenizer)
     assert tfm.load(run).translate(SOURCES[:2]) == translator.translate(SOURCES[:2])
-    with pytest.raises(ConfigError, match="separate vocabularies") as caught:
-        export_run(run, tmp_path / "theirs")
-    assert "tfm eject" in str(caught.value) and not (tmp_path / "theirs").exists()
 
 
 def test_rows_of_each_table_follow_the_subwords_of_its_side(translator, sides, tmp_path):
@@ -178,14 +180,46 @@ def test_a_run_resumes_bit_equal_and_records_both_sizes(small, tmp_path):
     with_two = lambda every: small(*stopping(every), *TWO)  # noqa: E731
     begin(with_two(1000), tmp_path)
     with pytest.raises(PreemptedError):
-        begin(with_two(3), tmp_path)
-    assert to_the_end(tmp_path / "run-2") == [3, 6]
+        begin(with_two(5), tmp_path)
+    assert to_the_end(tmp_path / "run-2") == [5]
     expect_same(tmp_path / "run", tmp_path / "run-2")
     tokenizer = load_tokenizer(tmp_path / "run" / "tokenizer.json")
     assert tokenizer.source.size == 280 and tokenizer.size == 300
     assert weights_of(Translator.load(tmp_path / "run").network)["src_emb.block.weight"].shape[0] == 280
     again = small(*TWO, f"data.tokenizer={tmp_path / 'run'}", "trainer.steps=1", f"init_from={tmp_path / 'run'}")
     assert (begin(again, tmp_path / "again") / "weights.safetensors").is_file()
+
+
+COMMON = [
+    "model=two_vocabularies", "data=text", "data.dir=.", "data.test=null", "vocab=300", "layers=1", "d_model=16", "d_ff=16",
+    "heads=2", "data.max_length=60", "data.step_tokens=200", "trainer.steps=4", "trainer.validate_every=2",
+    "trainer.validate_sentences=2", "trainer.accelerator=cpu", "trainer.precision=fp32", "logger=csv", "dropout=0",
+]  # fmt: skip
+
+
+@pytest.mark.grid
+def test_two_devices_a_sweep_and_a_comparison_have_both_vocabularies(tmp_path, capsys):
+    """Runs that differ in the vocabulary of sources alone have comparable losses per token."""
+    settings_of(tmp_path)
+
+    def command(*words):
+        environment = {**os.environ, "TFM_BLOCKS_CACHE": "cache", "OMP_NUM_THREADS": "1"}
+        done = run_python(words, tmp_path, environment, timeout=500, share_server=True)
+        assert done.returncode == 0, done.stderr
+
+    two = ["source_vocab=280", "trainer.devices=2", "name=two"]
+    command(ROOT / "train.py", *COMMON, *two)
+    command(ROOT / "train.py", "-m", *COMMON, "source_vocab=270,280", "sweep.name=sizes")
+    runs = {path.name: path for path in (tmp_path / "runs" / "sizes").iterdir() if (path / "status.json").is_file()}
+    losses = [
+        read_rows(run / "metrics.csv")[-1]["val/loss"] for run in (tmp_path / "runs" / "two", runs["source_vocab-280"])
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    sizes = [load_tokenizer(run / "tokenizer.json").sizes for run in runs.values()]
+    assert len(runs) == 2 and len({target for target, _ in sizes}) == 1 and len({source for _, source in sizes}) == 2
+    main(["compare", *map(str, runs.values())])
+    printed = capsys.readouterr().out
+    assert "source_vocab" in printed and "different tokenizer" not in printed and "training text" not in printed
 
 
 TIED = "model.graph.logits.tie=src_emb"

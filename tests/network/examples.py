@@ -1,5 +1,6 @@
 """Every shipped and test model in a small size, with fitting inputs."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def build(path, seed=1, **knobs):
     layers = 4 if "at:" in path.read_text() else 2
     small = {"d_model": 16, "d_ff": 24, "heads": 2, "layers": layers, "vocab": VOCAB, "dropout": 0.0}
     return tfm.build(str(path), seed=seed, **small, **knobs)
+
+
+@cache
+def evaluated(path):
+    """Return a network in eval mode, which tests share and do not change."""
+    return build(path).eval()
 
 
 def inputs_of(network, seed=0, **lengths):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.network.examples import ALL, TESTS, build, each, has_target, inputs_of, name, sources_of
+from tests.network.examples import ALL, TESTS, build, each, evaluated, has_target, inputs_of, name, sources_of
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network import incremental
 from tfm_blocks.network.contract.expectations import expect_steps
@@ -40,7 +40,7 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(path):
 @models
 @torch.no_grad()
 def test_a_step_equals_the_forward_whether_the_first_tokens_were_read_at_once_or_not(path):
-    network = build(path).eval()
+    network = evaluated(path)
     if not has_target(network):
         pytest.skip("nothing to decode")
     inputs = inputs_of(network)
@@ -53,7 +53,7 @@ def test_a_step_equals_the_forward_whether_the_first_tokens_were_read_at_once_or
 @models
 @torch.no_grad()
 def test_a_hypothesis_of_a_beam_continues_its_parent(path):
-    network = build(path).eval()
+    network = evaluated(path)
     if not has_target(network):
         pytest.skip("nothing to decode")
     inputs = inputs_of(network)
@@ -76,7 +76,7 @@ def test_a_hypothesis_of_a_beam_continues_its_parent(path):
 @models
 @torch.no_grad()
 def test_a_later_target_token_leaves_earlier_outputs_unchanged(path):
-    network = build(path).eval()
+    network = evaluated(path)
     if not has_target(network):
         pytest.skip("nothing to look ahead to")
     inputs = inputs_of(network)
@@ -92,7 +92,7 @@ def test_a_later_target_token_leaves_earlier_outputs_unchanged(path):
 @models
 @torch.no_grad()
 def test_padding_leaves_the_outputs_of_real_positions_unchanged(path):
-    network = build(path).eval()
+    network = evaluated(path)
     inputs = inputs_of(network)
     alone = network(**inputs)
     padded = {}
@@ -109,7 +109,7 @@ def test_padding_leaves_the_outputs_of_real_positions_unchanged(path):
 @models
 @torch.no_grad()
 def test_the_output_of_a_sentence_does_not_depend_on_its_batch(path):
-    network = build(path).eval()
+    network = evaluated(path)
     inputs = inputs_of(network)
     for number, value in enumerate(inputs.values(), 2):
         if not value.is_floating_point():

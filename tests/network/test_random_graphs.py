@@ -100,7 +100,7 @@ def promise(model, first):
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=20, derandomize=True, **COMMON)
+@settings(max_examples=12, derandomize=True, **COMMON)
 @given(models())
 def test_accepted_models_keep_every_rule(model):
     promise(model, first=2)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import tfm_blocks as tfm
-from tests.network.examples import SHIPPED, build, each, inputs_of, name
+from tests.network.examples import SHIPPED, build, each, inputs_of
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 
@@ -16,8 +16,6 @@ SMALL = ["d_model=16", "d_ff=24", "vocab=30", "dropout=0"]
 NO_TARGET = [f"model.{one}=null" for one in ("inputs.tgt", "graph.tgt_emb", "graph.tgt_pos", "graph.decoder")]
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
-
-shipped = pytest.mark.parametrize("path", SHIPPED, ids=name)
 
 
 def composed(model, *overrides):
@@ -31,7 +29,7 @@ def test_the_page_of_models_lists_each_of_them_once():
     assert sorted(listed) == [path.stem for path in SHIPPED]
 
 
-@shipped
+@each(SHIPPED)
 def test_at_its_own_size_every_parameter_gets_a_gradient_and_nothing_is_allocated(path):
     network = network_without_values(composed(str(path)))
     with torch.device("meta"):

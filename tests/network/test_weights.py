@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration, Trainer
 
-from tests.network.examples import ALL, SHIPPED, build, each, name
+from tests.network.examples import ALL, SHIPPED, build, each, evaluated
 from tests.network.random_graphs import models
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
@@ -125,18 +125,21 @@ def test_the_stacked_maps_of_a_weight_are_those_of_a_table_made_by_hand(model: s
         )
 
 
-@pytest.mark.parametrize("path", ALL, ids=name)
-def test_each_weight_of_each_model_has_a_role_and_is_listed_once(path) -> None:
-    network = build(path)
+@each(ALL)
+def test_each_weight_has_a_role_is_listed_once_and_has_the_distribution_that_is_shown(path) -> None:
+    network = evaluated(path)
     weights = list_weights(network)
     assert [id(network.get_parameter(weight.name)) for weight in weights] == list(map(id, network.parameters()))
     for weight in weights:
         assert weight.roles and set(weight.roles) <= set(get_args(Role)) and weight.uses >= len(weight.names)
         assert {network.get_parameter(other) for other in weight.names} == {network.get_parameter(weight.name)}
         assert 0 <= weight.depth[0] < weight.depth[1]
+    shown = initial_distributions(network_without_values(network.spec), {})
+    for name, parameter in network.named_parameters():
+        expect_distribution(shown[name], parameter.detach(), name)
 
 
-@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models())
 def test_each_weight_of_random_models_has_a_role(model) -> None:
     _expect_roles(model)
@@ -197,14 +200,6 @@ def test_a_symbolic_shape_gives_the_sizes_of_a_model_with_a_width_of_three_times
                 factors = [int(tripled.mapping.get(factor, factor)) for factor in product.split("·")]
                 axes.append(math.prod(factors) // int(divisor or 1))
             assert tuple(axes) == sizes[weight.name], (weight.name, group.symbols)
-
-
-@each(ALL)
-def test_initial_values_have_the_distributions_that_are_shown(path) -> None:
-    network = build(path)
-    shown = initial_distributions(network_without_values(network.spec), {})
-    for weight, parameter in network.named_parameters():
-        expect_distribution(shown[weight], parameter.detach(), weight)
 
 
 def expect_distribution(shown: str, values: torch.Tensor, weight: str) -> None:

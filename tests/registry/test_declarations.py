@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.network.examples import name
-from tfm_blocks.compose.folders import CONF
+from tests.network.examples import ALL, name
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.check import check
@@ -11,14 +10,12 @@ from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY, Registry
 from tfm_blocks.registry.declarations import read_declarations
 
-SHIPPED = sorted((CONF / "model").glob("*.yaml"))
-EXAMPLES = sorted((CONF.parent / "tests" / "models").glob("*.yaml"))
 
-
-@pytest.mark.parametrize("path", [*SHIPPED, *EXAMPLES], ids=name)
-def test_a_model_has_the_same_spec_by_declarations_as_by_classes(path):
+@pytest.mark.parametrize("path", ALL, ids=name)
+def test_a_model_has_the_same_spec_by_declarations_as_by_classes_and_no_warning(path):
     composed = compose_model(str(path))
-    assert check(composed.model, read_declarations(), composed.sources) == read_model(composed.model, composed.sources)
+    spec = read_model(composed.model, composed.sources)
+    assert check(composed.model, read_declarations(), composed.sources) == spec and spec.warnings == ()
 
 
 def test_every_shipped_block_is_declared():

@@ -66,7 +66,7 @@ def test_a_baseline_is_named_as_the_reference():
     assert tests == "a differs significantly from b (p < 0.05, corrected for 1 test)."
 
 
-def test_a_forest_spans_all_models_or_all_possible_percents():
+def test_a_forest_spans_all_models_or_all_possible_percents_and_no_noise():
     (forest,) = forests_of(matrix_of({"x": {"a": [2, 12], "b": [7]}}, "perplexity"))
     wide, single = forest["rows"]
     assert (wide["low"], wide["high"], wide["mean"]) == pytest.approx((0, 100, 50))
@@ -74,6 +74,8 @@ def test_a_forest_spans_all_models_or_all_possible_percents():
     (forest,) = forests_of(matrix_of({"x": {"a": [2, 12], "b": [7]}}))
     assert [(row["low"], row["high"]) for row in forest["rows"]] == [pytest.approx((2, 12)), pytest.approx((7, 7))]
     assert (forest["start"], forest["end"]) == ("0.0", "100.0")
+    (forest,) = forests_of(matrix_of({"x": {"a": [99.6, 99.8], "b": [100.0]}}, "BLEU"))
+    assert (forest["start"], forest["end"]) == ("90.0", "100.0"), "an axis of a part of the scores magnifies noise"
 
 
 def test_shades_of_percents_span_all_possible_percents():

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,6 +35,13 @@ def comparison(*arguments):
     return json.loads(said(*arguments, "--json"))
 
 
+told = cache(said)  # of runs that no test changes
+
+
+def compared(*arguments):
+    return json.loads(told(*arguments, "--json"))
+
+
 def outputs_of(model, seed):
     return garbled(REFERENCES, SHARES[model], 100 * seed + len(model))
 
@@ -53,7 +61,7 @@ def sweep(tmp_path_factory):
 
 
 def test_only_differences_are_listed_and_each_once(sweep):
-    report = comparison(sweep)
+    report = compared(sweep)
     assert report["differences"] == {
         "model": {"base": {"model.add_norm": "post"}, "prenorm": {"model.add_norm": "pre"}},
         "heads": {"2": {}, "4": {}},
@@ -87,7 +95,7 @@ def test_a_knob_that_one_model_has_with_several_values_is_a_difference_of_its_ow
 
 
 def test_scores_have_the_intervals_of_sacrebleu_and_of_wilson(sweep):
-    for group, model in zip(comparison(sweep)["groups"], ("base", "prenorm", "wide"), strict=True):
+    for group, model in zip(compared(sweep)["groups"], ("base", "prenorm", "wide"), strict=True):
         for run in group["runs"]:
             outputs = outputs_of(model, run["seed"])
             for name, metric in (("BLEU", BLEU(force=True)), ("chrF", CHRF()), ("TER", TER())):
@@ -139,12 +147,12 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
         model: [BLEU(force=True).corpus_score(outputs_of(model, seed), [REFERENCES]).score for seed in (1, 2, 3)]
         for model in SHARES
     }
-    shown = said(sweep, "--markdown")
+    shown = told(sweep, "--markdown")
     for values in scores.values():
         assert f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" in shown
     against = {
         one["group"]: one
-        for one in comparison(sweep, "--baseline", sweep / "base-2")["against"]
+        for one in compared(sweep, "--baseline", sweep / "base-2")["against"]
         if one["score"] == "BLEU"
     }
     names = {"prenorm": "prenorm, heads 2", "wide": "base, heads 4"}
@@ -163,7 +171,7 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
 
 @pytest.mark.parametrize("kind", ["sentences", "seeds"])
 def test_the_family_of_the_correction_is_one_score_of_all_models(sweep, kind):
-    rows = [one for one in comparison(sweep, "--baseline", "base-1")["against"] if one[kind] is not None]
+    rows = [one for one in compared(sweep, "--baseline", "base-1")["against"] if one[kind] is not None]
     for score in {one["score"] for one in rows}:
         tests = sorted((one for one in rows if one["score"] == score), key=lambda one: one[kind])
         assert len({one["group"] for one in tests}) == 2
@@ -209,7 +217,7 @@ def test_each_model_is_tested_against_the_baseline_on_its_own_test_set(tmp_path)
 
 
 def test_every_score_of_the_table_is_tested_against_the_baseline(sweep):
-    report = comparison(sweep, "--baseline", sweep / "base-1")
+    report = compared(sweep, "--baseline", sweep / "base-1")
     tested = {one["score"]: one for one in report["against"] if one["group"] == "prenorm, heads 2"}
     assert list(tested) == ["exact match", "BLEU", "chrF", "TER", "loss", "perplexity"]
     assert all(0 < one["seeds"] <= 1 for one in tested.values())
@@ -303,24 +311,24 @@ def test_single_runs_have_sacrebleus_p_beside_the_two_sided_one(tmp_path):
 
 
 def test_csv_has_a_row_for_each_run_unrounded(sweep):
-    rows = list(csv.DictReader(io.StringIO(said(sweep, "--csv"))))
+    rows = list(csv.DictReader(io.StringIO(told(sweep, "--csv"))))
     assert len(rows) == 9 and {row["model"] for row in rows} == {"base", "prenorm"}
-    first = comparison(sweep)["groups"][0]["runs"][0]
+    first = compared(sweep)["groups"][0]["runs"][0]
     assert float(rows[0]["BLEU"]) == first["scores"]["BLEU"]["value"] and rows[0]["run"] == first["folder"]
     assert float(rows[0]["parameters"]) == 12345 and float(rows[0]["best val/loss"]) == 1.25
 
 
 def test_scores_that_no_run_has_have_no_column(sweep):
-    printed = said(sweep)
+    printed = told(sweep)
     assert "perplexity" in printed
     assert "f1" not in printed and "spearman" not in printed
 
 
 def test_the_tables_show_sizes_speed_time_and_the_best_validation(sweep):
-    shown = said(sweep, "--baseline", "base-1")
+    shown = told(sweep, "--baseline", "base-1")
     for text in ("12,345", "67,890", "1,040", "15.0 s", "1.25 @ 60", "against base, heads 2", "over seeds"):
         assert text in shown
-    assert "Holm" in shown and "Holm" not in said(sweep)
+    assert "Holm" in shown and "Holm" not in told(sweep)
     assert "these trained models differ, and nothing about other seeds" in shown
 
 
@@ -530,11 +538,13 @@ def thousand_runs(tmp_path_factory):
     return leave_thousand(tmp_path_factory.mktemp("thousand"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("shape", [[], ["--csv"], ["--json"], ["--markdown"]])
 def test_a_thousand_runs_are_compared(thousand_runs, shape):
     assert printed("compare", thousand_runs, *shape).count("run-") >= 1000
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("shape", [[], ["--json"]])
 def test_a_thousand_runs_are_listed(thousand_runs, shape):
     assert printed("runs", "--in", thousand_runs, *shape).count("run-") >= 1000

@@ -211,14 +211,14 @@ def test_any_error_of_a_changed_file_is_shown_and_the_page_recovers(tmp_path, mo
 
 
 def state(address, host=None, path="/state"):
-    connection = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=30)
+    connection = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=300)
     connection.request("GET", path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
 
 
 def until(holds):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -90,7 +90,7 @@ class Elements(HTMLParser):
 
 
 def wait(opened, holds):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < until, opened.get_log("browser")
         time.sleep(0.1)

@@ -6,15 +6,17 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import yaml
 from matplotlib.collections import PathCollection
 
+import tfm_blocks as tfm
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.build import check_model, count_parameters
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.scaling import Ladder, read_ladder
 from tfm_blocks.report.scaling_tables import draw_scaling, factors_table, scaling_record
@@ -32,26 +34,34 @@ def said(*arguments):
     return out.getvalue()
 
 
-def leave_rung(folder, model, width, per_parameter, seed, *, noise=0.0, rate=0.001, worse=1.0, parent=""):
-    """Write a finished run whose loss follows the law; the parameters are counted from the built network."""
+told = cache(said)  # of a ladder that no test changes
+
+
+@cache
+def measured(model, width):
+    """Return a model's mapping, the number of its parameters, and the number without embeddings."""
     knobs = {"d_model": width, "d_ff": 2 * width, "heads": 2, "layers": 1, "vocab": 50}
     composed = compose_model(model, [f"{key}={value}" for key, value in knobs.items()])
-    network = build_network(check_model(composed.model), seed=0)
-    untied = 50 * width * EMBEDDINGS[model]
-    parameters = sum(parameter.numel() for parameter in network.parameters()) - untied
+    parameters = count_parameters(check_model(composed.model))
+    return knobs, composed.model, parameters, parameters - 50 * width * EMBEDDINGS[model]
+
+
+def leave_rung(folder, model, width, per_parameter, seed, *, noise=0.0, rate=0.001, worse=1.0, parent=""):
+    """Write a finished run whose loss follows the law."""
+    knobs, mapping, whole, parameters = measured(model, width)
     tokens = per_parameter * parameters
     root = math.sqrt(FACTOR) if model == "llama" else 1
     loss = 1.5 + 20 * (parameters / root) ** -0.4 + 60 * (tokens / root) ** -0.3
     loss *= worse * math.exp(noise)
     folder.mkdir(parents=True)
-    write_model(folder, composed.model, [])
+    write_model(folder, mapping, [])
     steps = round(tokens / 64)
     config = {**knobs, "name": folder.name, "seed": seed, "schedule": {"peak": rate}, "trainer": {"steps": steps}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     record = {"choices": {"model": model, "data": "lm"}, "commands": ["tfm train"], "parent": parent}
     (folder / "run.json").write_text(json.dumps(record))
     best = {"val/loss": {"value": loss, "step": steps}}
-    status = {"state": "done", "steps": steps, "parameters": parameters + untied, "tokens_seen": tokens, "best": best}
+    status = {"state": "done", "steps": steps, "parameters": whole, "tokens_seen": tokens, "best": best}
     (folder / "status.json").write_text(json.dumps(status))
     (folder / "metrics.csv").write_text(f"step,val/loss\n{steps // 2},{0.9 * loss}\n{steps},{loss}\n")
     return parameters
@@ -71,22 +81,21 @@ def ladder(tmp_path_factory):
 
 
 def test_the_factor_of_a_ladder_is_found_without_embeddings(ladder):
-    record = json.loads(said(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
+    record = json.loads(told(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
     assert record["baseline"] == "decoder_only"
     found = record["factors"]["llama"]
     low, high = found["interval"]
     assert low < FACTOR < high < 0.85
     assert found["p"] < 0.01
     widest = [point for point in record["points"] if point["model"] == "llama"]
-    composed = compose_model("llama", ["d_model=64", "d_ff=128", "heads=2", "layers=1", "vocab=50"])
-    network = build_network(check_model(composed.model), seed=0)
+    network = tfm.build("llama", d_model=64, d_ff=128, heads=2, layers=1, vocab=50)
     without = sum(parameter.numel() for parameter in network.parameters()) - 50 * 64
     assert max(point["parameters"] for point in widest) == without
     assert record["seed_deviation"] == pytest.approx(0.002, rel=0.5)
 
 
 def test_the_answer_is_a_sentence(ladder):
-    text = said(ladder, "--baseline", "decoder_only-8-10-1")
+    text = told(ladder, "--baseline", "decoder_only-8-10-1")
     assert "noise: losses vary by 0." in text
     assert "% over seeds; 8 sizes of models with 32 results" in text
     assert "llama needs 0.7" in text
@@ -111,7 +120,7 @@ def test_equal_models_cannot_be_told_apart(ladder, tmp_path):
 
 
 def test_only_the_best_rate_of_a_size_counts_and_no_run_before_its_cooldown(ladder, tmp_path, capsys):
-    before = json.loads(said(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
+    before = json.loads(told(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
     for run in ladder.iterdir():
         shutil.copytree(run, tmp_path / run.name)
     leave_rung(tmp_path / "high", "llama", 16, 10, 1, rate=0.01, worse=1.2)
@@ -151,7 +160,7 @@ def test_a_parent_whose_own_rate_decayed_is_a_result(ladder, tmp_path):
 
 
 def test_the_record_has_the_extrapolation_and_the_held_out_errors(ladder):
-    record = json.loads(said(ladder, "--json"))
+    record = json.loads(told(ladder, "--json"))
     further = record["factors"]["llama"]["extrapolated"]
     assert further["compute"] == pytest.approx(10 * max(point["compute"] for point in record["points"]))
     low, high = further["interval"]
@@ -164,23 +173,23 @@ def test_the_record_has_the_extrapolation_and_the_held_out_errors(ladder):
 
 
 def test_the_noise_is_told_before_the_results_and_exponents_come_with_a_warning(ladder):
-    text = said(ladder, "--exponents")
+    text = told(ladder, "--exponents")
     assert text.startswith("standard deviation of the val/loss over seeds")
     assert (
         text.index("this ladder would see a factor of 0.") < text.index("rungs: ") < text.index("a law for each model")
     )
     assert "warning: the exponents of small ladders cannot be distinguished" in text
-    assert "a law for each model" not in said(ladder)
-    alone = json.loads(said(ladder, "--exponents", "--json"))["exponents"]
+    assert "a law for each model" not in told(ladder)
+    alone = json.loads(told(ladder, "--exponents", "--json"))["exponents"]
     assert alone.keys() == EMBEDDINGS.keys()
     low, high = alone["llama"]["beta"]["interval"]
     assert f"{alone['llama']['beta']['value']:.3f} [{low:.3f}, {high:.3f}]" in text
 
 
 def test_factors_on_parameters_and_on_tokens_are_asked_for(ladder, capsys):
-    text = said(ladder, "--factors")
-    assert "factors of those of decoder_only" in text and "factors of those of" not in said(ladder)
-    found = json.loads(said(ladder, "--factors", "--json"))["factors"]["llama"]
+    text = told(ladder, "--factors")
+    assert "factors of what decoder_only needs" in text and "factors of what" not in told(ladder)
+    found = json.loads(told(ladder, "--factors", "--json"))["factors"]["llama"]
     for name in ("on_parameters", "on_tokens"):
         low, high = found[name]["interval"]
         assert low < math.sqrt(FACTOR) < high
@@ -268,7 +277,7 @@ def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):
         )
     record = json.loads(said(tmp_path / "all", "--metric", "exact match", "--json"))
     assert record["measure"] == "exact match"
-    by_loss = json.loads(said(ladder, "--json"))
+    by_loss = json.loads(told(ladder, "--json"))
     assert record["factors"]["llama"]["factor"] == pytest.approx(by_loss["factors"]["llama"]["factor"], rel=1e-3)
     assert record["law"]["irreducible"] == pytest.approx(by_loss["law"]["irreducible"] / 10, rel=1e-2)
     record = json.loads(said(tmp_path / "all", "--metric", "bits_per_byte", "--json"))
@@ -305,11 +314,11 @@ def test_runs_of_several_tokenizers_are_refused(ladder, tmp_path, capsys):
 
 
 def test_the_formats_have_the_rungs(ladder):
-    lines = said(ladder, "--csv").splitlines()
+    lines = told(ladder, "--csv").splitlines()
     assert lines[0] == "model,parameters,tokens,runs,val/loss,law"
     assert len(lines) == 1 + 16
-    assert said(ladder, "--latex").count("\\begin{tabular}") >= 2
-    assert said(ladder, "--markdown").count("| model |") == 3
+    assert told(ladder, "--latex").count("\\begin{tabular}") >= 2
+    assert told(ladder, "--markdown").count("| model |") == 3
 
 
 def test_the_figure_is_written_twice_with_the_same_bytes(ladder, tmp_path):

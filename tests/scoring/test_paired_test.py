@@ -96,19 +96,20 @@ def test_sacrebleus_p_is_too_small_for_equal_systems(pool):
         assert sum(p <= level for p in p_values) > scipy.stats.binom.ppf(0.9999, 300, level)
 
 
-def test_19_of_20_intervals_contain_the_difference(pool):
+@pytest.mark.parametrize("draws", [150, pytest.param(500, marks=pytest.mark.grid)])
+def test_19_of_20_intervals_contain_the_difference(pool, draws):
     """All lines have good outputs before and bad ones after; the true difference is the difference over the whole pool."""
     random = np.random.default_rng(1)
     before, after = ([quality[0]] for quality in pool)
     for name in ("exact match", "BLEU", "chrF"):
         true = mean_score(name, after) - mean_score(name, before)
         missed = 0
-        for _ in range(500):
+        for _ in range(draws):
             lines_N = random.integers(POOL, size=LINES)
             sides = ([{name: run[name][lines_N]} for run in side] for side in (before, after))
             low, high = interval_over_sentences(name, *sides)
             missed += not low <= true <= high
-        assert scipy.stats.binom.ppf(0.001, 500, 0.05) <= missed <= scipy.stats.binom.ppf(0.999, 500, 0.05), name
+        assert scipy.stats.binom.ppf(0.001, draws, 0.05) <= missed <= scipy.stats.binom.ppf(0.999, draws, 0.05), name
 
 
 def test_p_is_the_share_of_all_ways_to_swap_that_differ_by_as_much():

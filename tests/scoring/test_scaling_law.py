@@ -131,14 +131,15 @@ def test_parameters_and_tokens_have_factors_of_their_own():
 
 @pytest.mark.grid
 @pytest.mark.parametrize("misfit", [0.0, 0.01])
-@pytest.mark.parametrize("factor", [1.0, 0.9, 0.7])
-def test_the_interval_has_the_true_factor_in_at_least_93_percent_of_ladders(factor, misfit):
+@pytest.mark.parametrize("factor", [1.0, 1.1, 1.3])
+def test_the_interval_has_the_true_factor_in_93_to_97_percent_of_ladders(factor, misfit):
+    """The standard error of the fraction is 0.8 %."""
     random = np.random.default_rng(7)
     inside = 0
     for _ in range(500):
         low, high = fit_ladder(draw_ladder(random, factor, misfit=misfit), MODELS).factor(1).interval
         inside += low <= math.log(factor) <= high
-    assert 0.93 <= inside / 500 <= 0.99
+    assert 0.93 <= inside / 500 <= 0.97 + 0.008
 
 
 @pytest.mark.grid

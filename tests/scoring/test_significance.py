@@ -155,9 +155,8 @@ def expect_few_false_stars(shape, seeds, matrices):
     assert stars <= scipy.stats.binom.ppf(0.975, matrices, 0.05), f"{stars} of {matrices}"
 
 
-@pytest.mark.parametrize(("shape", "seeds"), [("Gaussian", 5), ("bimodal 50/50", 3), ("ceiling", 2), ("beta", 2)])
-def test_equal_models_rarely_differ(shape, seeds):
-    expect_few_false_stars(shape, seeds, 10)
+def test_equal_models_rarely_differ():
+    expect_few_false_stars("bimodal 50/50", 3, 10)
 
 
 @pytest.mark.grid

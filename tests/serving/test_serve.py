@@ -153,7 +153,7 @@ def test_requests_above_the_limit_get_429_and_the_others_their_answers(translato
     async def all_at_once(port):
         return await asyncio.gather(*(Client(port).post("/translate", {"texts": [text]}) for text in texts))
 
-    with serving(translator, requests=4, wait=0.3) as (port, _):
+    with serving(translator, requests=4, wait=2.0) as (port, _):
         replies = asyncio.run(all_at_once(port))
     expected = translator.translate(texts)
     assert sorted(status for status, _ in replies) == [200] * 4 + [429] * 8

@@ -200,7 +200,7 @@ def test_ctrl_c_stops_all_jobs_within_seconds_and_the_same_command_resumes_them(
         for seed in (1, 2):
             wait_for(sweep / f"seed-{seed}" / "checkpoints" / "latest.json", process)
         process.send_signal(number)
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 75, output
     assert set(states(sweep).values()) == {"stopped"} and not alive(folder)
     assert [json.loads(path.read_text())["state"] for path in sweep.glob("*/status.json")] == ["preempted"] * 2
@@ -211,7 +211,7 @@ def test_ctrl_c_stops_all_jobs_within_seconds_and_the_same_command_resumes_them(
             time.sleep(0.1)
         process.send_signal(number)
         process.send_signal(number)  # a second signal does not wait for a checkpoint
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     assert not alive(folder)
 
 

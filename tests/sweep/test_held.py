@@ -8,8 +8,9 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,10 +23,9 @@ from tfm_blocks.distributed import signals
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
-from tfm_blocks.runs import lock
 from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.folder import RUN, STATUS
-from tfm_blocks.runs.lock import holder_of
+from tfm_blocks.runs.lock import LOCK, holder_of
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import claim_sweep
 from tfm_blocks.sweep.job import ERROR, NOT_STARTED
@@ -35,22 +35,23 @@ import sys, time
 from pathlib import Path
 from tfm_blocks.runs.records import Status
 from tfm_blocks.runs.lock import hold
-run, seconds = Path(sys.argv[1]), float(sys.argv[2])
+run = Path(sys.argv[1])
 with hold(run):
     Status("running").write(run)
     print("holds", flush=True)
-    time.sleep(seconds)
+    while not run.with_name("end").exists():
+        time.sleep(0.05)
     Status("done").write(run)
 """
 ENDS = "import sys; sys.exit(5)"  # replaces the training: no job of these tests should start
 
 
 @contextmanager
-def training(run: Path, seconds: float) -> Iterator[int]:
-    """Yield the pid of a process that holds the folder for some seconds and then finishes the run."""
+def training(run: Path) -> Iterator[int]:
+    """Yield the pid of a process that holds the folder until the file `end` exists, and then finishes the run."""
     run.mkdir(parents=True, exist_ok=True)
     write_json(run / RUN, {})
-    with subprocess.Popen([sys.executable, "-c", HOLDS, str(run), str(seconds)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(run)], stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline() == b"holds\n"
         yield process.pid
         process.kill()
@@ -59,6 +60,17 @@ def training(run: Path, seconds: float) -> Iterator[int]:
 def sweep_of_one(small: Small, root: Path, timeout: str | None) -> Sweep:
     folder = claim_sweep(root, "x", ["seed=1"], "python train.py -m seed=1")
     return sweep_of(folder, [job_of(small(), "seed-1", ["seed=1"])], [sys.executable, "-c", ENDS], timeout=timeout)
+
+
+def when_waiting(sweep: Sweep, act: Callable[[], object]) -> None:
+    """Call `act` in a thread when the job of the sweep waits for another process."""
+
+    def watch() -> None:
+        while "trains it" not in sweep.source.jobs[0].reason:
+            time.sleep(0.02)
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +82,8 @@ def test_the_sweep_waits_for_a_job_of_another_process(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = sweep_of_one(small, tmp_path, None)
-    with training(tmp_path / "x" / "seed-1", 1.5) as pid:
+    with training(tmp_path / "x" / "seed-1") as pid:
+        when_waiting(sweep, (tmp_path / "x" / "end").touch)
         assert sweep.run() == 0
     lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
     assert lines == [f"seed-1: waiting, another process ({pid} on {socket.gethostname()}) trains it", "seed-1: done"]
@@ -81,7 +94,7 @@ def test_the_wait_for_another_process_has_a_timeout(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = sweep_of_one(small, tmp_path, "1s")
-    with training(tmp_path / "x" / "seed-1", 600) as pid:
+    with training(tmp_path / "x" / "seed-1") as pid:
         start_time = time.monotonic()
         assert sweep.run() == 0 and time.monotonic() - start_time > sweep.settings.timeout
     (job,) = json.loads((tmp_path / "x" / "sweep.json").read_text())["jobs"]
@@ -92,16 +105,14 @@ def test_the_wait_for_another_process_has_a_timeout(
 
 
 def test_the_sweep_waits_for_a_job_of_another_host_until_its_heartbeat_is_old(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, now = tmp_path / "x" / "seed-1", time.time()
-    sweep = sweep_of_one(small, tmp_path, None)
+    run, sweep = tmp_path / "x" / "seed-1", sweep_of_one(small, tmp_path, None)
     run.mkdir()
     write_json(run / STATUS, {"state": "running"})
-    leave_heartbeat(run, age=5)
-    monkeypatch.setattr(lock, "LIMIT", 7)
+    leave_heartbeat(run, age=0)
+    when_waiting(sweep, lambda: os.utime(run / LOCK, (0, 0)))
     sweep.run()
-    assert time.time() - now > 1, "the job was started before the heartbeat was old"
     assert "seed-1: waiting, another process (4711 on node7) trains it" in capsys.readouterr().out
 
 

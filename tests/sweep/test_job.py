@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import COMPOSER
 from tests.sweep.jobs import Small, job_of
 from tests.sweep.test_engine import run
-from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job, job_record, read_job
 from tfm_blocks.errors import ConfigError
@@ -101,8 +101,8 @@ def test_added_seeds_train_only_new_jobs(tmp_path: Path) -> None:
 
 
 def test_a_search_whose_conf_changes_starts_no_further_trial(small: Small) -> None:
-    checker = JobChecker(Composer(None), check_run, used={"heads"})
-    sample = job_of(compose_job(["heads=2"], None))
+    checker = JobChecker(COMPOSER, check_run, used={"heads"})
+    sample = job_of(compose_job(["heads=2"], COMPOSER))
     assert make_trial(["heads"], sample, checker, 7, ["heads=4"]).name == "007_heads-4"
     with pytest.raises(ConfigError, match="a file of conf/ has changed since the search started"):
         make_trial(["heads"], job_of(small()), checker, 8, ["heads=4"])

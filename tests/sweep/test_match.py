@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import COMPOSER
 from tests.preloaded import run_python
 from tfm_blocks.cli import main
-from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import read_data
@@ -25,11 +25,11 @@ TEXT = ["data.train=200", "data.val=20", "data.test=10"]
 
 def matcher(like, by, budget="parameters", within=None):
     match = read_match({"like": like, "by": by, "budget": budget, "within": within})
-    return JobChecker(Composer(None), check_run, match)
+    return JobChecker(COMPOSER, check_run, match)
 
 
 def cost(overrides, budget):
-    return measure_cost(compose_job(overrides, None), BUDGETS[budget])
+    return measure_cost(compose_job(overrides, COMPOSER), BUDGETS[budget])
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -52,7 +52,8 @@ def test_the_budget_of_a_probe_task_counts_the_alphabet_of_the_task(data, vocab)
     match = matcher({"mixer": "attention"}, ["d_ff"], within=0.01).match
     overrides, record = match([*job, "mixer=lstm"])
     lstm, attention = (
-        count_parameters(check_run(compose_job(texts, None)).spec) for texts in (overrides, [*job, "mixer=attention"])
+        count_parameters(check_run(compose_job(texts, COMPOSER)).spec)
+        for texts in (overrides, [*job, "mixer=attention"])
     )
     assert record["vocab"] == vocab and (record["requested"], record["reached"]) == (attention, lstm)
     assert lstm == pytest.approx(attention, rel=0.01) and record["values"]["d_ff"] < 512
@@ -61,7 +62,7 @@ def test_the_budget_of_a_probe_task_counts_the_alphabet_of_the_task(data, vocab)
 def test_the_budget_of_text_counts_the_subwords_that_its_tokenizer_learns():
     job = ["model=macaron", *SMALL[:-1], "vocab=10000", *TEXT]
     overrides, record = matcher("tiny", ["d_ff"], within=0.02).match(job)
-    text = read_data(compose_job(job, None).mapping["data"])
+    text = read_data(compose_job(job, COMPOSER).mapping["data"])
     vocab = prepare(text, 10000).tokenizer.size
     assert record["vocab"] == vocab < 2000
     costs = [

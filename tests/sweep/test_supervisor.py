@@ -113,7 +113,7 @@ def test_children_end_when_their_job_ends(start, tmp_path):
     worker = start("import subprocess; print(subprocess.Popen(['sleep', '1000']).pid)")
     assert until(worker.ended) == 0
     with pytest.raises(ProcessLookupError):
-        for _ in range(50):
+        for _ in range(3000):
             os.kill(int(text_of(tmp_path / "job.log")), 0)
             time.sleep(0.1)
 

@@ -9,6 +9,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 from wandb.sdk.sweeps.scheduler.optuna import sweep_parameter_to_distribution
 
+from tests.conftest import COMPOSER
 from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
@@ -29,7 +30,7 @@ def test_train_py_accepts_the_command_of_an_agent() -> None:
     for values in product(*varied.values()):
         arguments = {key: {"value": value} for key, value in zip(varied, values, strict=True)}
         overrides = create_sweep_command_args({"args": arguments})["args_no_hyphens"]
-        composed = compose_job(parse_request(overrides).texts, None)
+        composed = compose_job(parse_request(overrides).texts, COMPOSER)
         check_run(composed)
         config = composed.mapping
         assert config["data"]["test"] is None and config["name"] == "x"

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from transformers import ElectraForPreTraining
+from transformers import AutoTokenizer, ElectraForPreTraining
 
 import tfm_blocks as tfm
+from tests.conftest import OBJECTIVES
 from tests.exchange.published import VOCAB, publish, write_tokenizer
 from tests.exchange.test_losses import their_loss
 from tests.oracles.references import scatter
@@ -13,7 +14,10 @@ from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.encoding import write_packed
 from tfm_blocks.data.noise import Masking
 from tfm_blocks.data.objective_layouts import ReplacedTokens
+from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.launch.check import check_run
+from tfm_blocks.launch.job import train
 from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.training.loss import sample_ids
@@ -181,3 +185,21 @@ def test_draws_are_uniform_and_depend_on_seed_epoch_and_row(tmp_path):
     shares = [np.histogram(draw, 10, (0, 1))[0] / 250_000 for draw in draws]
     assert np.abs(np.array(shares) - 0.1).max() < 3e-3
     assert np.abs(np.corrcoef(draws) - np.eye(4)).max() < 0.01
+
+
+def test_a_trained_discriminator_leaves_as_a_model_of_transformers(small, tmp_path):
+    run = train(check_run(small(*OBJECTIVES["replaced_token"])), tmp_path)
+    architecture, certificate = export_run(run, tmp_path / "theirs")
+    assert architecture == "ElectraForPreTraining"
+    assert certificate.translations.equal == certificate.translations.sentences == 4
+    theirs, ours = ElectraForPreTraining.from_pretrained(tmp_path / "theirs").eval(), tfm.load(run)
+    read = AutoTokenizer.from_pretrained(tmp_path / "theirs")(
+        ["3 May 2019", "Sonntag"], return_tensors="pt", padding=True
+    )
+    expected_BS, keep_BS = theirs(**read).logits.detach(), read["attention_mask"] == 1
+    with torch.no_grad():
+        logits_BS = ours.network(src=read["input_ids"].where(keep_BS, 0))[..., -1]
+    torch.testing.assert_close(logits_BS[keep_BS], expected_BS[keep_BS], rtol=1e-5, atol=1e-5)
+    import_folder(tmp_path / "theirs", tmp_path / "back")
+    weights, again = weights_of(ours.network), weights_of(tfm.load(tmp_path / "back").network)
+    assert all(torch.equal(weights[name], again[name]) for name in weights if "emb" not in name)

@@ -10,6 +10,7 @@ import tokenizers
 import torch
 
 import tfm_blocks as tfm
+from tests.conftest import COMPOSER
 from tests.data.test_objectives import WORDS
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.layout import batch_of
@@ -30,7 +31,7 @@ TEXTS = [f"ban {MASK} den {MASK} {MASK} fast", "ban den", f"{MASK} ban", " ".joi
 def filler():
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 3, 400, special=[MASK])
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
-    composed = compose_job(["model=encoder_only", "objective=masked", *sizes], None)
+    composed = compose_job(["model=encoder_only", "objective=masked", *sizes], COMPOSER)
     return Filler(build_network(check_model(composed.model), seed=3).double(), tokenizer)
 
 
@@ -148,6 +149,6 @@ def test_a_document_that_is_too_long_for_a_pseudo_perplexity_is_named_by_its_lin
 def test_a_classifier_with_a_mask_fills_nothing() -> None:
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 3, 400, special=[MASK])
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
-    composed = compose_job(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes])
+    composed = compose_job(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes], COMPOSER)
     with pytest.raises(RunError, match="was not trained to predict hidden tokens"):
         Filler(build_network(check_model(composed.model), seed=3), tokenizer)

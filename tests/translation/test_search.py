@@ -240,7 +240,9 @@ def test_the_likeliest_token_is_the_first_maximum(columns, levels):
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize(("hypotheses", "count"), [(1, 1), (1, 2), (1, 8), (4, 8), (2 * CHUNK, 8)])
+@pytest.mark.parametrize(
+    ("hypotheses", "count"), [(1, 1), (1, 2), (1, 8), (4, 8), pytest.param(2 * CHUNK, 8, marks=pytest.mark.grid)]
+)
 def test_the_largest_values_and_their_places_match_topk(columns, hypotheses, count):
     generator = torch.Generator().manual_seed(columns)
     x_RMV = torch.randn(50, hypotheses, columns, generator=generator)

@@ -8,6 +8,7 @@ import torch
 
 import tfm_blocks as tfm
 from tests.conftest import save, sentences
+from tests.translation.test_any_graph import naive_greedy
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.matching import weights_of
@@ -18,22 +19,11 @@ from tfm_blocks.translation.settings import Sampling, Search
 from tfm_blocks.translation.translator import Translator
 
 
-@torch.no_grad()
-def naive_greedy(network, ids):
-    """Decode greedily, running the whole model for every token."""
-    out = [BOS]
-    while len(out) <= Search().most(len(ids) + 1):
-        logits_V = network(src=torch.tensor([[*ids, EOS]]), tgt=torch.tensor([out]))[0, -1]
-        logits_V[[0, BOS]] = -torch.inf
-        out.append(int(logits_V.argmax()))
-        if out[-1] == EOS:
-            return out[1:-1]
-    return out[1:]
-
-
 def test_greedy_equals_running_the_whole_model_for_every_token(translator):
     texts = sentences(6, 2)
-    naive = [naive_greedy(translator.network, translator.tokenizer.encode(text)) for text in texts]
+    sources = [torch.tensor([[*translator.tokenizer.encode(text), EOS]]) for text in texts]
+    most = [Search().most(src_BS.shape[1]) for src_BS in sources]
+    naive = [naive_greedy(translator.network, [BOS], count, src=src) for count, src in zip(most, sources, strict=True)]
     assert translator.translate(texts) == [translator.tokenizer.decode(ids) for ids in naive]
     assert any(naive)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.dot_product import ScoreNormalizer
+from tfm_blocks.blocks.layers.dot_product import ScoreNormalizer, among_largest
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
@@ -83,9 +83,7 @@ class TopScores(Softmax):
         self.k = k
 
     def normalize(self, scores_BHTS: Tensor) -> Tensor:
-        padded_BHTX = F.pad(scores_BHTS, (0, self.k), value=-math.inf)  # there may be fewer than k keys
-        least_BHT1 = padded_BHTX.topk(self.k, -1).values[..., -1:]
-        return torch.softmax(scores_BHTS.masked_fill(scores_BHTS < least_BHT1, -math.inf), -1)
+        return torch.softmax(scores_BHTS.masked_fill(~among_largest(scores_BHTS, self.k), -math.inf), -1)
 
 
 @block(

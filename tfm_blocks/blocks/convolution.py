@@ -118,7 +118,7 @@ class DepthwiseConvolution(SlidingKernel):
     source="Peng 2021 (RWKV), time mixing; Yu et al. 2021 (S²-MLP), section 3.2, spatial shift",
 )
 class TokenShift(SlidingKernel):
-    """Replace equal parts of the width by those of near positions: x_BTD -> x_BTD, without parameters.
+    """Shift equal parts of the width to neighbouring positions: x_BTD -> x_BTD, without parameters.
 
     With `mask: causal`, the s-th of `shifts` + 1 parts comes from s positions before. Else there are 2 · shifts + 1
     parts, from shifts positions after to shifts before. The rest of the width stays. Padding and positions beyond the

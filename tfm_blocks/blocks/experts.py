@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.feedforward import RELU, SILU, WIDTH, FeedForward, GatedFeedForward
 from tfm_blocks.blocks.layers.expert_linear import BiasedExpertLinear, ExpertLinear
 from tfm_blocks.blocks.layers.linear import Dropout, Linear
+from tfm_blocks.blocks.layers.state import mean_of_kept
 from tfm_blocks.blocks.routing import TINY, Routing
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Activation, Part, Rate, Router
@@ -73,12 +74,7 @@ def imbalance(choice: Choice, fraction_BE: Tensor, keep_BT: Tensor) -> Tensor:
     choosing always the same expert gives E. The loss of a sequence does not depend on other sequences of the batch.
     Source: Dai et al. 2024, equations 12 to 14.
     """
-    return fraction_BE.shape[1] * (fraction_BE * _mean_of_kept(choice.p_BTE, keep_BT)).sum(1)
-
-
-def _mean_of_kept(x_BTE: Tensor, keep_BT: Tensor) -> Tensor:
-    keep_BT1 = keep_BT[:, :, None].to(x_BTE.dtype)
-    return (x_BTE * keep_BT1).sum(1) / keep_BT1.sum(1).clamp(min=1)
+    return fraction_BE.shape[1] * (fraction_BE * mean_of_kept(choice.p_BTE, keep_BT)).sum(1)
 
 
 def through_experts(experts: nn.Module, x_BTD: Tensor, choice: Choice) -> Tensor:
@@ -189,7 +185,7 @@ class Mixture(nn.Module):
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD)
         times_BTE = F.one_hot(choice.chosen_BTK, choice.p_BTE.shape[2]).sum(2)
-        fraction_BE = _mean_of_kept(times_BTE.to(choice.p_BTE.dtype), keep_BT) / choice.chosen_BTK.shape[2]
+        fraction_BE = mean_of_kept(times_BTE.to(choice.p_BTE.dtype), keep_BT) / choice.chosen_BTK.shape[2]
         loss_B = imbalance(choice, fraction_BE, keep_BT) + self.router.routing.balancing(fraction_BE)
         return y_BTD, self.balance * loss_B
 

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tfm_blocks.blocks.layers.linear import normal_
+from tfm_blocks.blocks.layers.state import mean_of_kept
 from tfm_blocks.registry.blocks import block
 
 
@@ -60,8 +61,7 @@ class AdaptiveHalting(nn.Module):
         halting = self.halt([torch.sigmoid((x_BND.float() * self.weight).sum(2) + self.bias) for x_BND in before])
         pairs = zip(halting.weights, after, strict=True)
         y_BND = torch.stack([weight_BN[:, :, None].to(x_BND.dtype) * x_BND for weight_BN, x_BND in pairs]).sum(0)
-        ponder_B = (halting.ponder_BN * keep_BN).sum(1) / keep_BN.sum(1).clamp(min=1)
-        return y_BND, self.ponder * ponder_B
+        return y_BND, self.ponder * mean_of_kept(halting.ponder_BN, keep_BN)
 
     def halt(self, probabilities: Sequence[Tensor]) -> Halting:
         """Compute the weights of the steps from their halting probabilities p_BN."""

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import (
     AttentionMask,
     RotatesHeads,
     Span,
+    among_largest,
+    causal_mask,
+    dot_product_weights,
     few_queries,
     merge_heads,
     sequence_mask,
 )
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.multi_head import SOFTMAX, DotProduct, Heads, make_part
-from tfm_blocks.blocks.layers.state import CacheShape, State
-from tfm_blocks.blocks.norm import RMSNorm
+from tfm_blocks.blocks.layers.state import CacheShape, State, mean_of_kept
+from tfm_blocks.blocks.norm import LayerNorm, RMSNorm
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Part, Position, Rate, Scores
 
 ROTARY = Part("rotary", {"layout": "pairs"})
+INDEX_ROTARY = Part("rotary")
 
 WHERE = {
     "heads >= 1": "there is at least one head",
@@ -90,15 +96,19 @@ class LatentAttention(DotProduct):
         return self._finish(self.attend(*self.prepare(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)))
 
     def prepare(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Heads:
-        q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, Span(0, x_BTD.shape[1]))
+        q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, self.compress(x_BTD), Span(0, x_BTD.shape[1]))
         masks = sequence_mask(keep_BT, causal=self.causal, right_padded=right_padded_T)
         return q_BHTK, *self._keys_and_values(c_B1TL, p_B1TR), masks
 
-    def _project(self, x_BTD: Tensor, span_T: Span) -> tuple[Tensor, Tensor, Tensor]:
+    def compress(self, x_BTD: Tensor) -> Tensor:
+        """Return the vectors from which queries are projected: r_BTQ."""
+        return x_BTD
+
+    def _project(self, x_BTD: Tensor, r_BTQ: Tensor, span_T: Span) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries q_BHTK, latent vectors c_B1TL, and the shared part of the keys p_B1TR."""
         d_head, d_turned, _ = self.sizes
         positions_T = span_T.on(x_BTD.device)
-        q_BHTX = torch.unflatten(self.queries(x_BTD), 2, (self.heads, -1)).transpose(1, 2)
+        q_BHTX = torch.unflatten(self.q(r_BTQ), 2, (self.heads, -1)).transpose(1, 2)
         plain, rotary = torch.split(q_BHTX, [d_head, d_turned], 3)
         q_BHTK = torch.cat((plain, self.position.rotate(rotary, positions_T)), 3)
         c_BTL, p_BTR = torch.split(self.down(x_BTD), self.down.parts, 2)
@@ -108,10 +118,6 @@ class LatentAttention(DotProduct):
         else:
             p_B1TR = self.position.rotate(p_B1TR, positions_T)
         return q_BHTK, self.norm(c_BTL)[:, None], p_B1TR
-
-    def queries(self, x_BTD: Tensor) -> Tensor:
-        q_BTX: Tensor = self.q(x_BTD)
-        return q_BTX
 
     def _keys_and_values(self, c_B1TL: Tensor, p_B1TR: Tensor) -> tuple[Tensor, Tensor]:
         d_head, _, d_value = self.sizes
@@ -128,7 +134,7 @@ class LatentAttention(DotProduct):
         return State(caches={"c": room.cache(1, latent), "p": room.cache(1, rotary)})
 
     def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
-        q_BHPK, c_B1PL, p_B1PR = self._project(x_BPD, Span(0, x_BPD.shape[1]))
+        q_BHPK, c_B1PL, p_B1PR = self._project(x_BPD, self.compress(x_BPD), Span(0, x_BPD.shape[1]))
         state.fill(c=c_B1PL, p=p_B1PR)
         masks = AttentionMask(causal=True)
         return self._finish(self.attend(q_BHPK, *self._keys_and_values(c_B1PL, p_B1PR), masks)), state
@@ -136,7 +142,10 @@ class LatentAttention(DotProduct):
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
         """Read the next target position, without expanding the cached latent vectors."""
         d_head, d_turned, d_value = self.sizes
-        q_BHMK, c_B1ML, p_B1MR = self._project(state.fold_beams(x_R1D), Span(state.position, 1))
+        x_BMD = state.fold_beams(x_R1D)
+        r_BMQ = self.compress(x_BMD)
+        q_BHMK, c_B1ML, p_B1MR = self._project(x_BMD, r_BMQ, Span(state.position, 1))
+        mask = self.step_mask(x_BMD, r_BMQ, state)
         c_B1NL, p_B1NR = state.append("c", c_B1ML), state.append("p", p_B1MR)
         up_HXL = torch.unflatten(self.up.merged_weight(), 0, (self.heads, -1)).to(q_BHMK.dtype)
         keys_HKL, values_HVL = torch.split(up_HXL, [d_head, d_value], 1)
@@ -145,10 +154,14 @@ class LatentAttention(DotProduct):
         k_BHNX = torch.cat((c_B1NL, p_B1NR), 3).expand(-1, self.heads, -1, -1)
         c_BHNL = c_B1NL.expand(-1, self.heads, -1, -1)
         if self.scores.fused:
-            y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, state.beam_mask(), self.scores.beta)
+            y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, mask, self.scores.beta)
         else:
-            y_BHML = self.attend(q_BHMX, k_BHNX, c_BHNL, AttentionMask(state.beam_mask()))
+            y_BHML = self.attend(q_BHMX, k_BHNX, c_BHNL, AttentionMask(mask))
         return self._finish(y_BHML @ values_HVL.mT).view_as(x_R1D), state
+
+    def step_mask(self, x_BMD: Tensor, r_BMQ: Tensor, state: State) -> Tensor | None:
+        """Return the mask of a step over the cached positions of all hypotheses; None if there is nothing to mask."""
+        return state.beam_mask()
 
 
 @block(
@@ -174,5 +187,139 @@ class LatentQueryAttention(LatentAttention):
         self.q_down, self.q_norm = Linear(D, d_query, bias=False), RMSNorm(d_query, eps=eps)
         self.q = Linear(d_query, self.q.out_features, bias=False)
 
-    def queries(self, x_BTD: Tensor) -> Tensor:
-        return super().queries(self.q_norm(self.q_down(x_BTD)))
+    def compress(self, x_BTD: Tensor) -> Tensor:
+        r_BTQ: Tensor = self.q_norm(self.q_down(x_BTD))
+        return r_BTQ
+
+
+class Indexer(nn.Module):
+    """Scores of keys for queries, Σ_h w_h ReLU(q_h · k) / √(H K), from heads of width K that share their keys.
+
+    q is a projection of r_BTQ, and w and k are projections of x_BTD. k passes through LayerNorm.
+    """
+
+    def __init__(self, D: int, Q: int, *, heads: int, width: int, position: Position) -> None:
+        super().__init__()
+        self.q = Linear(Q, heads * width, bias=False, heads=(heads,))
+        self.k, self.norm = Linear(D, width, bias=False), LayerNorm(width, eps=1e-6)
+        self.weights = Linear(D, heads, bias=False)
+        self.position: Any = REGISTRY.make(position, width)
+        self.scale = 1 / math.sqrt(heads * width)
+
+    def keys(self, x_BND: Tensor, span_N: Span) -> Tensor:
+        """Return the keys of all heads: k_B1NK."""
+        k_B1NK: Tensor = self.position.rotate(self.norm(self.k(x_BND))[:, None], span_N.on(x_BND.device))
+        return k_B1NK
+
+    def forward(self, x_BTD: Tensor, r_BTQ: Tensor, k_B1SK: Tensor, span_T: Span) -> Tensor:
+        """Return the scores score_B1TS; a span of one position applies to all queries."""
+        q_BHTK = torch.unflatten(self.q(r_BTQ), 2, (-1, k_B1SK.shape[3])).transpose(1, 2)
+        q_BHTK = self.position.rotate(q_BHTK, span_T.on(x_BTD.device))
+        w_BTH1 = self.weights(x_BTD)[..., None] * self.scale
+        score_B1TS: Tensor = (w_BTH1.transpose(1, 2) * F.relu(q_BHTK @ k_B1SK.mT)).sum(1, keepdim=True)
+        return score_B1TS
+
+
+@block(
+    "sparse_latent_attention",
+    "x: B T D -> B T D, loss",
+    branch=True,
+    sees={"x": "mask"},
+    where={
+        **WHERE,
+        "d_query >= 1": "the latent vector of queries has a width",
+        "top_k >= 1": "a query attends to at least one key",
+        "index_heads >= 1": "at least one head chooses keys",
+        "d_index >= 2": "some numbers of a head that chooses keys carry the position",
+        "align >= 0": "the loss lets the indexer follow the attention weights",
+    },
+    source="DeepSeek-AI 2025 (DeepSeek-V3.2), section 2.1, equations 1, 2 and 4",
+)
+class SparseLatentAttention(LatentQueryAttention):
+    """`latent_query_attention` to the `top_k` keys of each query that an indexer chooses: x_BTD -> x_BTD, loss.
+
+    The indexer scores a key as Σ_h w_h ReLU(q_h · k) / √(H K), for H = `index_heads` heads of width K = `d_index` that
+    share their keys. Its queries are projected from the latent vector of queries, w and k from x; k passes through
+    LayerNorm, and `index_position` acts on q and k. Keys whose score equals the `top_k`-th largest are kept too.
+
+    The choice has no gradient. The indexer learns from the loss, `align` times the KL divergence from the mean
+    attention weights over heads to the softmax of its scores over the chosen keys, as a mean over the positions of a
+    sequence without its padding. The rest of the model does not depend on this loss. Training computes all scores, so
+    it is not faster than dense attention.
+
+    Also known as: DSA, DeepSeek sparse attention, lightning indexer.
+    Use: weights of DeepSeek-V3.2.
+    Example: top_k: 64, index_heads: 4, d_index: 32, d_latent: 128, d_query: 192, d_head: 64, d_turned: 32, d_value: 64
+    """
+
+    def __init__(
+        self,
+        D: int,
+        *,
+        top_k: int,
+        index_heads: int,
+        d_index: int,
+        d_query: int,
+        index_position: Position = INDEX_ROTARY,
+        align: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(D, d_query=d_query, **options)
+        self.top_k, self.align = top_k, align
+        self.indexer = Indexer(D, d_query, heads=index_heads, width=d_index, position=index_position)
+
+    def forward(  # type: ignore[override]
+        self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        (q_BHTK, k_BHSK, v_BHSK, masks), index_B1TS = self._select(x_BTD, self._mask(keep_BT))
+        w_BHTS = dot_product_weights(q_BHTK, k_BHSK, masks, self.scores)
+        y_BHTV = F.dropout(w_BHTS, self.dropout, self.training).to(v_BHSK.dtype) @ v_BHSK
+        assert masks.mask is not None
+        divergence_BT = _divergence(w_BHTS.detach(), index_B1TS, masks.mask)
+        return self._finish(y_BHTV), self.align * mean_of_kept(divergence_BT, keep_BT)
+
+    def prepare(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Heads:
+        return self._select(x_BTD, self._mask(keep_BT))[0]
+
+    def _mask(self, keep_BT: Tensor) -> Tensor:
+        return causal_mask(keep_BT) if self.causal else keep_BT[:, None, None]
+
+    def _select(self, x_BTD: Tensor, mask: Tensor, state: State | None = None) -> tuple[Heads, Tensor]:
+        """Return queries, keys, values and the mask of the chosen keys, and the scores of the indexer: index_B1TS."""
+        span_T, r_BTQ = Span(0, x_BTD.shape[1]), self.compress(x_BTD)
+        q_BHTK, c_B1TL, p_B1TR = self._project(x_BTD, r_BTQ, span_T)
+        i_B1SK = self.indexer.keys(x_BTD.detach(), span_T)
+        if state is not None:
+            state.fill(c=c_B1TL, p=p_B1TR, i=i_B1SK)
+        index_B1TS = self.indexer(x_BTD.detach(), r_BTQ.detach(), i_B1SK, span_T)
+        masks = AttentionMask(self._chosen(index_B1TS, mask))
+        return (q_BHTK, *self._keys_and_values(c_B1TL, p_B1TR), masks), index_B1TS
+
+    def _chosen(self, index_B1TS: Tensor, mask: Tensor) -> Tensor:
+        return mask & among_largest(index_B1TS.masked_fill(~mask, -math.inf), self.top_k)
+
+    def start(self, *, room: CacheShape) -> State:
+        state = super().start(room=room)
+        state.caches["i"] = room.cache(1, self.indexer.k.out_features)
+        return state
+
+    def prefill(self, x_BPD: Tensor, state: State) -> tuple[Tensor, State]:
+        causal_PP = torch.ones(x_BPD.shape[1], x_BPD.shape[1], dtype=torch.bool, device=x_BPD.device).tril()
+        heads, _ = self._select(x_BPD, causal_PP, state)
+        return self._finish(self.attend(*heads)), state
+
+    def step_mask(self, x_BMD: Tensor, r_BMQ: Tensor, state: State) -> Tensor:
+        current = Span(state.position, 1)
+        i_B1NK = state.append("i", self.indexer.keys(x_BMD, current))
+        index_B1MN = self.indexer(x_BMD, r_BMQ, i_B1NK, current)
+        mask = state.beam_mask()
+        return self._chosen(index_B1MN, torch.ones_like(index_B1MN, dtype=torch.bool) if mask is None else mask)
+
+
+def _divergence(w_BHTS: Tensor, index_B1TS: Tensor, mask: Tensor) -> Tensor:
+    """Return KL(p ‖ softmax(index)) over the keys of the mask, for p the mean of w over heads: divergence_BT."""
+    p_BTS = w_BHTS.float().mean(1)
+    p_BTS = p_BTS / p_BTS.sum(2, keepdim=True)
+    lowest = torch.finfo(torch.float32).min / 2
+    log_q_BTS = torch.log_softmax(index_B1TS[:, 0].float().masked_fill(~mask[:, 0], lowest), 2)
+    return F.kl_div(log_q_BTS, p_BTS, reduction="none").sum(2)

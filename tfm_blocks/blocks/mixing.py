@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from tfm_blocks.blocks.layers.linear import Dropout, Linear
+from tfm_blocks.blocks.layers.state import mean_of_kept
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
@@ -181,9 +182,7 @@ class Pool(nn.Module):
         if self.kind == "max":
             largest_B1D = x_BND.masked_fill(~keep_BN[:, :, None], -torch.inf).amax(1, keepdim=True)
             return largest_B1D.masked_fill(~keep_BN.any(1)[:, None, None], 0).expand_as(x_BND)
-        weights_BN1 = keep_BN[:, :, None].to(x_BND.dtype)
-        sum_B1D = (x_BND * weights_BN1).sum(1, keepdim=True)
-        return (sum_B1D / weights_BN1.sum(1, keepdim=True).clamp_min(1)).expand_as(x_BND)
+        return mean_of_kept(x_BND, keep_BN)[:, None].expand_as(x_BND)
 
 
 @block(

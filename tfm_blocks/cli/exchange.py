@@ -21,7 +21,7 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--family", type=Path, metavar="FILE", help=what)
     options.add_shared(command, *options.MODEL_OPTIONS)
     _add_output(command, "RUN", "the new run folder")
-    what = "write a run of adapters as a run with plain weights: those of its base and the adapters, added"
+    what = "merge a run of adapters into plain weights: the weights of its base plus the adapters"
     help = "add the adapters of a run to its weights"
     command = options.add_command(commands, "merge", _merge, help, what, ["folder"])
     _add_output(command, "RUN", "the new run folder")

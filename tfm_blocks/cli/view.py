@@ -47,7 +47,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "write a model as one PyTorch file that imports torch and nothing else"
     command = add_model(commands, "eject", _eject, what, "MODEL|RUN")
     command.add_argument("-o", **options.OUTPUT, required=True, help="write the model to this Python file")
-    what = "also write the weights for torch.load: those of the run, or initial ones"
+    what = "also write weights for torch.load: the weights of the run, or initial weights of a model"
     command.add_argument("--weights", type=Path, metavar="FILE", help=what)
     what = "write one self-contained page about a model, or about two models and their difference"
     command = options.add_command(commands, "view", _view, "write a page about a model", what)

@@ -177,9 +177,7 @@ def _dropout(cache: Path, corpora: Iterable[Corpus], tokenizer: Tokenizer, setti
     """Write which tokens of the training text begin a word, and return what draws its subwords. Raises ConfigError."""
     sides = [one for one in (tokenizer, tokenizer.source) if one]
     if any(isinstance(one, PublishedTokenizer) or one.merges is None for one in sides):
-        rule = (
-            f"is {settings.bpe_dropout:g}, but the merges of {settings.tokenizer} are not those of a learned tokenizer"
-        )
+        rule = f"is {settings.bpe_dropout:g}, but {settings.tokenizer} does not have the merges of a learned tokenizer"
         help = "write data.tokenizer=null to learn one, or data.bpe_dropout=0.0"
         raise ConfigError(Problem("data.bpe_dropout", rule, help=help))
     for corpus in corpora:

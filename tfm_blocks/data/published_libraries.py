@@ -6,6 +6,7 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -13,7 +14,15 @@ from typing import Any
 from tokenizers import Tokenizer as Pieces
 from tokenizers import models
 
-from tfm_blocks.data.published_tokenizer import FAST, KEY, NO_CONVENTIONS, PAIR, SINGLE, PublishedTokenizer
+from tfm_blocks.data.published_tokenizer import (
+    FAST,
+    KEY,
+    NO_CONVENTIONS,
+    PAIR,
+    SINGLE,
+    TARGET_IDS,
+    PublishedTokenizer,
+)
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.data.vocabulary import Conventions, Vocabulary
@@ -77,13 +86,17 @@ class FastTokenizer(PublishedTokenizer):
 
 
 class SentencePieceTokenizer(PublishedTokenizer):
-    """One SentencePiece model, or Marian's pair of models, of which `column` chooses the one that splits a text."""
+    """One SentencePiece model, or Marian's pair of models, of which `column` chooses the one that splits a text.
+
+    With separate vocabularies, each side of Marian is a tokenizer with one model and its own ids.
+    """
 
     def open(self) -> None:
         models = [name for name in (*PAIR[:2], *SINGLE) if name in self.files]
         self._models = [_model(self.files[name]) for name in models]
-        if "vocab.json" in self.files:
-            names = json.loads(self.files["vocab.json"])
+        self._ids_file = next((name for name in (PAIR[2], TARGET_IDS) if name in self.files), None)
+        if self._ids_file:
+            names = json.loads(self.files[self._ids_file])
             self._names = {str(name): int(id) for name, id in names.items()}
             self._unknown = self._names[UNKNOWN]  # raises
         else:
@@ -99,7 +112,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
 
         Added tokens above the vocabulary of the model are left out.
         """
-        if "vocab.json" in self.files:
+        if self._ids_file:
             special = {name: self._names[name] for name in SPECIAL_OF_PAIR if name in self._names}
         else:
             (model,) = self._models
@@ -144,7 +157,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
         yield from self._subwords_of(text[end:])
 
     def _subwords_of(self, text: str) -> list[str]:
-        language = LANGUAGE.match(text) if "vocab.json" in self.files else None
+        language = LANGUAGE.match(text) if self._ids_file else None
         begin = [language[0]] if language else []
         return [*begin, *self._model.encode(text[language.end() if language else 0 :], out_type=str)]
 
@@ -173,9 +186,19 @@ def _model(content: bytes) -> Any:
 def published_tokenizer(
     vocabulary: Vocabulary, files: Mapping[str, bytes], where: str, conventions: Conventions = NO_CONVENTIONS
 ) -> PublishedTokenizer:
-    """Return the tokenizer for the files of a folder. Raises RunError if they are damaged or its library is missing."""
+    """Return the tokenizer for the files of a folder. Raises RunError if they are damaged or its library is missing.
+
+    With separate vocabularies, it has the tokenizer of sources, which reads the other files of Marian, or the same.
+    """
     kind = FastTokenizer if FAST in files else SentencePieceTokenizer
-    return kind(vocabulary, files, where, conventions)
+    own, source = replace(vocabulary, source=None), vocabulary.source
+    is_separate = {*PAIR, TARGET_IDS} <= files.keys()
+    of_source, of_target = ((PAIR[0], PAIR[2]), (PAIR[1], TARGET_IDS)) if is_separate else ((), ())
+    target = kind(own, {name: files[name] for name in files if name not in of_source}, where, conventions)
+    if not is_separate and source is None:
+        return target
+    read = {name: files[name] for name in files if name not in of_target}
+    return target.with_source(kind(source or own, read, where, conventions.around_texts))
 
 
 def stored_tokenizer(text: str, where: str) -> PublishedTokenizer:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -26,6 +27,7 @@ from tfm_blocks.data.published_tokenizer import (
     PAIR,
     SETTINGS,
     SINGLE,
+    TARGET_IDS,
     PublishedTokenizer,
     stored_text,
     without_code,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:  # the module imports a library that a translator does not nee
     from tfm_blocks.data.pair_settings import TokenizerPaths
 
 ADDRESS = "data.tokenizer"
-FILE_SETS = ((FAST,), PAIR, *((name,) for name in SINGLE))
+FILE_SETS = ((FAST,), (*PAIR, TARGET_IDS), PAIR, *((name,) for name in SINGLE))
 BEGINS = ("<s>", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")  # usual names, in order
 ENDS = ("</s>", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>", "[SEP]")
 LARGEST = 2**31  # above all ids
@@ -98,7 +100,7 @@ def read_tokenizer(written: str | TokenizerPaths) -> Tokenizer:
     if isinstance(written, str):
         return _read(written, ADDRESS)
     source, target = _read(written.source, f"{ADDRESS}.source").of("src"), _read(written.target, f"{ADDRESS}.target")
-    if source.conventions != target.conventions:
+    if source.conventions.around_texts != target.conventions.around_texts:
         rule = f"{written.source} and {written.target} add different special tokens around a text"
         raise ConfigError(Problem(ADDRESS, rule, help="name two tokenizers of runs, or two files of the same kind"))
     return target.with_source(source)
@@ -143,7 +145,8 @@ def _read(written: str, address: str) -> Tokenizer:
         files = {name: _read_small(path)}
     expect_usable(files, str(path))
     opened = published_tokenizer(Vocabulary(LARGEST, 0, 0), files, str(path))
-    return published_tokenizer(_vocabulary(opened, path), files, str(path))
+    source = _vocabulary(opened.source, path) if isinstance(opened.source, PublishedTokenizer) else None
+    return published_tokenizer(replace(_vocabulary(opened, path), source=source), files, str(path))
 
 
 def read_folder(folder: Path) -> tuple[dict[str, bytes], list[str]]:
@@ -179,6 +182,8 @@ def _vocabulary(opened: PublishedTokenizer, path: Path) -> Vocabulary:
     size = max(opened.names.values()) + 1
     ends = [*_from_config(opened, "eos_token"), *ENDS]
     begins = [*_from_config(opened, "bos_token"), *BEGINS]
+    if (PAIR[0] in opened.files) != (PAIR[1] in opened.files):
+        begins.append("<pad>")  # outputs of Marian begin with it, and MarianTokenizer cannot add a token to the target
     eos = next((opened.special[name] for name in ends if name in opened.special), size)
     start = next((opened.special[name] for name in begins if name in opened.special), eos)
     if start == eos:
@@ -238,7 +243,9 @@ def try_tokenizer() -> None:
     _limit(resource.RLIMIT_CPU, int(time.process_time()) + SECONDS)
     for text in _texts(tokenizer.files):
         try:
-            tokenizer.text_of(tokenizer.published_ids([text])[0])
+            for side in (tokenizer, tokenizer.source):
+                if isinstance(side, PublishedTokenizer):
+                    side.text_of(side.published_ids([text])[0])
         except BaseException as error:  # also a panic of the library
             sys.exit(_print(f"cannot encode and decode {shown(text)}: {str(error).partition(chr(10))[0]}"))
 

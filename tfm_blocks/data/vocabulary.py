@@ -27,13 +27,14 @@ class Vocabulary:
 
     A generated text ends at `eos`, which the data adds, or at an id of `stops`, such as the end of a turn. Padding has
     a new id without a row in any table of weights. If one id is both BOS and EOS, BOS has a new id
-    too, which reads the row of the end.
+    too, which reads the row of the end. `source` is a separate vocabulary of sources.
     """
 
     size: int
     start: int
     eos: int
     stops: tuple[int, ...] = ()
+    source: Vocabulary | None = None
 
     @cached_property
     def front(self) -> tuple[int, ...]:
@@ -107,6 +108,11 @@ class Conventions:
             if type(value) is not type(vars(cls())[name]) or any(type(id) is not int or id < 0 for id in ids):
                 raise ValueError(f"conventions.{name} is damaged")
         return cls(**values)
+
+    @property
+    def around_texts(self) -> Conventions:
+        """Return the special tokens around texts, without the rules of outputs."""
+        return Conventions(self.before, self.after, self.of_targets, self.adds_eos, self.adds_bos)
 
     def source(self, ids: Sequence[int]) -> list[int]:
         """Return the ids that an encoder reads for the ids of a text."""

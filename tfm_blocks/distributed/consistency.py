@@ -39,10 +39,11 @@ def fingerprint(
 
     With a teacher, a hash of its weights is among them.
     """
-    plan = planned_corpus.plan(seed=seed, epoch=0)
+    plan, source = planned_corpus.plan(seed=seed, epoch=0), prepared.tokenizer.source
     arrays = (plan.rows_N, plan.bounds_K1, plan.order_K, plan.widths_NC, plan.labels_N)
     return {
-        "vocabulary": _hash(prepared.tokenizer.stored.encode()),
+        "vocabulary": _hash(prepared.tokenizer.text.encode()),
+        **({"vocabulary of sources": _hash(source.text.encode())} if source else {}),
         "training text": _hash(b"".join(array.tobytes() for array in arrays)),
         "text of train": prepared.train.sha256,
         "text of val": prepared.val.sha256,
@@ -60,7 +61,7 @@ def expect_same(fingerprints: Sequence[Fingerprint]) -> None:
     first = fingerprints[0]
     for rank, other in enumerate(fingerprints):
         for name, value in other.items():
-            if value != first[name]:
+            if value != first.get(name):
                 rule = f"process {rank} has another {name} than process 0, so they would train different models"
                 help = "use the same command line, conf/, files, TFM_BLOCKS_CACHE and versions on all nodes"
                 raise RunError(Problem("trainer.devices", rule, help=help))

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError, cut
 from tfm_blocks.exchange.config import vocabulary_of
-from tfm_blocks.language.spec import TARGET, names
+from tfm_blocks.exchange.random_sentences import (
+    SEED,
+    Rows,
+    network_inputs,
+    pick_judgements,
+    pick_log_p,
+    predicted_rows,
+    random_rows,
+    walk_ids,
+)
+from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.files import JsonFile, write_json
 from tfm_blocks.translation.encoder import Encoder
@@ -24,14 +33,10 @@ from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 from tfm_blocks.version import __version__
 
-SENTENCES, LONGEST, SEED = 32, 24, 1
-MOST_POSITIONS = 2048  # of the longest sentence, if the model stores its positions
-UNLIMITED = 512  # tokens of the longest sentence, if it does not
-MOST_PRODUCTS = 4 * 10**12  # multiplications with weights, which bound the time of a comparison
+TARGET_FOLDER = "target"  # of the files of the target's tokenizer, if sources have a separate one
 MOST = 0.02  # the largest difference of log probabilities that counts as rounding of float32
 TEXTS, NEW_TOKENS = 4, 8  # of the comparison of outputs, with GREEDY
 GREEDY = {"do_sample": False, "num_beams": 1, "no_repeat_ngram_size": 0, "repetition_penalty": 1.0}
-Rows = Mapping[str, list[Tensor]]  # ids of sentences by input, without begin and end
 
 
 @dataclass(frozen=True)
@@ -116,17 +121,23 @@ def compare_with_engine(
 ) -> LogProbabilities:
     """Compare the log probabilities of sentences with the log probabilities of another engine.
 
+    A discriminator gives the log probability that a token was replaced.
+
     log_p_of_engine: returns the log probability of each token and of eos. first_predicted: the engine assigns
     probability 0 to smaller ids. positions: the maximum tokens of a sentence in the engine, with begin or end.
     excluded: ids that no sentence has, because the engine reads them as padding.
     """
     differences: list[float] = []
     sentences, longest, ids = 0, 0, set[int]()
-    for rows in (random_rows(network, positions, excluded), *_walks(network, positions, excluded)):
+    for rows in (random_rows(network, positions, excluded), *walk_ids(network, positions, excluded)):
         logits_BTV = network(**network_inputs(rows))
-        logits_BTV[..., :first_predicted] = -torch.inf
         predicted = predicted_rows(rows)
-        pairs = zip(pick_log_p(logits_BTV.log_softmax(-1), predicted), log_p_of_engine(rows), strict=True)
+        if is_discriminator(network):
+            log_p = pick_judgements(logits_BTV[..., -1], predicted)
+        else:
+            logits_BTV[..., :first_predicted] = -torch.inf
+            log_p = pick_log_p(logits_BTV.log_softmax(-1), predicted)
+        pairs = zip(log_p, log_p_of_engine(rows), strict=True)
         differences += [abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)]
         sentences += len(predicted)
         longest = max(longest, *(len(row) + 1 for row in predicted))
@@ -136,77 +147,9 @@ def compare_with_engine(
     return LogProbabilities(sentences, len(differences), len(ids), longest, SEED, largest, mean)
 
 
-def predicted_rows(rows: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
-    """Return the rows of the target, or of an encoder the rows of its source, whose tokens it predicts in place."""
-    return list(rows[TARGET] if TARGET in rows else next(iter(rows.values())))
-
-
-def random_rows(network: Network, positions: float = math.inf, excluded: Collection[int] = ()) -> Rows:
-    """Return sentences of random ids, from the first subword on, that fit the positions of both engines."""
-    generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network, excluded)
-    lengths = {
-        name: torch.randint(1, min(most, LONGEST) + 1, (SENTENCES,), generator=generator)
-        for name, most in longest.items()
-    }
-    return {
-        name: [ids[torch.randint(len(ids), (length,), generator=generator)] for length in row.tolist()]
-        for name, row in lengths.items()
-    }
-
-
-def _walks(network: Network, positions: float, excluded: Collection[int]) -> Iterator[Rows]:
-    """Yield a sentence of the maximum length, and sentences that contain each id once, in random order.
-
-    If the ids of a large model would need more than MOST_PRODUCTS multiplications, they are a part of all ids, evenly
-    spread, with the last id.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network, excluded).flip(0)
-    affordable = max(1, MOST_PRODUCTS // sum(parameter.numel() for parameter in network.parameters()))
-    ids = ids[:: math.ceil(len(ids) / affordable)]
-    walks = {name: ids[torch.randperm(len(ids), generator=generator)] for name in longest}
-    yield {
-        name: [walk.repeat(math.ceil(most / len(walk)))[:most]]
-        for (name, most), walk in zip(longest.items(), walks.values(), strict=True)
-    }
-    width = min(LONGEST, *longest.values())
-    rows = {name: torch.split(walk, width) for name, walk in walks.items()}
-    for start in range(0, len(predicted_rows(rows)), SENTENCES):
-        yield {name: list(sentences[start : start + SENTENCES]) for name, sentences in rows.items()}
-
-
-def _ids(network: Network, excluded: Collection[int]) -> Tensor:
-    """Return the ids of subwords."""
-    ids = range(Tokenizer.EOS + 1, int(str(network.spec.sink.shape[-1])))
-    return torch.tensor([id for id in ids if id not in excluded])
-
-
-def _longest(network: Network, positions: float) -> dict[str, int]:
-    """Return the maximum tokens of each input, sources first, without begin or end."""
-    inputs = names(network.spec.inputs)
-    ordered = [name for name in (*names(network.spec.sources), TARGET) if name in inputs]
-    stored = {name: network.longest(name).tokens for name in ordered}
-    most = {name: MOST_POSITIONS if math.isfinite(tokens) else UNLIMITED for name, tokens in stored.items()}
-    return {name: int(min(positions, stored[name], most[name])) - 1 for name in ordered}
-
-
-def network_inputs(rows: Rows) -> dict[str, Tensor]:
-    """Return the padded inputs of the network: sources with EOS, targets with BOS."""
-    end, begin = torch.tensor([Tokenizer.EOS]), torch.tensor([Tokenizer.BOS])
-    inputs = {name: pad_sequence([torch.cat((row, end)) for row in ids], True) for name, ids in rows.items()}
-    if TARGET in rows:
-        inputs[TARGET] = pad_sequence([torch.cat((begin, row)) for row in rows[TARGET]], True)
-    return inputs
-
-
-def pick_log_p(log_p_BTV: Tensor, rows: list[Tensor]) -> list[list[float]]:
-    """Return the log probability of each token of the rows and of eos."""
-    end = torch.tensor([Tokenizer.EOS])
-    return [
-        log_p_TV[: len(row) + 1].gather(1, torch.cat((row, end))[:, None])[:, 0].tolist()
-        for log_p_TV, row in zip(log_p_BTV, rows, strict=True)
-    ]
+def is_discriminator(network: Network) -> bool:
+    """Return True if a network has one output for each token: whether the token was replaced."""
+    return int(str(network.spec.sink.shape[-1])) == network.first_predicted + 1
 
 
 def certify(
@@ -223,10 +166,9 @@ def certify(
         return None
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
-    load: Any = transformers.AutoModelForSeq2SeqLM if ours.inputs else transformers.AutoModelForCausalLM
-    load = transformers.AutoModelForMaskedLM if isinstance(ours, Encoder) else load
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
+        load = getattr(transformers, f"AutoModelFor{_task(ours)}")
         model = load.from_pretrained(folder, trust_remote_code=own_code, dtype=torch.float32).eval()
     except Exception as error:  # the library raises any class for a value that it cannot use
         rule = f"transformers cannot load the export: {cut(' '.join(str(error).split()))}"
@@ -241,13 +183,22 @@ def certify(
         if isinstance(ours, Encoder):
             outputs, reason = _compare_predictions(model, theirs, ours, positions), ""
         else:
-            outputs, reason = _compare_outputs(model, theirs, ours, translates, positions), ""
+            own = folder / TARGET_FOLDER
+            decoder = transformers.AutoTokenizer.from_pretrained(own) if own.is_dir() else theirs
+            outputs, reason = _compare_outputs(model, theirs, decoder, ours, translates, positions), ""
     except Exception as error:  # such as a missing library
         outputs, reason = None, cut(" ".join(str(error).split()))
     kind = str(config.dtype).removeprefix("torch.")
     certificate = Certificate(run.name, "huggingface", kind, versions, log_p, outputs, not_compared=reason)
     certificate.write(folder)
     return certificate
+
+
+def _task(ours: Translator | Encoder) -> str:
+    """Return the end of the name of the class that loads the model."""
+    if isinstance(ours, Encoder):
+        return "PreTraining" if is_discriminator(ours.network) else "MaskedLM"
+    return "Seq2SeqLM" if ours.inputs else "CausalLM"
 
 
 def _published_ids(tokenizer: Tokenizer) -> Tensor:
@@ -269,14 +220,17 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
     counts = any(getattr(part, "padding_idx", None) is not None for part in positions_of_ids)
     if pad is not None and (counts or isinstance(ours, Encoder)):
         excluded, published[0] = (published[1:] == pad).nonzero()[:, 0].add(1).tolist(), pad
+    of_source = _published_ids(ours.tokenizer.source) if ours.tokenizer.source else published
 
     def log_p_of_model(rows: Rows) -> list[list[float]]:
         inputs = network_inputs(rows)
         *sources, last_BT = inputs.values()
         ids, keep = {"input_ids": published[last_BT]}, last_BT != 0
         for source_BS in sources:
-            ids, keep = {"input_ids": published[source_BS], "decoder_input_ids": published[last_BT]}, source_BS != 0
+            ids, keep = {"input_ids": of_source[source_BS], "decoder_input_ids": published[last_BT]}, source_BS != 0
         logits_BTV = model(**ids, attention_mask=keep.long()).logits
+        if logits_BTV.ndim == 2:  # of a discriminator
+            return pick_judgements(logits_BTV, predicted_rows(rows))
         return pick_log_p(logits_BTV.log_softmax(-1)[..., published], predicted_rows(rows))
 
     first = vocabulary_of(ours.tokenizer).first
@@ -285,14 +239,21 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
 
 @torch.inference_mode()
 def _compare_predictions(model: Any, theirs: Any, encoder: Encoder, positions: float) -> Translations | None:
-    """Compare the most probable token at each position of texts that AutoTokenizer encodes, in a padded batch."""
+    """Compare the most probable token at each position of texts that AutoTokenizer encodes, in a padded batch.
+
+    The prediction of a discriminator is whether the token was replaced.
+    """
     texts = _texts(encoder, positions)
     if not texts or not theirs.pad_token:
         return None
     published, rows = _published_ids(encoder.tokenizer), encoder.encode(texts)
     read = theirs(texts, return_tensors="pt", padding=True)
-    best_BS = model(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits.argmax(-1)
-    expected_BS = published[encoder.network(**{encoder.input: encoder.padded(rows)}).argmax(-1)]
+    logits = model(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits
+    own_BSV = encoder.network(**{encoder.input: encoder.padded(rows)})
+    if logits.ndim == 2:
+        best_BS, expected_BS = logits > 0, own_BSV[..., -1] > 0
+    else:
+        best_BS, expected_BS = logits.argmax(-1), published[own_BSV.argmax(-1)]
     equal = sum(
         best_S[: int(keep_S.sum())].tolist() == expected_S[: len(ids)].tolist()
         for best_S, keep_S, expected_S, ids in zip(best_BS, read["attention_mask"], expected_BS, rows, strict=True)
@@ -301,9 +262,11 @@ def _compare_predictions(model: Any, theirs: Any, encoder: Encoder, positions: f
 
 
 def _compare_outputs(
-    model: Any, theirs: Any, translator: Translator, translates: bool, positions: float
+    model: Any, theirs: Any, decoder: Any, translator: Translator, translates: bool, positions: float
 ) -> Translations | None:
     """Compare the outputs of `generate` with the run's, in a padded batch of texts that AutoTokenizer encodes.
+
+    `decoder` is the tokenizer of the outputs.
 
     Returns None if no text fits, or if the model reads several texts at once.
     """
@@ -325,7 +288,7 @@ def _compare_outputs(
             continue
         rows = model.generate(input_ids=ids, attention_mask=keep, max_new_tokens=NEW_TOKENS, **GREEDY)
         new = rows[:, ids.shape[1] if translates and not translator.inputs else 0 :]
-        outputs += theirs.batch_decode(new, skip_special_tokens=True)
+        outputs += decoder.batch_decode(new, skip_special_tokens=True)
     equal = sum(a == b for a, b in zip(outputs, expected, strict=True))
     return Translations(len(texts), equal, {"beam": 1, "tokens": NEW_TOKENS, "padding_side": theirs.padding_side})
 
@@ -335,7 +298,7 @@ def _texts(ours: Translator | Encoder, positions: float) -> list[str]:
     generator = torch.Generator().manual_seed(SEED)
     names_of_inputs = ours.inputs or (TARGET,)
     room = min(positions, *(ours.network.longest(name).tokens for name in names_of_inputs)) - NEW_TOKENS - 2
-    tokenizer, texts = ours.tokenizer, []
+    tokenizer, texts = ours.tokenizer.source or ours.tokenizer, []
     for length in range(4, 16):
         ids = torch.randint(Tokenizer.EOS + 1, tokenizer.size, (length,), generator=generator).tolist()
         text = tokenizer.decode(ids).strip()

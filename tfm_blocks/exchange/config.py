@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import OwnVocabulary, Vocabulary
@@ -44,6 +44,8 @@ class Published:
     def compose(self) -> Composed:
         """Return the model of this project with these knobs. Raises ConfigError."""
         vocabulary = {"vocab": self.vocabulary.size_here, "first_id": self.vocabulary.first}
+        if self.vocabulary.source:
+            vocabulary[SOURCE_VOCAB] = self.vocabulary.source.size_here
         return compose_model(self.family.model, conf=self.family.config_dir).with_values({**self.knobs, **vocabulary})
 
 
@@ -131,16 +133,22 @@ class _Reader:
         return knobs
 
     def vocabulary(self, generated: Any) -> Vocabulary:
-        """Return the vocabulary. `generated` is the eos of generation_config.json: an id, several or none."""
-        size = self._id("vocab_size", LARGEST)
-        bound = size if size == self.flat.get("vocab_size") else LARGEST
+        """Return the vocabulary. `generated` is the eos of generation_config.json: an id, several or none.
+
+        Separate vocabularies have the same ids of BOS and EOS, because config.json states each once.
+        """
+        of_target = self.family.target_vocab
+        keys = dict.fromkeys(("vocab_size", of_target if self.flat.get(of_target) is not None else "vocab_size"))
+        sizes = [self._id(key, LARGEST) for key in keys]
+        bound = min(sizes) if sizes == [self.flat.get(key) for key in keys] else LARGEST
         values = (self.flat.get(EOS), generated)
         stated = [id for value in values for id in (value if isinstance(value, list) else [value])]
         ends = [id for id in stated if type(id) is int and 0 <= id < bound]  # a model cannot generate the others
         eos = ends[0] if ends else self._id(EOS, bound)
         starts = [key for key in self.family.start if self.flat.get(key) is not None]
         start = self._id(starts[0], bound) if starts else eos
-        return Vocabulary(size, start, eos, tuple(dict.fromkeys(id for id in ends if id != eos)))
+        source = Vocabulary(sizes[0], start, eos) if of_target else None
+        return Vocabulary(sizes[-1], start, eos, tuple(dict.fromkeys(id for id in ends if id != eos)), source)
 
     def _id(self, key: str, bound: int) -> int:
         value = self.flat.get(key)
@@ -160,7 +168,7 @@ class _Reader:
         is_read = PERIOD in self.family.unused and period is not None and self.flat.get("layer_types") is None
         if is_read and period != len(kinds):
             self.problems.append((PERIOD, f"must be {len(kinds)} for our blocks, but is {shown(period)}", OTHER))
-        known = {*self.family.fixed, *self.family.unused, *self.family.start}
+        known = {*self.family.fixed, *self.family.unused, *self.family.start, self.family.target_vocab}
         known |= {key for row in self.rows for key in row.keys}
         for key, value in self.flat.items():
             first = key.split(".")[0]
@@ -203,7 +211,8 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
     if KINDS in family.unused:
         flat[KINDS] = [[[kind], 1] for kind in flat["attention_layers"]]
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
-    flat |= {"vocab_size": vocabulary.size, EOS: vocabulary.written_eos, family.start[0]: vocabulary.start}
+    flat |= {"vocab_size": (vocabulary.source or vocabulary).size, EOS: vocabulary.written_eos}
+    flat |= {family.target_vocab or "vocab_size": vocabulary.size, family.start[0]: vocabulary.start}
     flat = {"pad_token_id": vocabulary.pad, **flat}  # the default of transformers may be beyond the vocabulary
     config: dict[str, Any] = {}
     for key, value in flat.items():
@@ -248,16 +257,11 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary of a tokenizer. The ids of a tokenizer of this project are published unchanged.
-
-    Raises ConfigError for separate vocabularies of sources and targets.
-    """
-    if tokenizer.source:
-        rule = "has separate vocabularies for sources and targets, but an exported folder has one tokenizer"
-        raise ConfigError(Problem("tokenizer", rule, help="tfm eject RUN writes the model as one file of PyTorch"))
+    """Return the vocabulary of a tokenizer. The ids of a tokenizer of this project are published unchanged."""
+    source = vocabulary_of(tokenizer.source) if tokenizer.source else None
     if isinstance(tokenizer, PublishedTokenizer):
-        return tokenizer.vocabulary
-    return OwnVocabulary(tokenizer.size, tokenizer.BOS, tokenizer.EOS)
+        return replace(tokenizer.vocabulary, source=source)
+    return OwnVocabulary(tokenizer.size, tokenizer.BOS, tokenizer.EOS, source=source)
 
 
 def to_json(value: Mapping[str, Any]) -> str:

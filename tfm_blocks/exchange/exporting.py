@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +21,7 @@ from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.data.vocabulary import Conventions, Vocabulary
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.exchange.certificate import Certificate, certify
+from tfm_blocks.exchange.certificate import TARGET_FOLDER, Certificate, certify
 from tfm_blocks.exchange.config import (
     LARGEST,
     Published,
@@ -80,8 +81,7 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         files[GENERATION] = _generation(translator, translates, use_cache=published is not None)
     with new_folder(folder) as part:
         usable = tokenizer_files(tokenizer) if record.texts else _usable_tokenizer(tokenizer, inputs, translates)
-        for name, content in (usable | files).items():
-            (part / name).write_bytes(content)
+        write_files(part, usable | files)
         _write_weights(part, tensors, record)
         compared = translator or Encoder(network, tokenizer)
         certificate = certify(compared, translates, run, part, own_code=published is None)
@@ -108,6 +108,9 @@ def _usable_tokenizer(tokenizer: Tokenizer, inputs: Sequence[str], translates: b
     a model that was trained here reads BOS before a prompt and EOS after a source, whatever tokenizer it has.
     SentencePiece models get a tokenizer.json, except for the pair of Marian, which only its own class reads.
     """
+    if tokenizer.source:
+        source, target = (_usable_tokenizer(side, inputs, translates) for side in sides_of(tokenizer))
+        return joined_sides(source, target)
     files = tokenizer_files(tokenizer)
     pieces = Pieces.from_str(files[FAST].decode()) if FAST in files else None
     if isinstance(tokenizer, SentencePieceTokenizer) and not (pieces := to_fast(tokenizer)):
@@ -169,6 +172,7 @@ def _settings(tokenizer: Tokenizer, inputs: Sequence[str], pieces: Pieces) -> by
 def _pair_settings(tokenizer: SentencePieceTokenizer) -> bytes:
     """Return tokenizer_config.json for the pair of Marian, whose class adds EOS. BOS may have a new id."""
     settings, start = {"tokenizer_class": "MarianTokenizer", **tokenizer.config}, tokenizer.vocabulary.start
+    settings |= {} if PAIR[1] in tokenizer.files else {"separate_vocabs": True}
     if start not in tokenizer.names.values():
         token = {"content": SPECIAL[tokenizer.BOS], "special": True}
         settings["added_tokens_decoder"] = {**settings.get("added_tokens_decoder", {}), str(start): token}
@@ -206,9 +210,31 @@ def _record(run: Path, published: Published) -> PublishedFile:
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the files of a tokenizer by name, as other libraries read them. Raises ConfigError for two tokenizers."""
-    vocabulary_of(tokenizer)
+    """Return the files of a tokenizer by name, as other libraries read them."""
+    if tokenizer.source:
+        return joined_sides(*map(tokenizer_files, sides_of(tokenizer)))
     return tokenizer.files if isinstance(tokenizer, PublishedTokenizer) else {TOKENIZER: tokenizer.text.encode()}
+
+
+def sides_of(tokenizer: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
+    """Return the tokenizers of sources and of targets, each without the other one."""
+    alone = copy(tokenizer)
+    alone.source = None
+    return tokenizer.source or alone, alone
+
+
+def joined_sides(source: dict[str, bytes], target: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files of two tokenizers. The files of the target are in the folder target/, except for Marian's."""
+    if source == target or (PAIR[0] in source and PAIR[1] in target):
+        return target | source
+    return source | {f"{TARGET_FOLDER}/{name}": content for name, content in target.items()}
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by name, which may be in the folder of the target's tokenizer."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def find_published(
@@ -218,19 +244,25 @@ def find_published(
 
     The family of its import comes first, then families with a shipped model.
     """
+    front = vocabulary.front if vocabulary.source is None else vocabulary.source.front
     for family in sorted(families().values(), key=lambda one: (one.name != imported, not is_shipped(one))):
+        if vocabulary.source and not (family.target_vocab and front == vocabulary.front):
+            continue  # config.json states the ids of BOS and EOS once
         if (defaults := knob_defaults(family.model, family.config_dir)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             with suppress(ConfigError):  # of knobs without a counterpart in config.json
                 write_published(published, "float32")
-                # the knobs that config.json states, and rates of dropout; the others have the values of the model file
-                rows = (*published.family.config, *(rope_rows_of(published.knobs) if published.family.rope else ()))
-                stated = {row.knob for row in rows}
-                knobs = {k: value for k, value in published.knobs.items() if k in stated or k.endswith("dropout")}
-                composed = replace(published, knobs=knobs).compose()
+                composed = replace(published, knobs=_stated(published)).compose()
                 if not find_changes(check_model(composed.model, composed.sources), spec, REGISTRY):
                     return published
     return None
+
+
+def _stated(published: Published) -> dict[str, Any]:
+    """Return the knobs that config.json states, and rates of dropout. The others have the values of the model file."""
+    rows = (*published.family.config, *(rope_rows_of(published.knobs) if published.family.rope else ()))
+    stated = {row.knob for row in rows}
+    return {name: value for name, value in published.knobs.items() if name in stated or name.endswith("dropout")}
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: PublishedFile) -> None:
@@ -253,32 +285,31 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
         rule = f"reads {', '.join(names(spec.inputs))}, but transformers passes token ids of a source and of a target"
         raise ConfigError(Problem(where, rule, help="write its graph as one PyTorch file: tfm eject"))
     adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
-    vocabulary = vocabulary_of(tokenizer)
+    return {
+        CONFIG: to_json(_config(network, vocabulary_of(tokenizer))).encode(),
+        "model.py": eject(spec, Sources(), "The graph of a run").encode(),
+        f"{MODULE}.py": adapter,
+    }
+
+
+def _config(network: Network, vocabulary: Vocabulary) -> dict[str, Any]:
     sources = names(network.spec.sources)
     stored = {id(parameter): name for name, parameter in network.named_parameters()}
     parameters = network.named_parameters(remove_duplicate=False)
     task = "Seq2SeqLM" if sources else "CausalLM"
     return {
-        CONFIG: to_json(
-            {
-                "architectures": [f"TfmBlocksFor{task}"],
-                "auto_map": {
-                    "AutoConfig": f"{MODULE}.TfmBlocksConfig",
-                    f"AutoModelFor{task}": f"{MODULE}.TfmBlocksFor{task}",
-                },
-                "dtype": "float32",
-                "front": list(vocabulary.front),
-                "is_encoder_decoder": bool(sources),
-                "model_type": "tfm_blocks",
-                "source": next(iter(sources), None),
-                "tie_word_embeddings": True,  # transformers ties the names of `tied`
-                "tied": {f"model.{name}": f"model.{stored[id(p)]}" for name, p in parameters if stored[id(p)] != name},
-                "vocab_size": vocabulary.size,
-                **special_ids(vocabulary),
-            }
-        ).encode(),
-        "model.py": eject(spec, Sources(), "The graph of a run").encode(),
-        f"{MODULE}.py": adapter,
+        "architectures": [f"TfmBlocksFor{task}"],
+        "auto_map": {"AutoConfig": f"{MODULE}.TfmBlocksConfig", f"AutoModelFor{task}": f"{MODULE}.TfmBlocksFor{task}"},
+        "dtype": "float32",
+        "front": list(vocabulary.front),
+        "front_of_source": list((vocabulary.source or vocabulary).front),
+        "is_encoder_decoder": bool(sources),
+        "model_type": "tfm_blocks",
+        "source": next(iter(sources), None),
+        "tie_word_embeddings": True,  # transformers ties the names of `tied`
+        "tied": {f"model.{name}": f"model.{stored[id(p)]}" for name, p in parameters if stored[id(p)] != name},
+        "vocab_size": vocabulary.size,
+        **special_ids(vocabulary),
     }
 
 

@@ -93,8 +93,8 @@ CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 class ConfigRow:
     """A row of `config`, with the `keys` of config.json.
 
-    With `layers`, the knob is a text of indices of layers; the published value lists them, or the kind of each layer:
-    the second of the two in `layers` for these indices.
+    With `layers`, the knob is a text of indices of layers. The published value lists them, or the kind of each layer:
+    the second of the two in `layers` for these indices. A number stands for the first layers.
     """
 
     keys: tuple[str, ...]
@@ -138,7 +138,9 @@ class ConfigRow:
         return selected_layers(RawValue(text, (self.knob,)), Args(REGISTRY), count)
 
     def _indices(self, value: Any, count: int) -> list[int]:
-        """Return the layers that config.json lists, by their indices or as the kind of each layer."""
+        """Return the layers that config.json lists, by their indices, their number or as the kind of each layer."""
+        if self.layers and type(value) is int and 0 <= value <= count:
+            return list(range(value))
         if isinstance(value, list) and all(type(index) is int and 0 <= index < count for index in value):
             return sorted(value)
         if not isinstance(value, list) or len(value) != count or not all(kind in (self.layers or ()) for kind in value):
@@ -162,6 +164,7 @@ class Family:
     tokenizer: str = ""
     encoder: bool = False
     start: Sequence[str] = ("bos_token_id",)
+    target_vocab: str = ""
     missing: Mapping[str, Any] = field(default_factory=dict)
     rope: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)

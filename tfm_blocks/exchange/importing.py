@@ -18,7 +18,7 @@ from torch import Tensor
 from tfm_blocks.blocks.position import AddedPosition
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_libraries import published_tokenizer
-from tfm_blocks.data.published_tokenizer import FAST, PublishedTokenizer, without_code
+from tfm_blocks.data.published_tokenizer import FAST, TARGET_IDS, PublishedTokenizer, without_code
 from tfm_blocks.data.tokenizer_files import expect_usable, read_folder
 from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.errors import ConfigError, Problem, RunError
@@ -226,6 +226,10 @@ def _tokenizer(
         raise RunError(Problem(str(folder), f"has no {FAST} and no model of SentencePiece", help=help))
     where = str(folder / next(iter(files)))
     expect_usable(files, where)
+    if TARGET_IDS in files and not published.vocabulary.source:
+        rule = "is the vocabulary of the target alone, but config.json has one vocabulary for both sides"
+        help = "remove the file, or correct share_encoder_decoder_embeddings"
+        raise RunError(Problem(str(folder / TARGET_IDS), rule, help=help))
     opened = published_tokenizer(published.vocabulary, files, where)
     conventions = read_conventions(published, opened, config, generation)
     return published_tokenizer(published.vocabulary, files, where, conventions)

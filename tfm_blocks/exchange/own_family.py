@@ -22,7 +22,7 @@ from tfm_blocks.registry.expression import names_in
 KINDS: dict[str, type] = {
     **dict.fromkeys(("config", "missing", "fixed", "output", "tied", "computed", "also", "weights"), dict),
     **dict.fromkeys(("start", "unused", "ignored", "zeros", "without"), list),
-    **dict.fromkeys(("architecture", "model_type", "model", "prefix", "tokenizer", "parent"), str),
+    **dict.fromkeys(("architecture", "model_type", "model", "prefix", "tokenizer", "target_vocab", "parent"), str),
     **dict.fromkeys(("rope", "encoder"), bool),
 }
 NEEDED = {

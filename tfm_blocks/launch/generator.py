@@ -54,7 +54,7 @@ def find_generator_problems(network: Network, replacer: Network, run: RunSetting
     for address, one in (("model", spec), (ADDRESS, generator)):
         if one.adapted or one.base is not None:
             key = "adapt" if one.adapted else "parametrisation"
-            rule = f"has no rule for a generator, whose embeddings are those of the model, but {key} is set"
+            rule = f"has no rule for a generator, which shares the embeddings of the model, but {key} is set"
             yield Problem(f"{address}.{key}", rule, help="leave it out")
     if blocks := losses_of(generator):
         rule = f"has blocks that add losses, {', '.join(blocks)}, but a generator has one loss"

@@ -190,11 +190,7 @@ def _forest(matrix: Matrix, column: int) -> dict[str, Any]:
     cells = {row: cell for (row, other), cell in sorted(matrix.cells.items()) if other == column}
     form = matrix.score.cell
     ends = {row: cell.spread for row, cell in cells.items()}
-    start, end = min(low for low, _ in ends.values()), max(high for _, high in ends.values())
-    if matrix.score.in_percent:  # an axis of a part of the possible scores would magnify noise
-        start, end = min(0.0, start), 100.0
-    if start == end:
-        start, end = start - 1, end + 1
+    start, end = matrix.axis_ends(value for pair in ends.values() for value in pair)
     rows = []
     for row, cell in cells.items():
         mean, low, high = (100 * (value - start) / (end - start) for value in (cell.mean, *ends[row]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
@@ -16,6 +16,7 @@ from tfm_blocks.scoring.significance import SeedTest, correct, half_interval, ov
 
 PREFERRED = ("scaled accuracy", "BLEU", "exact match", "perplexity")  # of the scores that most cells have
 ALPHA = 0.05  # corrected p-values below it are marked
+LEAST_SPAN = 0.1  # of the largest score: the shortest axis of scores that are not percents
 CHANCE = 10.0  # percent of scaled accuracy; a model at chance has no seed above it
 FEW = 3  # seeds up to which a cell shows their range and no interval
 
@@ -157,6 +158,17 @@ class Matrix:
         """Return True if several models have several seeds on several tasks."""
         seeds = [len(values) for row in self.overall for values in self.scores_of(row)]
         return len(self.overall) > 1 and min(seeds) > 1
+
+    def axis_ends(self, values: Iterable[float]) -> tuple[float, float]:
+        """Return the ends of an axis of scores: all possible percents, or else at least LEAST_SPAN of the largest one.
+
+        A narrower axis would magnify noise.
+        """
+        ends = list(values)
+        low, high = min(ends), max(ends)
+        if self.score.in_percent:
+            return min(0.0, low), 100.0
+        return min(low, high - (LEAST_SPAN * max(abs(low), abs(high)) or 1.0)), high
 
     def shades(self) -> dict[Place, float]:
         """Return how good each score is, from 0 to 1: of the possible percents, or else of the values in the matrix."""

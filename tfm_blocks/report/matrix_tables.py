@@ -78,12 +78,13 @@ def legend(matrix: Matrix) -> str:
         sentences.append(f"of {FEW} seeds or fewer, the lowest and the highest are in brackets")
     if matrix.tests:
         name = "the best model of the task" if matrix.baseline is None else matrix.grid.labels[matrix.baseline]
-        family = "all {:,} tests of pairs of models" if matrix.baseline is None else "all {:,} tests of the table"
-        how = f"p < {ALPHA} by permutations of seeds and by Welch's t-test, corrected for {family.format(matrix.tests)}"
+        family = "of pairs of models" if matrix.baseline is None else "of the table"
+        tests = f"{_times(matrix.tests, 'test')} {family}"
+        how = f"p < {ALPHA} by permutations of seeds and by Welch's t-test, corrected for {tests}"
         sentences.append(f"*: differs from {name}, {how} (Holm, Tarone)")
     if any(p is not None for _, p in matrix.overall.values()):
         reference = "the model of the best mean" if matrix.baseline is None else name
-        sentences.append(f"* in all tasks: the scores of all tasks together differ from those of {reference}")
+        sentences.append(f"* in all tasks: the scores of all tasks together differ from the scores of {reference}")
     if matrix.seeds_needed:
         sentences.append(f"a * on a single task needs {matrix.seeds_needed} seeds")
     if any(cell.at_chance for cell in matrix.cells.values()):

@@ -33,7 +33,6 @@ SHADES = "Blues"  # from the worst score to the best; light to dark, so it print
 HEAT_ROW = 0.27  # inches of a model
 SHOWN_SEEDS = 10  # seeds of a model up to which each is drawn
 SEED_COLOUR = "#777777"
-LEAST_SPAN = 0.1  # of the largest score: the shortest axis of scores that are not percents
 HEADINGS = 0.09  # inches of a letter of a rotated heading
 WIDEST = 5  # columns of a heat map of a column's width
 SMALL, NARROW = 5, 12  # font size of the numbers of a heat map with more than NARROW columns
@@ -107,16 +106,12 @@ def draw_means(matrix: Matrix) -> Figure:
 
 
 def _frame_scores(panel: Axes, matrix: Matrix, values: Sequence[float]) -> None:
-    """Show all possible percents, or else at least LEAST_SPAN of the largest score, so that noise is not magnified."""
-    score, low, high = matrix.score, min(values), max(values)
-    if score.in_percent:
-        chance = [0.0] if score.kind == "scaled" else []
-        low, high = min(0.0, low), 100.0
-        for limit in (*chance, 100.0):
+    """Set the ends of the axis of scores, and draw chance and the ceiling of percents."""
+    low, high = matrix.axis_ends(values)
+    if matrix.score.in_percent:
+        for limit in (0.0, 100.0) if matrix.score.kind == "scaled" else (100.0,):
             panel.axvline(limit, color=SEED_COLOUR, linestyle=":", linewidth=0.6, zorder=0)
-    elif (missing := LEAST_SPAN * max(abs(low), abs(high)) - (high - low)) > 0:
-        low, high = low - missing / 2, high + missing / 2
-    margin = 0.04 * (high - low) or 1.0
+    margin = 0.04 * (high - low)
     panel.set_xlim(low - margin, high + margin)
 
 

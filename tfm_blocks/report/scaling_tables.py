@@ -95,7 +95,7 @@ def two_factors_table(ladder: Ladder) -> Table:
         for model, name in enumerate(fit.models)
         if model
     ]
-    title = f"parameters and tokens for the same loss, as factors of those of {fit.models[0]}, with 95 % intervals"
+    title = f"parameters and tokens for the same loss, as factors of what {fit.models[0]} needs, with 95 % intervals"
     return Table(title, columns, rows)
 
 

@@ -101,7 +101,7 @@ def read_base(network: Network, folder: Path) -> dict[str, Tensor]:
         rule = f"its adapters change the weights of {base.run or 'a run that it does not name'}, which do not exist"
         raise RunError(Problem(where, rule, help="restore that run, or write its new folder to base.run"))
     if hash_weights(path.parent) != base.sha256:
-        rule = f"its adapters were trained on other weights than those of {path.parent} now"
+        rule = f"its adapters were trained on weights that differ from the current weights of {path.parent}"
         raise RunError(Problem(where, rule, help=f"restore the weights of that run: their SHA-256 is {base.sha256}"))
     tensors = read_tensors(path)
     expect_weights(network_without_values(without_adapters(network.spec)), tensors, str(path))

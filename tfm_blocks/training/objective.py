@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.layers.state import mean_of_kept
 from tfm_blocks.data.layout import EOS, Batch
 from tfm_blocks.data.objectives import DistilSettings, ObjectiveSettings, ReplacedTokenSettings, SeveralTokensSettings
 from tfm_blocks.devices import sum_dtype
@@ -206,8 +207,7 @@ class DistilObjective(Objective):
         distance_B = torch.zeros(len(batch.labels_BT), device=batch.labels_BT.device)
         for own_BND, other_BND, address in pairs:
             square_BN = (own_BND.float() - other_BND.float()).square().mean(2)
-            keep_BN = masks[axes[address]].to(square_BN.dtype)
-            distance_B = distance_B + (square_BN * keep_BN).sum(1) / keep_BN.sum(1).clamp(min=1)
+            distance_B = distance_B + mean_of_kept(square_BN, masks[axes[address]])
         return (distance_B * batch.counts_B).sum()
 
 

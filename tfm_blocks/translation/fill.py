@@ -24,6 +24,11 @@ class Filled(NamedTuple):
         return {"text": self.text, "masks": masks}
 
 
+def predicts_tokens(network: Network, tokenizer: Tokenizer) -> bool:
+    """Return True if a network has an output for each token, unlike a classifier and the discriminator of ELECTRA."""
+    return int(str(network.spec.sink.shape[-1])) >= tokenizer.size
+
+
 class Filler(Encoder):
     """Predicts the tokens at each <mask> of a text. Raises RunError if the run was not trained to do so."""
 
@@ -31,8 +36,7 @@ class Filler(Encoder):
 
     def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
         super().__init__(network, tokenizer)
-        outputs = int(str(network.spec.sink.shape[-1]))
-        if tokenizer.mask is None or outputs < tokenizer.size:  # a classifier has an output for each label
+        if tokenizer.mask is None or not predicts_tokens(network, tokenizer):
             self.refuse()
         self.mask = tokenizer.mask
 

@@ -13,7 +13,7 @@ import yaml
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.language.spec import Spec
+from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network.adapters import merge_adapters
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
@@ -42,7 +42,7 @@ def write_run(network: Network, folder: Path, name: str, tokenizer: Tokenizer, k
     """
     network = merge_adapters(deepcopy(network)) if network.spec.adapted else network
     spec, weights = network.spec, weights_of(network)
-    if spec.sink.shape[-1] != tokenizer.size:
+    if TARGET in names(spec.inputs) and spec.sink.shape[-1] != tokenizer.size:
         rule = f"has {tokenizer.size} subwords, but the model has a vocabulary of {spec.sink.shape[-1]}"
         raise ConfigError(Problem("tokenizer", rule, help=f"build the model with vocab={tokenizer.size}"))
     expect_rows(spec, tokenizer)

@@ -208,6 +208,12 @@ def dot_product_weights(q_BHTK: Tensor, k_BHSK: Tensor, masks: AttentionMask, sc
     return scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
 
 
+def among_largest(scores_BHTS: Tensor, k: int) -> Tensor:
+    """Return a mask of the `k` largest scores of each query, and of scores that equal the k-th largest: mask_BHTS."""
+    padded_BHTX = F.pad(scores_BHTS, (0, k), value=-math.inf)  # there may be fewer than k keys
+    return scores_BHTS >= padded_BHTX.topk(k, -1).values[..., -1:]
+
+
 def few_queries(q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, beta: float) -> Tensor:
     """Compute `dot_product_attention` for a decoding step, without gradients; G divides H.
 

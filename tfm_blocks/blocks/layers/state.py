@@ -194,6 +194,12 @@ def restore_order(y_BTD: Tensor, order_BT: Tensor) -> Tensor:
     return apply_order(y_BTD, order_BT.argsort(1))
 
 
+def mean_of_kept(x_BNX: Tensor, keep_BN: Tensor) -> Tensor:
+    """Return the mean over the positions that are not padding, or 0 if all are: x_BNX -> y_BX, for any axes X."""
+    keep = keep_BN.view(*keep_BN.shape, *[1] * (x_BNX.ndim - 2)).to(x_BNX.dtype)
+    return (x_BNX * keep).sum(1) / keep.sum(1).clamp(min=1)
+
+
 def continue_from(past_RLD: Tensor, x_RND: Tensor) -> tuple[Tensor, Tensor]:
     """Concatenate the last L inputs and the next N: x_R(L+N)D. The second output is the new last L inputs."""
     x_RMD = torch.cat((past_RLD.to(x_RND.dtype), x_RND), 1)

@@ -28,8 +28,8 @@ ACTIVATIONS = {
 }
 
 
-def convert_network(network: Network, sides: Sequence[EngineSide], subwords: list[str]) -> Any:
-    """Return the specification of a network, with the subword of each id."""
+def convert_network(network: Network, sides: Sequence[EngineSide], subwords: list[str], of_source: list[str]) -> Any:
+    """Return the specification of a network, with the subword of each id of the target and of sources."""
     *encoders, last = sides
     decoder = ct2.TransformerDecoderSpec(**_options(last), with_encoder_attention=bool(encoders))
     _fill_side(decoder, last, network)
@@ -45,7 +45,7 @@ def convert_network(network: Network, sides: Sequence[EngineSide], subwords: lis
         encoder = ct2.TransformerEncoderSpec(**_options(encoders[0]))
         _fill_side(encoder, encoders[0], network)
         spec = ct2.TransformerSpec(encoder, decoder)
-        spec.register_source_vocabulary(subwords)
+        spec.register_source_vocabulary(of_source)
         spec.register_target_vocabulary(subwords)
         spec.config.add_source_eos = True
         spec.config.decoder_start_token = subwords[Tokenizer.BOS]

@@ -11,9 +11,10 @@ import torch
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError, Problem, RunError
-from tfm_blocks.exchange.certificate import Certificate, LogProbabilities, Rows, Translations, compare_with_engine
+from tfm_blocks.exchange.certificate import Certificate, LogProbabilities, Translations, compare_with_engine
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph
-from tfm_blocks.exchange.exporting import tokenizer_files
+from tfm_blocks.exchange.exporting import tokenizer_files, write_files
+from tfm_blocks.exchange.random_sentences import Rows
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.folder import new_folder
@@ -32,44 +33,58 @@ def export_to_ctranslate2(
     installed, or if the folder exists.
     """
     translator = Translator.load(run)
-    # special ids of a published tokenizer keep their published names
-    names = {id: name for name, id in translator.tokenizer.ids.items()}
-    if isinstance(translator.tokenizer, PublishedTokenizer):
-        published = translator.tokenizer.vocabulary.to_here(list(translator.tokenizer.names.values()))
-        names |= dict(zip(published, translator.tokenizer.names, strict=True))
-    subwords = [names.get(id, f"<id {id}>") for id in range(translator.tokenizer.size)]
+    subwords = subwords_of(translator.tokenizer)
+    of_source = subwords_of(translator.tokenizer.source) if translator.tokenizer.source else subwords
     read_engine_graph(translator.network.spec, str(run))  # raises before the folder exists
     if sources and not translator.inputs:
         rule = "compares translations, but the model reads no source"
         raise ConfigError(Problem("--src", rule, help="leave --src and --ref out"))
     library = _library()
     with new_folder(folder) as part:
-        write_network(translator.network, subwords, part, quantization, str(run))
-        for name, content in tokenizer_files(translator.tokenizer).items():
-            (part / name).write_bytes(content)
+        write_network(translator.network, subwords, part, quantization, str(run), of_source)
+        write_files(part, tokenizer_files(translator.tokenizer))
         engine = (library.Translator if translator.inputs else library.Generator)(str(part), device="cpu")
         certificate = Certificate(
             run.name,
             "ctranslate2",
             quantization,
             {"tfm-blocks": __version__, "ctranslate2": library.__version__, "torch": torch.__version__},
-            compare_log_p(engine, translator.network, subwords),
-            compare_translations(engine, translator, subwords, sources, references) if sources else None,
+            compare_log_p(engine, translator.network, subwords, of_source),
+            compare_translations(engine, translator, subwords, of_source, sources, references) if sources else None,
         )
         certificate.write(part)
     return certificate
 
 
-def write_network(network: Network, subwords: list[str], folder: Path, quantization: str, where: str) -> None:
-    """Write a network in the format of CTranslate2 to an existing folder. Raises RunError."""
+def write_network(
+    network: Network,
+    subwords: list[str],
+    folder: Path,
+    quantization: str,
+    where: str,
+    of_source: list[str] | None = None,
+) -> None:
+    """Write a network in the format of CTranslate2 to an existing folder. Raises RunError.
+
+    `of_source` are the subwords of a separate vocabulary of sources.
+    """
     sides = read_engine_graph(network.spec, where)
     _library()
     from tfm_blocks.exchange.ctranslate2.conversion import convert_network
 
-    spec = convert_network(network, sides, subwords)
+    spec = convert_network(network, sides, subwords, of_source or subwords)
     spec.validate()
     spec.optimize(quantization)
     spec.save(str(folder))
+
+
+def subwords_of(tokenizer: Tokenizer) -> list[str]:
+    """Return the subword of each id. Special ids of a published tokenizer keep their published names."""
+    names = {id: name for name, id in tokenizer.ids.items()}
+    if isinstance(tokenizer, PublishedTokenizer):
+        published = tokenizer.vocabulary.to_here(list(tokenizer.names.values()))
+        names |= dict(zip(published, tokenizer.names, strict=True))
+    return [names.get(id, f"<id {id}>") for id in range(tokenizer.size)]
 
 
 def _library() -> Any:
@@ -87,11 +102,14 @@ SEARCH = Search(beam=4, penalty="plain", alpha=1.0, longest=(0.0, LONGEST_OUTPUT
 BATCH = 32  # sentences
 
 
-def compare_log_p(engine: Any, network: Network, subwords: Sequence[str]) -> LogProbabilities:
+def compare_log_p(
+    engine: Any, network: Network, subwords: Sequence[str], of_source: Sequence[str] = ()
+) -> LogProbabilities:
     """Compare the log probabilities of random sentences. CTranslate2 assigns probability 0 to padding and bos."""
 
     def log_p_of_engine(rows: Rows) -> list[list[float]]:
-        texts = [[[subwords[id] for id in row.tolist()] for row in ids] for ids in rows.values()]
+        names = {name: subwords if name == TARGET or not of_source else of_source for name in rows}
+        texts = [[[names[name][id] for id in row.tolist()] for row in ids] for name, ids in rows.items()]
         if len(texts) == 1:  # a generator does not score its first token: bos is added
             begin, end = subwords[Tokenizer.BOS], subwords[Tokenizer.EOS]
             texts = [[[begin, *text, end] for text in texts[0]]]
@@ -101,7 +119,12 @@ def compare_log_p(engine: Any, network: Network, subwords: Sequence[str]) -> Log
 
 
 def compare_translations(
-    engine: Any, translator: Translator, subwords: Sequence[str], sources: Sequence[str], references: Sequence[str]
+    engine: Any,
+    translator: Translator,
+    subwords: Sequence[str],
+    of_source: Sequence[str],
+    sources: Sequence[str],
+    references: Sequence[str],
 ) -> Translations:
     """Compare the translations of beam search with the run's, and their BLEU if there are references.
 
@@ -110,7 +133,7 @@ def compare_translations(
     run_texts = [best.text for best, *_ in translator.search(sources, SEARCH)]
     ids = {text: id for id, text in enumerate(subwords)}
     results = engine.translate_batch(
-        [[subwords[id] for id in row] for row in translator.encode(list(sources))],
+        [[of_source[id] for id in row] for row in translator.encode(list(sources))],
         beam_size=SEARCH.beam,
         length_penalty=SEARCH.alpha,
         min_decoding_length=0,

@@ -17,19 +17,10 @@ from torch import Tensor
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.errors import Problem, RunError
-from tfm_blocks.exchange.certificate import (
-    SEED,
-    SENTENCES,
-    Certificate,
-    LogProbabilities,
-    Rows,
-    compare_with_engine,
-    network_inputs,
-    pick_log_p,
-    random_rows,
-)
-from tfm_blocks.exchange.exporting import tokenizer_files
+from tfm_blocks.exchange.certificate import Certificate, LogProbabilities, compare_with_engine
+from tfm_blocks.exchange.exporting import tokenizer_files, write_files
 from tfm_blocks.exchange.onnx.tracing import LOGITS, Graph, refused, trace_network
+from tfm_blocks.exchange.random_sentences import SEED, SENTENCES, Rows, network_inputs, pick_log_p, random_rows
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import weights_of
@@ -58,8 +49,7 @@ def export_to_onnx(run: Path, folder: Path) -> tuple[list[str], Certificate | No
     network, tokenizer = read_network(run), load_tokenizer(run / TOKENIZER)
     with new_folder(folder) as part:
         graphs = write_graphs(network, part, str(run))
-        for name, content in tokenizer_files(tokenizer).items():
-            (part / name).write_bytes(content)
+        write_files(part, tokenizer_files(tokenizer))
         certificate = _certify(network, run, part)
     return graphs, certificate
 
