@@ -185,7 +185,8 @@ def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterat
         of = f"way to compute {name}"
         yield from _unlike(scored, of, lambda run, own=signatures: own[id(run)], f"{name} cannot be compared")  # type: ignore[misc]
     data = {id(run): [item for item in sorted(run.settings.items()) if item[0].startswith("data.")] for run in runs}
-    for those in _by(runs, lambda run: f"{run.tokenizers} {data[id(run)]}").values():
+    vocabularies = {id(run): (run.tokenizer, run.start.text.get("vocabulary of sources")) for run in runs}
+    for those in _by(runs, lambda run: f"{vocabularies[id(run)]} {data[id(run)]}").values():
         yield from _unlike(
             those,
             "training text",

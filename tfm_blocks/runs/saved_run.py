@@ -299,11 +299,6 @@ class SavedRun:
         """Return the hash of the vocabulary, which is the target's if sources have a separate one."""
         return self.start.text.get("vocabulary", "")
 
-    @property
-    def tokenizers(self) -> str:
-        """Return the hashes of the vocabularies of the target and of sources."""
-        return f"{self.tokenizer} {self.start.text.get('vocabulary of sources', '')}"
-
     def describe(self) -> dict[str, Any]:
         """Return the run as JSON values, without its settings."""
         return {
