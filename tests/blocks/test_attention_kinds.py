@@ -489,5 +489,5 @@ def test_biases_match_the_maps_that_bias_names(bias, maps):
 
 @pytest.mark.parametrize("bias", ["yes", 1])
 def test_another_value_of_bias_is_refused(bias):
-    with pytest.raises(ConfigError, match=f"bias must be one of true, false, qkv, out, but is {bias!r}"):
+    with pytest.raises(ConfigError, match=f"bias must be one of true, false, qkv, out, except_keys, but is {bias!r}"):
         network(bias=bias)

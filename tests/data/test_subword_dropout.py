@@ -157,5 +157,5 @@ def test_combinations_that_cannot_work_are_errors(text, tmp_path):
     with pytest.raises(ConfigError, match=r"other\.json does not have the merges of a learned tokenizer"):
         prepared(text(LINES, bpe_dropout=0.1, tokenizer=str(tmp_path / "other.json")))
     Tokenizer.of_words(["a", "b"]).save(tmp_path / "words.json")  # of a probe task
-    with pytest.raises(ConfigError, match=r"data\.bpe_dropout: is 0\.1, but the merges of .*words\.json are not those"):
+    with pytest.raises(ConfigError, match=r"data\.bpe_dropout: is 0\.1, but .*words\.json does not have the merges"):
         prepared(text(LINES, bpe_dropout=0.1, tokenizer=str(tmp_path / "words.json")))

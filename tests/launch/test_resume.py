@@ -29,7 +29,7 @@ from tests.runs.test_lock import leave_heartbeat
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data import prepare
-from tfm_blocks.distributed.signals import STOPS, exit_on_signals
+from tfm_blocks.distributed.signals import exit_on_signals, temporary_handlers
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import check_request, check_run
 from tfm_blocks.launch.job import train, train_or_resume
@@ -54,18 +54,15 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install the command's signal handlers, and load the plug-in that sends signals."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     load_plugins(["faulty"])
-    before = {number: signal.getsignal(number) for number in STOPS}
-    exit_on_signals()
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with temporary_handlers():
+        yield
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run, which tests copy."""
     folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, temporary_handlers():  # without the signal of an earlier test
         return train(check_run(composed_small(folder, patch)(*TRAINED)), folder)
 
 
