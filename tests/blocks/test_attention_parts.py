@@ -29,6 +29,7 @@ FACTORS = {
     "gate": [None, "sigmoid_gate", "headwise_gate"],
     "clip_qkv": [None, 0.5],
     "bias": [True, False, "qkv", "out", "except_keys"],
+    "v_norm": [None, "rmsnorm"],
     "scores": ["softmax", "softcap", "sink"],
     "position": [None, "rotary", "alibi"],
     "kv_heads": [None, 2],
@@ -127,7 +128,8 @@ def heads_of(x_D, row, state, position):
     q, k, v = qkv.split((H * K, G * K, G * V))
     gains = ((state.get(f"{one}_norm.weight", 1.0), state.get(f"{one}_gain", 1.0)) for one in "qk")
     q_HK, k_GK = (normalised(one.view(-1, K), row, position, *gain) for one, gain in zip((q, k), gains, strict=True))
-    return q_HK, *(one.repeat_interleave(H // G, 0) for one in (k_GK, v.view(G, V)))
+    v_GV = rms(v.view(G, V), state["v_norm.weight"]) if row["v_norm"] else v.view(G, V)
+    return q_HK, *(one.repeat_interleave(H // G, 0) for one in (k_GK, v_GV))
 
 
 def looped(row, state, x_ND):

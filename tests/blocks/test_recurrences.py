@@ -15,6 +15,7 @@ CHUNKED = {
     "gated_delta_rule": test_delta.started,
     "gated_delta_rule of widths": partial(test_delta.started, **test_delta.WIDTHS),
     "gated_delta_rule of channels": partial(test_delta.started, **test_delta.KIMI),
+    "gated_delta_rule of steps": partial(test_delta.started, **test_delta.STEPS),
     "retention": test_retention.started,
     "mamba2": partial(test_state_space.started, groups=2),
     "mamba": lambda: test_diagonal.filled(Mamba(D, d_inner=2 * D, d_state=6)),

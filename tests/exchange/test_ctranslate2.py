@@ -106,6 +106,8 @@ REFUSED = {
     "scores": ("base", [f"{ENCODER}.scores=softcap"], "encoder.*.attn"),
     "qk_norm": ("base", [f"{ENCODER}.qk_norm=rmsnorm"], "encoder.*.attn"),
     "qk_norm_kind": ("base", [f"{ENCODER}.qk_norm=rmsnorm", f"{ENCODER}.qk_norm_kind=joint"], "encoder.*.attn"),
+    "bias": ("base", [f"{ENCODER}.bias=except_keys"], "encoder.*.attn"),
+    "v_norm": ("base", [f"{ENCODER}.v_norm=rmsnorm"], "encoder.*.attn"),
     "gate": ("base", [f"{ENCODER}.gate=sigmoid_gate"], "encoder.*.attn"),
     "out_norm": ("base", [f"{ENCODER}.out_norm=layernorm"], "encoder.*.attn"),
     "inner_norm": ("base", ["model.graph.encoder.layer.ffn.inner_norm=layernorm"], "encoder.*.ffn"),

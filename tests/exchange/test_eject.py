@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 import tests.exchange.wrong_sources
-from tests.network.examples import SHIPPED
+from tests.network.examples import SHIPPED, TESTS, build
 from tests.network.random_graphs import models
 from tests.network.test_random_graphs import inputs_of, sources_of
 from tests.plugged import PLUGGED
@@ -173,6 +173,14 @@ def test_concatenated_sources_have_equal_logits_gradients_and_steps():
         "logits": {"block": "unembed"},
     }
     agree_in_process(small({"src": "B S", "doc": "B P", "tgt": "B T"}, graph))
+
+
+OTHERS = ["residual_scores", pytest.param("delta_product", marks=pytest.mark.grid)]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_have_equal_logits_gradients_and_steps(name):
+    agree_in_process(build(next(path for path in TESTS if path.stem == name)).spec)
 
 
 NAMES = (

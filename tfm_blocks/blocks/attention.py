@@ -52,7 +52,7 @@ class Attention(MultiHead):
     separately, before `position` acts (Henry et al. 2020; Dehghani et al. 2023). Other kinds: `head_gains`
     multiplies them by separate gains for each head, initially 1 (Cohere 2024, Command R+); `joint` normalises all
     heads of a position as one vector (OLMo Team 2025, OLMo 2); `post_position` normalises after `position` (Tencent
-    2025, Hunyuan).
+    2025, Hunyuan). `v_norm` normalises the values of each head (Gemma Team 2025, Gemma 3n).
 
     Projections: `clip_qkv` clamps queries, keys and values to ± its value (MosaicML 2023, MPT; Groeneveld et al. 2024,
     OLMo). `bias` adds biases to all projections, only to queries, keys and values (`qkv`, Bai et al. 2023, Qwen),

@@ -163,9 +163,10 @@ def fill_step_biases(bias_H: Tensor, generator: Generator) -> None:
         "eps > 0": "a mean of squares may be 0",
         "beta_max > 0": "a position writes some of its value",
         "beta_max <= 2": "above 2 the memory would grow",
+        "steps >= 1": "a position writes at least once",
     },
     source="Yang et al. 2024 (Gated Delta Networks), section 3.1, equation 10; starting rates as in Mamba 2; decay of "
-    "channels: Kimi Team 2025 (Kimi Linear), section 3",
+    "channels: Kimi Team 2025 (Kimi Linear), section 3; steps: Siems et al. 2025 (DeltaProduct), section 3",
 )
 class GatedDeltaRule(Recurrence):
     """S_t = α_t S_{t-1} + β_t k_t^T (v_t - k_t α_t S_{t-1}), y_t = q_t S_t / √K in each head: x_BTD -> x_BTD.
@@ -177,10 +178,12 @@ class GatedDeltaRule(Recurrence):
     exp(-exp(a) softplus(W_α x + b)) for each head, or for each row of its S with `decay: channel`. The output is
     (rmsnorm(y) ⊙ silu(x W_g)) W_o, or has σ in the place of silu with `gate_activation: sigmoid`. `gate_rank` is the
     rank of W_g and of the W_α of channels, by default full. With `beta_max: 2` the memory's transition can have
-    negative eigenvalues, which state tracking needs (Grazzi et al. 2024). Training computes chunks of 32 positions in
-    parallel; decoding carries S.
+    negative eigenvalues, which state tracking needs (Grazzi et al. 2024). With `steps` above 1, a position decays S
+    once and then writes as often, each time with its own k, v and β: its transition is a product. Training computes
+    chunks of 32 writes in parallel; decoding carries S.
 
-    Also known as: Gated DeltaNet; Kimi Delta Attention, KDA (`decay: channel`); linear attention with a delta rule.
+    Also known as: Gated DeltaNet; Kimi Delta Attention, KDA (`decay: channel`); Gated DeltaProduct (`steps: 2`); linear
+    attention with a delta rule.
     Use: long sequences at linear cost, as in Qwen3-Next and Kimi Linear.
     """
 
@@ -200,9 +203,12 @@ class GatedDeltaRule(Recurrence):
         decay: Literal["head", "channel"] = "head",
         gate_activation: Literal["silu", "sigmoid"] = "silu",
         gate_rank: int | None = None,
+        steps: int = 1,
     ) -> None:
         super().__init__()
-        self.heads = (key_heads or heads, key_heads or heads, heads)  # of queries, keys and values
+        groups = key_heads or heads
+        self.memories, self.steps = heads, steps
+        self.heads = (groups, steps * groups, steps * heads)  # of queries, keys and values
         width = d_key or D // heads
         self.head_widths = (width, width, d_value or width)
         self.kernel_size = kernel_size
@@ -214,15 +220,16 @@ class GatedDeltaRule(Recurrence):
         self.qkv = Linear(D, sum(widths), parts=widths, bias=False, depth_scaled=(2,), heads=self.heads)
         self.near = nn.Parameter(torch.empty(sum(widths), kernel_size))
         if decay == "head":
-            self.rates = Linear(D, 2 * heads, parts=2, bias=False)
+            self.rates = Linear(D, (steps + 1) * heads, parts=(steps * heads, heads), bias=False)
         else:
-            self.rates = Linear(D, heads, bias=False)
+            self.rates = Linear(D, steps * heads, bias=False)
             self.channel_rates = _map_of_rank(D, decays, gate_rank)
         self.fade = nn.Parameter(torch.empty(heads))
         self.fade_bias = nn.Parameter(torch.empty(decays))
-        self.gate = _map_of_rank(D, widths[2], gate_rank)
+        outputs = heads * self.head_widths[2]
+        self.gate = _map_of_rank(D, outputs, gate_rank)
         self.gain = nn.Parameter(torch.empty(self.head_widths[2]))
-        self.out = Linear(widths[2], D, bias=False, depth_scaled=(0,))
+        self.out = Linear(outputs, D, bias=False, depth_scaled=(0,))
 
     def initialise(self, name: str, generator: Generator) -> None:
         match name:
@@ -240,27 +247,40 @@ class GatedDeltaRule(Recurrence):
         wide = torch.promote_types(like.dtype, torch.float32)
         return {
             "past_RND": like.new_zeros(rows, self.kernel_size - 1, len(self.near)),
-            "memory_RHKV": like.new_zeros(rows, self.heads[2], K, V, dtype=wide),
+            "memory_RHKV": like.new_zeros(rows, self.memories, K, V, dtype=wide),
         }
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         qkv_BND, past_BND = continue_from(memory["past_RND"], self.qkv(x_BTD))
         wide = memory["memory_RHKV"].dtype
         qkv_BTD = F.silu(convolve_channels(qkv_BND, self.near)).to(wide)
-        q_BGTK, k_BGTK, v_BHTV = split_widths(qkv_BTD, self.heads, self.head_widths)
-        q_BHTK, k_BHTK = (repeat_kv(self._of_length_1(x_BGTK), self.heads[2]) for x_BGTK in (q_BGTK, k_BGTK))
-        q_k_v = q_BHTK / math.sqrt(q_BHTK.shape[3]), k_BHTK, v_BHTV
-        y_BHTV, after_BHKV = by_chunks(delta_rule, memory["memory_RHKV"], *q_k_v, *self._rates(x_BTD, wide))
+        q_BGTK, k_BXTK, v_BXTV = split_widths(qkv_BTD, self.heads, self.head_widths)
+        q_BGLK = q_BGTK if self.steps == 1 else q_BGTK.repeat_interleave(self.steps, 2)
+        q_k = self._of_length_1(q_BGLK), self._of_length_1(self._written(k_BXTK))
+        q_BHLK, k_BHLK = (repeat_kv(x_BGLK, self.memories) for x_BGLK in q_k)
+        q_k_v = q_BHLK / math.sqrt(q_BHLK.shape[3]), k_BHLK, self._written(v_BXTV)
+        y_BHLV, after_BHKV = by_chunks(delta_rule, memory["memory_RHKV"], *q_k_v, *self._rates(x_BTD, wide))
+        y_BHTV = y_BHLV[:, :, self.steps - 1 :: self.steps]
         y_BTI = merge_heads(F.rms_norm(y_BHTV, y_BHTV.shape[3:], self.gain.to(wide), self.eps)).to(x_BTD.dtype)
         return self.out(self.activation(self.gate(x_BTD)) * y_BTI), {"past_RND": past_BND, "memory_RHKV": after_BHKV}
 
     def _rates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return β_BHT of each head, and log α_BHTK of each row of its memory, or log α_BHT1 of all rows."""
-        rates_BHT, heads = self.rates(x_BTD).to(wide).mT, self.heads[2]
-        step_BTX = self.channel_rates(x_BTD).to(wide) if len(self.fade_bias) > heads else rates_BHT[:, heads:].mT
-        step_BHTK = torch.unflatten(step_BTX + self.fade_bias.to(wide), 2, (heads, -1)).transpose(1, 2)
-        fade_H11 = self.fade.to(wide)[:, None, None]
-        return rates_BHT[:, :heads].sigmoid() * self.beta_max, -fade_H11.exp() * F.softplus(step_BHTK)
+        """Return β_BHL of each write, and log α_BHLK of each row of the memory before it, or log α_BHL1 of all rows."""
+        rates_BXT, writes = self.rates(x_BTD).to(wide).mT, self.heads[2]
+        by_channel = len(self.fade_bias) > self.memories
+        step_BTX = self.channel_rates(x_BTD).to(wide) if by_channel else rates_BXT[:, writes:].mT
+        step_BHTK = torch.unflatten(step_BTX + self.fade_bias.to(wide), 2, (self.memories, -1)).transpose(1, 2)
+        log_rate_BHTK = -self.fade.to(wide)[:, None, None].exp() * F.softplus(step_BHTK)
+        if self.steps > 1:  # only the first write of a position decays
+            others = torch.zeros_like(log_rate_BHTK).repeat(1, self.steps - 1, 1, 1)
+            log_rate_BHTK = self._written(torch.cat((log_rate_BHTK, others), 1))
+        return self._written(rates_BXT[:, :writes]).sigmoid() * self.beta_max, log_rate_BHTK
+
+    def _written(self, x_BXT: Tensor) -> Tensor:
+        """Put the writes of a position, which are `steps` blocks of heads, one after the other: x_BXT… -> x_BHL…."""
+        if self.steps == 1:
+            return x_BXT
+        return torch.unflatten(x_BXT, 1, (self.steps, -1)).movedim(1, 3).flatten(2, 3)
 
     def _of_length_1(self, x_BHTK: Tensor) -> Tensor:
         return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + self.eps).rsqrt()

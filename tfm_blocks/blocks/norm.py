@@ -86,6 +86,27 @@ def _divide_by_rms(x_BTD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
 
 
 @block(
+    "plain_rmsnorm",
+    "x: B T D -> B T D",
+    category="norm",
+    where=SQUARES,
+    source="Zhang and Sennrich 2019, equation 4, without gains",
+)
+class PlainRMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) over the width: `rmsnorm` without gains.
+
+    Use: values of attention in Gemma 3n and 4 (`v_norm`).
+    """
+
+    def __init__(self, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.rms_norm(x_BTD, x_BTD.shape[-1:], eps=self.eps)
+
+
+@block(
     "unit_offset_rmsnorm",
     "x: B T D -> B T D",
     category="norm",

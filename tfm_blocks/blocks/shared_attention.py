@@ -75,8 +75,8 @@ class SharedAttention(ReadsHeads):
 
     Only queries and the output have projections here. k contains `kv_heads` heads of width E / `kv_heads`, which is
     also the width of the queries, and v as many heads of width F / `kv_heads`. `kv_heads` defaults to `heads`.
-    `qk_norm` and `position` act on the keys here, so k is the projection before both. Other arguments are the same as
-    in `attention`, and so is the result if k and v are its projections of x.
+    `qk_norm`, `v_norm` and `position` act on k and v here, which are the projections before them. Other arguments are
+    the same as in `attention`, and so is the result if k and v are its projections of x.
 
     Layers that read one node for k and v share keys and values. If k and v are the same node, values are keys. If v is
     a mix of two nodes, values of an earlier layer flow into this layer.
@@ -115,7 +115,7 @@ class SharedAttention(ReadsHeads):
     def read(self, x_BTD: Tensor, span_T: Span, k_BTE: Tensor, v_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         groups = self.widths.kv_heads
         (k_BGTK,), (v_BGTK,) = split_heads(k_BTE, groups, 1), split_heads(v_BTF, groups, 1)
-        return self.own_queries(x_BTD, span_T), self.keys(k_BGTK, span_T), v_BGTK
+        return self.own_queries(x_BTD, span_T), self.keys(k_BGTK, span_T), self.values(v_BGTK)
 
 
 @block(
@@ -182,10 +182,16 @@ class ResidualAttention(ReadsHeads):
         if len(q) != len(k):
             raise ValueError(f"each q has a k, but there are {len(q)} of q and {len(k)} of k")
         heads = self.widths.heads
-        q_BHTX = torch.cat([self.queries(split_heads(q_BTE, heads, 1)[0], span_T) for q_BTE in q], 3)
-        k_BHTX = torch.cat([self.keys(split_heads(k_BTE, heads, 1)[0], span_T) for k_BTE in k], 3)
-        return q_BHTX, k_BHTX, split_heads(v_BTF, heads, 1)[0]
+        (q_NHTK,), (k_NHTK,) = split_heads(torch.cat(q), heads, 1), split_heads(torch.cat(k), heads, 1)
+        q_BHTX = _side_by_side(self.queries(q_NHTK, span_T), len(v_BTF))
+        k_BHTX = _side_by_side(self.keys(k_NHTK, span_T), len(v_BTF))
+        return q_BHTX, k_BHTX, self.values(split_heads(v_BTF, heads, 1)[0])
 
     def caches(self, room: CacheShape) -> dict[str, Tensor]:
         w = self.widths
         return {"k": room.cache(w.heads, self.products * w.key), "v": room.cache(w.heads, w.value)}
+
+
+def _side_by_side(x_NHTK: Tensor, rows: int) -> Tensor:
+    """Concatenate the widths of M batches of `rows`, which are stacked along the first axis: x_BHT(M·K)."""
+    return torch.unflatten(x_NHTK, 0, (-1, rows)).permute(1, 2, 3, 0, 4).flatten(3)

@@ -51,7 +51,9 @@ COMPLEXITY = {
     "convolution": Complexity("n * kernel_size * d * d", "1", "n / (kernel_size * dilation)"),
     "depthwise_conv": Complexity("n * kernel_size * d", "1", "n / kernel_size"),
     "retention": _LINEAR,
-    "gated_delta_rule": Complexity(f"n * ({CHUNK} + d_key) * heads * d_value", f"n / {CHUNK}", f"n / {CHUNK}"),
+    "gated_delta_rule": Complexity(
+        f"n * steps * ({CHUNK} + d_key) * heads * d_value", f"n * steps / {CHUNK}", f"n * steps / {CHUNK}"
+    ),
     "mamba": Complexity("n * d_inner * d_state", f"n / {CHUNK}", f"n / {CHUNK}"),
     "rg_lru": Complexity("n * d * d / heads", f"n / {CHUNK}", f"n / {CHUNK}"),
     "mamba2": Complexity(f"n * ({CHUNK} + d_state) * d_inner", f"n / {CHUNK}", f"n / {CHUNK}"),

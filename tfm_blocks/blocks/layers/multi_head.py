@@ -120,6 +120,7 @@ class MultiHead(DotProduct):
         scores: Scores = SOFTMAX,
         qk_norm: Norm | None = None,
         qk_norm_kind: QKNormKind = "head",
+        v_norm: Norm | None = None,
         gate: Gate | None = None,
         out_norm: Norm | None = None,
         clip_qkv: float | None = None,
@@ -139,6 +140,7 @@ class MultiHead(DotProduct):
         self.clip_qkv = clip_qkv
         self._make_projections(D, E, bias)
         self._make_norms(qk_norm, qk_norm_kind)
+        self.v_norm: nn.Module | None = REGISTRY.make(v_norm, widths.value) if v_norm else None
         shared = {"heads": widths.heads, "bias": bias not in (False, "out")}
         self.gate = make_part(gate, D, widths.heads * widths.value, **shared) if gate else None
         self.out_norm: nn.Module | None = REGISTRY.make(out_norm, widths.heads * widths.value) if out_norm else None
@@ -216,6 +218,10 @@ class MultiHead(DotProduct):
         """Normalise the keys and encode their positions."""
         return self._normalise_and_rotate(k_BGSK, self.k_norm, self.k_gain, span_S, keys=True)
 
+    def values(self, v_BGSK: Tensor) -> Tensor:
+        """Normalise the values of each head."""
+        return v_BGSK if self.v_norm is None else self.v_norm(v_BGSK)
+
     def _normalise_and_rotate(
         self, x_BHNK: Tensor, norm: nn.Module | None, gain_HK: Tensor | None, span_N: Span, *, keys: bool
     ) -> Tensor:
@@ -242,7 +248,7 @@ class MultiHead(DotProduct):
         w = self.widths
         heads, head_widths = (w.heads, w.kv_heads, w.kv_heads), (w.key, w.key, w.value)
         q_BHNK, k_BHNK, v_BHNK = split_widths(self.project(self.qkv, x_BND), heads, head_widths)
-        return self.queries(q_BHNK, span_N), self.keys(k_BHNK, span_N), v_BHNK
+        return self.queries(q_BHNK, span_N), self.keys(k_BHNK, span_N), self.values(v_BHNK)
 
     def own_queries(self, x_BTD: Tensor, span_T: Span) -> Tensor:
         """Return the queries of a sequence whose keys and values come from elsewhere."""
@@ -252,7 +258,7 @@ class MultiHead(DotProduct):
     def _keys_and_values(self, kv_BSE: Tensor) -> tuple[Tensor, Tensor]:
         w = self.widths
         k_BGSK, v_BGSK = split_widths(self.project(self.kv, kv_BSE), (w.kv_heads, w.kv_heads), (w.key, w.value))
-        return self.keys(k_BGSK, Span(0, kv_BSE.shape[1])), v_BGSK
+        return self.keys(k_BGSK, Span(0, kv_BSE.shape[1])), self.values(v_BGSK)
 
     def with_positions(
         self, span_T: Span, span_S: Span, score_bias_HTS: Tensor | None, masks: AttentionMask
