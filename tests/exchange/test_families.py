@@ -115,6 +115,7 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
         ("gpt_neo", "attention_types", 7, "attention_layers"),
         ("gemma", "hidden_act", "relu", ""),
         ("lfm2", "layer_types", ["conv", "other", "conv"], ""),
+        ("deepseek_v32", "layer_types", [], ""),
         ("lfm2", "layer_types", ["conv"], ""),
         ("bamba", "attn_layer_indices", [3], ""),
         ("bamba", "time_step_limit", [0.1, 1.0], ""),

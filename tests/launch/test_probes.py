@@ -94,7 +94,7 @@ def test_a_model_with_answers_at_positions_does_not_translate(
         ("data=mqar mixer=atention", "model.graph.decoder.layer.self.block", "no block is called 'atention'"),
         ("data=mqar data.vocab=256 data.pairs=40", "data.train_lengths", "to hold 40 pairs"),
         ("data=mqar callbacks.early_stopping.monitor=val/bleu callbacks.early_stopping.patience=2",
-         "callbacks", "this data does not measure"),
+         "callbacks", "a run of this data and objective does not measure"),
     ],
 )  # fmt: skip
 def test_a_model_that_does_not_suit_the_task_is_refused_before_training(

@@ -58,6 +58,7 @@ def test_problems_of_all_groups_are_reported_together(small: Callable[..., Compo
         (["callbacks.early_stopping.min_delta=-1"], "callbacks.early_stopping.min_delta: must be at least 0"),
         (["+callbacks.early_stoping={}"], "callbacks.early_stoping: no such setting"),
         (["callbacks.early_stopping.monitor=val/bleu", "callbacks.early_stopping.patience=1", "trainer.validate_sentences=0"], "but trainer.validate_sentences is 0"),
+        (["callbacks.early_stopping.monitor=val/bits_per_byte", "callbacks.early_stopping.patience=1"], "a run of this data and objective does not measure"),
         (["callbacks.early_stopping.monitor=val/loss/a", "callbacks.early_stopping.patience=1"], "the corpora of data.mix with validation text are: none"),
     ],
 )  # fmt: skip

@@ -35,7 +35,7 @@ from tfm_blocks.tracking.lightning_loggers import CsvLogger, FaultTolerantLogger
 from tfm_blocks.tracking.loggers import LOGGERS, LoggedRun
 from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.groups import assign, group_rows
-from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.training.settings import RunSettings, measured_kinds
 from tfm_blocks.version import __version__
 
 LIBRARIES = ("torch", "lightning", "torchmetrics", "hydra-core", "numpy", "tokenizers", "sacrebleu", "wandb")
@@ -132,8 +132,7 @@ def open_loggers(
             loggers.append(logger)
             for row in rows:
                 logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
-        kinds = {"answered": settings.data.kind == "probe", "labelled": settings.objective.name == "label"}
-        kinds["documented"] = settings.data.kind == "lm" and settings.objective.generates
+        kinds = measured_kinds(settings.data, settings.objective)
         yield [CsvLogger(path, columns(losses, list(groups), prepared.train.mixed, **kinds)), *loggers]
     except BaseException as error:
         end = _end(error)

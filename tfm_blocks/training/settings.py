@@ -300,11 +300,11 @@ class RunSettings(Settings):
             return callbacks
         key, data = find_key(stop.monitor), info.data.get("data")
         objective = info.data.get("objective", NEXT_TOKEN)
-        kinds = {"answered": data and data.kind == "probe", "labelled": objective.name == "label"}
+        kinds = measured_kinds(data, objective) if data else {}
         required = [kind for kind in kinds if getattr(key, kind)]
-        is_translated = key.translated and (kinds["answered"] or kinds["labelled"])
-        if data and ((required and not any(kinds[kind] for kind in required)) or is_translated):
-            rule = f"early_stopping monitors {stop.monitor}, which this data does not measure"
+        is_translated = key.translated and (kinds.get("answered") or kinds.get("labelled"))
+        if (required and not any(kinds[kind] for kind in required)) or is_translated:
+            rule = f"early_stopping monitors {stop.monitor}, which a run of this data and objective does not measure"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
         head, corpus, _ = key.name.partition("{corpus}")
         scored = [name for name, part in (getattr(data, "mix", None) or {}).items() if part.val is not None]
@@ -323,6 +323,15 @@ class RunSettings(Settings):
             rule = f"early_stopping monitors {stop.monitor}, which is a score of translations, but {reason}"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
         return callbacks
+
+
+def measured_kinds(data: DataSettings, objective: ObjectiveSettings) -> dict[str, bool]:
+    """Return for each kind of metric that some runs lack whether a run with these settings has it."""
+    return {
+        "answered": data.kind == "probe",
+        "labelled": objective.name == "label",
+        "documented": data.kind == "lm" and objective.generates,
+    }
 
 
 def run_settings() -> type[RunSettings]:
