@@ -426,6 +426,11 @@ def test_sparse_latent_attention_reads_the_keys_that_score_highest_and_its_index
         assert loss_B[b].item() == pytest.approx(0.7 * divergence / T, rel=1e-4)
 
 
+def test_positions_of_an_indexer_rotate():
+    with pytest.raises(ValueError, match="index_position must rotate queries and keys, as rotary does, but is"):
+        sparse(index_position=Part("alibi", {"heads": 5}))
+
+
 def test_the_loss_of_sparse_latent_attention_reaches_its_indexer_alone():
     own = sparse()
     x_BTD = torch.randn(B, T, D, dtype=torch.double, requires_grad=True)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("plugged")
 
 
 def network(inputs, graph):
-    """Build a network without a head, as that of a case."""
+    """Build a network without a head, as the cases do."""
     return build_network(replace(check({"inputs": inputs, "graph": graph}, REGISTRY), head=0), seed=1).eval()
 
 

@@ -1,4 +1,4 @@
-"""What all recurrences keep: padding in the middle is skipped, steps follow a long prefix, bfloat16 stays near float32."""
+"""Rules of all recurrences: padding in the middle is skipped, steps follow a long prefix, bfloat16 stays near float32."""
 
 from functools import partial
 

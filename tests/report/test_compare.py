@@ -35,11 +35,11 @@ def comparison(*arguments):
     return json.loads(said(*arguments, "--json"))
 
 
-told = cache(said)  # of runs that no test changes
+cached_output = cache(said)  # of runs that no test changes
 
 
 def compared(*arguments):
-    return json.loads(told(*arguments, "--json"))
+    return json.loads(cached_output(*arguments, "--json"))
 
 
 def outputs_of(model, seed):
@@ -147,7 +147,7 @@ def test_means_deviations_and_chances_are_recomputed_by_scipy_and_sacrebleu(swee
         model: [BLEU(force=True).corpus_score(outputs_of(model, seed), [REFERENCES]).score for seed in (1, 2, 3)]
         for model in SHARES
     }
-    shown = told(sweep, "--markdown")
+    shown = cached_output(sweep, "--markdown")
     for values in scores.values():
         assert f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" in shown
     against = {
@@ -311,7 +311,7 @@ def test_single_runs_have_sacrebleus_p_beside_the_two_sided_one(tmp_path):
 
 
 def test_csv_has_a_row_for_each_run_unrounded(sweep):
-    rows = list(csv.DictReader(io.StringIO(told(sweep, "--csv"))))
+    rows = list(csv.DictReader(io.StringIO(cached_output(sweep, "--csv"))))
     assert len(rows) == 9 and {row["model"] for row in rows} == {"base", "prenorm"}
     first = compared(sweep)["groups"][0]["runs"][0]
     assert float(rows[0]["BLEU"]) == first["scores"]["BLEU"]["value"] and rows[0]["run"] == first["folder"]
@@ -319,16 +319,16 @@ def test_csv_has_a_row_for_each_run_unrounded(sweep):
 
 
 def test_scores_that_no_run_has_have_no_column(sweep):
-    printed = told(sweep)
+    printed = cached_output(sweep)
     assert "perplexity" in printed
     assert "f1" not in printed and "spearman" not in printed
 
 
 def test_the_tables_show_sizes_speed_time_and_the_best_validation(sweep):
-    shown = told(sweep, "--baseline", "base-1")
+    shown = cached_output(sweep, "--baseline", "base-1")
     for text in ("12,345", "67,890", "1,040", "15.0 s", "1.25 @ 60", "against base, heads 2", "over seeds"):
         assert text in shown
-    assert "Holm" in shown and "Holm" not in told(sweep)
+    assert "Holm" in shown and "Holm" not in cached_output(sweep)
     assert "these trained models differ, and nothing about other seeds" in shown
 
 

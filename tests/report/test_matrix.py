@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tests.report.test_compare import compared, comparison, said, told
+from tests.report.test_compare import cached_output, compared, comparison, said
 from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
@@ -96,7 +96,7 @@ def test_a_baseline_is_tested_against_every_other_model(sweep):
     assert overall["rnn"] is None and overall["attention"] < 0.01 < overall["lstm"]
     for (_, mixer, task), p in corrected(pairs).items():
         assert (overall[mixer] if task is None else table[mixer, task]["p_corrected"]) == pytest.approx(p, rel=0.01)
-    assert "differs from rnn" in told(sweep, "--matrix", "--baseline", "rnn-mqar-0")
+    assert "differs from rnn" in cached_output(sweep, "--matrix", "--baseline", "rnn-mqar-0")
 
 
 def test_three_seeds_cannot_mark_a_single_task_but_all_tasks_together(sweep):
@@ -121,7 +121,7 @@ def test_a_model_with_a_seed_that_diverged_is_marked_and_neither_best_nor_tested
         state = "diverged" if seed == 5 and task == "parity" else "done"
         options = {"pairs": 4} if task == "mqar" else {}
         leave_answers(tmp_path / f"gru-{task}-{seed}", task, "gru", seed, 1 - seed / 1000, state=state, **options)
-    shown, table = told(sweep, tmp_path, "--matrix", "--markdown"), cells(sweep, tmp_path)
+    shown, table = cached_output(sweep, tmp_path, "--matrix", "--markdown"), cells(sweep, tmp_path)
     assert "| gru | **99.8 ± 0.2** | 99.8 ± 0.2 (5 of 6 seeds) |  |" in shown and "| **98.2 ± 1.6** |" in shown
     assert table["gru", "parity"]["p_corrected"] is None and table["gru", "parity"]["seeds_without_score"] == 1
     assert table["rnn", "parity"]["against"] == "lstm" and table["rnn", "mqar"]["against"] == "gru"
@@ -131,7 +131,7 @@ def test_a_model_with_a_seed_that_diverged_is_marked_and_neither_best_nor_tested
 
 
 def test_the_table_marks_what_differs_and_the_best_is_bold(sweep):
-    shown = told(sweep, "--matrix", "--markdown")
+    shown = cached_output(sweep, "--matrix", "--markdown")
     assert (
         "| mixer | mqar | parity | all tasks |" in shown
         and "| attention | **92.5 ± 2.0** | 0.5 ± 2.0*† | 46.5* |" in shown
@@ -144,14 +144,14 @@ def test_the_table_marks_what_differs_and_the_best_is_bold(sweep):
 
 
 def test_a_comparison_of_models_on_tasks_shows_the_matrix_among_its_tables(sweep):
-    shown = told(sweep, "--markdown")
+    shown = cached_output(sweep, "--markdown")
     assert "| attention | **92.5 ± 2.0** | 0.5 ± 2.0*† | 46.5* |" in shown and "another test set" not in shown
     one_task = [path for path in sweep.iterdir() if "parity" in path.name]
     assert "mean over seeds" not in said(*one_task)
 
 
 def test_csv_has_an_unrounded_row_for_each_cell(sweep):
-    rows = list(csv.DictReader(io.StringIO(told(sweep, "--matrix", "--csv"))))
+    rows = list(csv.DictReader(io.StringIO(cached_output(sweep, "--matrix", "--csv"))))
     assert len(rows) == 6 and float(rows[0]["mean"]) == compared(sweep, "--matrix")["matrix"][0]["mean"]
 
 
@@ -191,7 +191,7 @@ def test_models_that_differ_in_two_settings_have_two_columns_of_names(tmp_path):
 
 def test_a_run_without_a_score_has_its_state_in_its_cell(sweep, tmp_path):
     leave_answers(tmp_path / "late", "parity", "gru", 1, 0.5, state="diverged")
-    assert "| gru |  | diverged |" in told(sweep, tmp_path / "late", "--matrix", "--markdown")
+    assert "| gru |  | diverged |" in cached_output(sweep, tmp_path / "late", "--matrix", "--markdown")
 
 
 def test_the_rate_is_chosen_on_the_seeds_that_all_rates_share_and_then_all_seeds_count(tmp_path):
@@ -245,7 +245,7 @@ def test_an_interval_stays_within_the_possible_scores_and_three_seeds_show_their
 
 
 def test_scores_over_all_tasks_have_the_aggregates_of_rliable(sweep):
-    shown = told(sweep, "--matrix", "--markdown")
+    shown = cached_output(sweep, "--matrix", "--markdown")
     head, table = shown.split("scaled accuracy, % over all 2 tasks")
     assert "better than lstm" in table and "better than lstm" not in head
     assert "too narrow" not in shown
@@ -263,7 +263,7 @@ def test_scores_over_all_tasks_have_the_aggregates_of_rliable(sweep):
 def test_models_and_tasks_have_display_names_an_order_and_a_subset(sweep, tmp_path, capsys):
     names = tmp_path / "names.yaml"
     names.write_text("lstm: LSTM\nparity: Parity\n")
-    shown = told(sweep, "--matrix", "--markdown", "--names", names, "--order", "[rnn, parity, rnn]")
+    shown = cached_output(sweep, "--matrix", "--markdown", "--names", names, "--order", "[rnn, parity, rnn]")
     assert "| model | Parity | mqar | all tasks |" in shown
     assert [row.split(" | ")[0] for row in shown.splitlines() if row.startswith("| ")][2:5] == [
         "| rnn",

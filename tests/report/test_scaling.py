@@ -34,7 +34,7 @@ def said(*arguments):
     return out.getvalue()
 
 
-told = cache(said)  # of a ladder that no test changes
+cached_output = cache(said)  # of a ladder that no test changes
 
 
 @cache
@@ -81,7 +81,7 @@ def ladder(tmp_path_factory):
 
 
 def test_the_factor_of_a_ladder_is_found_without_embeddings(ladder):
-    record = json.loads(told(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
+    record = json.loads(cached_output(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
     assert record["baseline"] == "decoder_only"
     found = record["factors"]["llama"]
     low, high = found["interval"]
@@ -95,7 +95,7 @@ def test_the_factor_of_a_ladder_is_found_without_embeddings(ladder):
 
 
 def test_the_answer_is_a_sentence(ladder):
-    text = told(ladder, "--baseline", "decoder_only-8-10-1")
+    text = cached_output(ladder, "--baseline", "decoder_only-8-10-1")
     assert "noise: losses vary by 0." in text
     assert "% over seeds; 8 sizes of models with 32 results" in text
     assert "llama needs 0.7" in text
@@ -120,7 +120,7 @@ def test_equal_models_cannot_be_told_apart(ladder, tmp_path):
 
 
 def test_only_the_best_rate_of_a_size_counts_and_no_run_before_its_cooldown(ladder, tmp_path, capsys):
-    before = json.loads(told(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
+    before = json.loads(cached_output(ladder, "--baseline", "decoder_only-8-10-1", "--json"))
     for run in ladder.iterdir():
         shutil.copytree(run, tmp_path / run.name)
     leave_rung(tmp_path / "high", "llama", 16, 10, 1, rate=0.01, worse=1.2)
@@ -160,7 +160,7 @@ def test_a_parent_whose_own_rate_decayed_is_a_result(ladder, tmp_path):
 
 
 def test_the_record_has_the_extrapolation_and_the_held_out_errors(ladder):
-    record = json.loads(told(ladder, "--json"))
+    record = json.loads(cached_output(ladder, "--json"))
     further = record["factors"]["llama"]["extrapolated"]
     assert further["compute"] == pytest.approx(10 * max(point["compute"] for point in record["points"]))
     low, high = further["interval"]
@@ -173,23 +173,23 @@ def test_the_record_has_the_extrapolation_and_the_held_out_errors(ladder):
 
 
 def test_the_noise_is_told_before_the_results_and_exponents_come_with_a_warning(ladder):
-    text = told(ladder, "--exponents")
+    text = cached_output(ladder, "--exponents")
     assert text.startswith("standard deviation of the val/loss over seeds")
     assert (
         text.index("this ladder would see a factor of 0.") < text.index("rungs: ") < text.index("a law for each model")
     )
     assert "warning: the exponents of small ladders cannot be distinguished" in text
-    assert "a law for each model" not in told(ladder)
-    alone = json.loads(told(ladder, "--exponents", "--json"))["exponents"]
+    assert "a law for each model" not in cached_output(ladder)
+    alone = json.loads(cached_output(ladder, "--exponents", "--json"))["exponents"]
     assert alone.keys() == EMBEDDINGS.keys()
     low, high = alone["llama"]["beta"]["interval"]
     assert f"{alone['llama']['beta']['value']:.3f} [{low:.3f}, {high:.3f}]" in text
 
 
 def test_factors_on_parameters_and_on_tokens_are_asked_for(ladder, capsys):
-    text = told(ladder, "--factors")
-    assert "factors of what decoder_only needs" in text and "factors of what" not in told(ladder)
-    found = json.loads(told(ladder, "--factors", "--json"))["factors"]["llama"]
+    text = cached_output(ladder, "--factors")
+    assert "factors of what decoder_only needs" in text and "factors of what" not in cached_output(ladder)
+    found = json.loads(cached_output(ladder, "--factors", "--json"))["factors"]["llama"]
     for name in ("on_parameters", "on_tokens"):
         low, high = found[name]["interval"]
         assert low < math.sqrt(FACTOR) < high
@@ -277,7 +277,7 @@ def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):
         )
     record = json.loads(said(tmp_path / "all", "--metric", "exact match", "--json"))
     assert record["measure"] == "exact match"
-    by_loss = json.loads(told(ladder, "--json"))
+    by_loss = json.loads(cached_output(ladder, "--json"))
     assert record["factors"]["llama"]["factor"] == pytest.approx(by_loss["factors"]["llama"]["factor"], rel=1e-3)
     assert record["law"]["irreducible"] == pytest.approx(by_loss["law"]["irreducible"] / 10, rel=1e-2)
     record = json.loads(said(tmp_path / "all", "--metric", "bits_per_byte", "--json"))
@@ -314,11 +314,11 @@ def test_runs_of_several_tokenizers_are_refused(ladder, tmp_path, capsys):
 
 
 def test_the_formats_have_the_rungs(ladder):
-    lines = told(ladder, "--csv").splitlines()
+    lines = cached_output(ladder, "--csv").splitlines()
     assert lines[0] == "model,parameters,tokens,runs,val/loss,law"
     assert len(lines) == 1 + 16
-    assert told(ladder, "--latex").count("\\begin{tabular}") >= 2
-    assert told(ladder, "--markdown").count("| model |") == 3
+    assert cached_output(ladder, "--latex").count("\\begin{tabular}") >= 2
+    assert cached_output(ladder, "--markdown").count("| model |") == 3
 
 
 def test_the_figure_is_written_twice_with_the_same_bytes(ladder, tmp_path):

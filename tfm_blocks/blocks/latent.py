@@ -86,9 +86,7 @@ class LatentAttention(DotProduct):
         self.norm = RMSNorm(d_latent, eps=eps)
         self.up = Linear(d_latent, heads * (d_head + d_value), bias=False, depth_scaled=(0,), heads=(heads,))
         self.out = Linear(heads * d_value, D, bias=False, depth_scaled=(0,))
-        self.position: Any = REGISTRY.make(position, d_turned)
-        if not isinstance(self.position, RotatesHeads):
-            raise ValueError(f"position must rotate queries and keys, as rotary does, but is {position}")
+        self.position = make_rotation("position", position, d_turned)
         self.rotates_keys = hasattr(self.position, "rotate_keys")
         self.scores = make_part(scores, d_head + d_turned, heads=heads)
 
@@ -192,6 +190,14 @@ class LatentQueryAttention(LatentAttention):
         return r_BTQ
 
 
+def make_rotation(name: str, position: Position, width: int) -> Any:
+    """Construct the position of this name. Raises ValueError if it does not rotate queries and keys."""
+    rotation = REGISTRY.make(position, width)
+    if not isinstance(rotation, RotatesHeads):
+        raise ValueError(f"{name} must rotate queries and keys, as rotary does, but is {position}")
+    return rotation
+
+
 class Indexer(nn.Module):
     """Scores of keys for queries, Σ_h w_h ReLU(q_h · k) / √(H K), from heads of width K that share their keys.
 
@@ -203,12 +209,17 @@ class Indexer(nn.Module):
         self.q = Linear(Q, heads * width, bias=False, heads=(heads,))
         self.k, self.norm = Linear(D, width, bias=False), LayerNorm(width, eps=1e-6)
         self.weights = Linear(D, heads, bias=False)
-        self.position: Any = REGISTRY.make(position, width)
+        self.position = make_rotation("index_position", position, width)
+        self.rotates_keys = hasattr(self.position, "rotate_keys")
         self.scale = 1 / math.sqrt(heads * width)
 
     def keys(self, x_BND: Tensor, span_N: Span) -> Tensor:
         """Return the keys of all heads: k_B1NK."""
-        k_B1NK: Tensor = self.position.rotate(self.norm(self.k(x_BND))[:, None], span_N.on(x_BND.device))
+        k_B1NK, positions_N = self.norm(self.k(x_BND))[:, None], span_N.on(x_BND.device)
+        if self.rotates_keys:
+            k_B1NK = self.position.rotate_keys(k_B1NK, positions_N)
+        else:
+            k_B1NK = self.position.rotate(k_B1NK, positions_N)
         return k_B1NK
 
     def forward(self, x_BTD: Tensor, r_BTQ: Tensor, k_B1SK: Tensor, span_T: Span) -> Tensor:

@@ -28,7 +28,7 @@ FLAT: dict[str, Any] = {"color": "#999999", "linewidth": 0.6, "marker": "o", "ma
 FALL = -0.5  # the slope of the logits of random weights
 VERDICTS = {
     "flat": f"the mean slope from step {FIRST_STEP} on is within ±{TOLERANCE}",
-    "falls": "the logits fall at most as width^-0.5, like the logits of random weights, which is no fault",
+    "falls": "the logits fall at most as width^-0.5, like the logits of random weights, which is not a fault",
     "grows": f"the mean slope exceeds {TOLERANCE}",
     "vanishes": f"the mean slope is below -{TOLERANCE}",
     "not finite": "the output overflows",
