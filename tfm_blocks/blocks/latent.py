@@ -215,7 +215,8 @@ class Indexer(nn.Module):
 
     def keys(self, x_BND: Tensor, span_N: Span) -> Tensor:
         """Return the keys of all heads: k_B1NK."""
-        k_B1NK, positions_N = self.norm(self.k(x_BND))[:, None], span_N.on(x_BND.device)
+        k_B1NK: Tensor = self.norm(self.k(x_BND))[:, None]
+        positions_N = span_N.on(x_BND.device)
         if self.rotates_keys:
             k_B1NK = self.position.rotate_keys(k_B1NK, positions_N)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -189,17 +189,21 @@ def _evaluate_tests(arguments: argparse.Namespace) -> None:
                 within = "" if problem.address.startswith(str(folder)) else f"{folder}: "
                 problems.append(replace(problem, address=f"{within}{problem.address}".removesuffix(": ")))
     if scored:
-        rest = len(runs) - len(done)
-        from tfm_blocks.report.lists import show_scores
-
-        systems = {run: scores for run, (scores, _) in scored.items()}
-        show_scores(systems, max(count for _, count in scored.values()), as_json=arguments.json)
-        if not arguments.json:
-            unfinished = f"; {rest} are not done" if rest else ""
-            print(printable(f"saved as scores/{name} in {len(scored)} run{'s' * (len(scored) > 1)}{unfinished}"))
-            print(printable(f"tfm compare {arguments.folder} --scores {name}"))
+        _show(arguments, name, scored, len(runs) - len(done))
     if problems:
         raise RunError(problems)
+
+
+def _show(arguments: argparse.Namespace, name: str, scored: Mapping[str, tuple[list[Score], int]], rest: int) -> None:
+    """Print the scores of each run and their name; `rest` runs are not done."""
+    from tfm_blocks.report.lists import show_scores
+
+    systems = {run: scores for run, (scores, _) in scored.items()}
+    show_scores(systems, max(count for _, count in scored.values()), as_json=arguments.json)
+    if not arguments.json:
+        unfinished = f"; {rest} are not done" if rest else ""
+        print(printable(f"saved as scores/{name} in {len(scored)} run{'s' * (len(scored) > 1)}{unfinished}"))
+        print(printable(f"tfm compare {arguments.folder} --scores {name}"))
 
 
 def _scores_name(arguments: argparse.Namespace, search: Search) -> str:

@@ -122,17 +122,7 @@ def _runs(arguments: argparse.Namespace) -> None:
     from tfm_blocks.runs.saved_run import UNFINISHED
 
     if arguments.delete:
-        from tfm_blocks.report.lists import show_sizes
-        from tfm_blocks.runs.listing import delete_run, expect_deletable
-
-        for folder in arguments.delete:
-            expect_deletable(folder)
-        show_sizes(arguments.delete)
-        if not arguments.yes:
-            rule = "deletes permanently, and nothing was deleted yet"
-            raise ConfigError(Problem("--delete", rule, help="add --yes to confirm"))
-        for folder in arguments.delete:
-            delete_run(folder)
+        _delete(arguments)
         return
     runs = list_runs(arguments.root)
     states = {*UNFINISHED, *(run.state for run in runs)}
@@ -141,6 +131,21 @@ def _runs(arguments: argparse.Namespace) -> None:
         raise ConfigError(Problem("--state", f"is {shown(arguments.state)}, which is not a state of a run", help=help))
     matches = [run for run in runs if run.has(arguments.words) and arguments.state in (None, run.state)]
     show_runs(matches, as_json=arguments.json)
+
+
+def _delete(arguments: argparse.Namespace) -> None:
+    """Delete the folders of --delete, all of which must be runs or sweeps. Raises ConfigError without --yes."""
+    from tfm_blocks.report.lists import show_sizes
+    from tfm_blocks.runs.listing import delete_run, expect_deletable
+
+    for folder in arguments.delete:
+        expect_deletable(folder)
+    show_sizes(arguments.delete)
+    if not arguments.yes:
+        rule = "deletes permanently, and nothing was deleted yet"
+        raise ConfigError(Problem("--delete", rule, help="add --yes to confirm"))
+    for folder in arguments.delete:
+        delete_run(folder)
 
 
 def _compare(arguments: argparse.Namespace) -> None:

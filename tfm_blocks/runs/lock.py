@@ -81,15 +81,7 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
     If another process holds it, wait for that process, or raise RunError. Raises OSError.
     """
-    descriptor = _try(folder)
-    if descriptor is None and wait:
-        holder = holder_of(folder) or "unknown"
-        print(printable(f"waiting for another process ({holder}) to leave {folder}"), file=sys.stderr)
-    while descriptor is None:
-        if not wait:
-            raise _refusal(folder)
-        time.sleep(POLL_INTERVAL)
-        descriptor = _try(folder)
+    descriptor = _acquire(folder, wait)
     _held.add(descriptor)
     stop = threading.Event()
     thread = threading.Thread(target=_beat, args=(descriptor, stop), name="heartbeat", daemon=True)
@@ -99,12 +91,20 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-        path = folder / LOCK
-        with suppress(OSError):
-            if _is_file_at(path, descriptor):
-                path.unlink()
-        _held.discard(descriptor)
-        os.close(descriptor)
+        _release(folder / LOCK, descriptor)
+
+
+def _acquire(folder: Path, wait: bool) -> int:
+    descriptor = _try(folder)
+    if descriptor is None and wait:
+        holder = holder_of(folder) or "unknown"
+        print(printable(f"waiting for another process ({holder}) to leave {folder}"), file=sys.stderr)
+    while descriptor is None:
+        if not wait:
+            raise _refusal(folder)
+        time.sleep(POLL_INTERVAL)
+        descriptor = _try(folder)
+    return descriptor
 
 
 def _try(folder: Path) -> int | None:
@@ -119,12 +119,7 @@ def _try(folder: Path) -> int | None:
                 continue
             if holder_of(folder):
                 return None
-            since = datetime.now().astimezone().isoformat(timespec="seconds")
-            holder = Holder(socket.gethostname(), _boot(), _namespace(), os.getpid(), _start_of(os.getpid()), since)
-            with suppress(OSError):  # a full disk does not affect the lock
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json_bytes(holder.to_json()), 0)
-                os.fsync(descriptor)
+            _write_holder(descriptor)
             locked = True
             return descriptor
         finally:
@@ -144,10 +139,27 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def _write_holder(descriptor: int) -> None:
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    holder = Holder(socket.gethostname(), _boot(), _namespace(), os.getpid(), _start_of(os.getpid()), since)
+    with suppress(OSError):  # a full disk does not affect the lock
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json_bytes(holder.to_json()), 0)
+        os.fsync(descriptor)  # else NFS shows the content to other hosts only after the file is closed
+
+
 def _beat(descriptor: int, stop: threading.Event) -> None:
     while not stop.wait(BEAT):
         with suppress(OSError):
             os.utime(descriptor)  # needs no disk space; NFS uses the server's time
+
+
+def _release(path: Path, descriptor: int) -> None:
+    with suppress(OSError):
+        if _is_file_at(path, descriptor):
+            path.unlink()
+    _held.discard(descriptor)
+    os.close(descriptor)
 
 
 def _is_file_at(path: Path, descriptor: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pickle import PickleError
 from typing import Any
@@ -33,17 +33,21 @@ class EarlyStopping(Callback):
         assert isinstance(pl_module, TrainingModule)
         if pl_module.abandoned or trainer.state.fn != TrainerFn.FITTING:
             return
-        if self.monitor not in pl_module.latest:
-            known = ", ".join(name for name in pl_module.latest if name.startswith("val/"))
-            rule = f"is {self.monitor}, which this run does not measure"
-            raise RunError(Problem("callbacks.early_stopping.monitor", rule, help=f"it measures {known}"))
-        value = self.sign * pl_module.latest[self.monitor]
+        value = self.sign * self._measured(pl_module.latest)
         if value > self.best + self.min_delta:
             self.best, self.best_step, self.waited = value, trainer.global_step, 0
         else:
             self.waited += 1
         stop = trainer.strategy.reduce_boolean_decision(self.waited >= self.patience, all=False)
         trainer.should_stop = trainer.should_stop or stop
+
+    def _measured(self, latest: Mapping[str, float]) -> float:
+        """Return the newest value of the metric. Raises RunError if the run does not measure it."""
+        if self.monitor not in latest:
+            known = ", ".join(name for name in latest if name.startswith("val/"))
+            rule = f"is {self.monitor}, which this run does not measure"
+            raise RunError(Problem("callbacks.early_stopping.monitor", rule, help=f"it measures {known}"))
+        return latest[self.monitor]
 
     @property
     def stopping_reason_message(self) -> str:
@@ -83,15 +87,7 @@ class StoppedEarly(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["stopped_early"] = self._reason(trainer, pl_module)
         for one in self.callbacks:
-            file = BytesIO()
-            torch.save(checkpoint["callbacks"].get(one.state_key), file)
-            try:
-                torch.load(BytesIO(file.getvalue()), weights_only=True)
-            except PickleError:
-                name = type(one).__name__
-                rule = "its state_dict has objects that a checkpoint cannot hold"
-                help = "return numbers, text, tensors, and lists and dicts of them"
-                raise RunError(Problem(f"callbacks.{name}", rule, help=help)) from None
+            _expect_readable(one, checkpoint["callbacks"].get(one.state_key))
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.reason = checkpoint["stopped_early"]
@@ -103,3 +99,16 @@ class StoppedEarly(Callback):
         reasons = [getattr(callback, "stopping_reason_message", None) for callback in self.callbacks]
         names = ", ".join(type(callback).__name__ for callback in self.callbacks)
         return self.reason or next(filter(None, reasons), f"a callback stopped it: {names}")
+
+
+def _expect_readable(callback: Callback, state: Any) -> None:
+    """Raise RunError if a checkpoint with this state could not be loaded, because loading never runs code."""
+    file = BytesIO()
+    torch.save(state, file)
+    try:
+        torch.load(BytesIO(file.getvalue()), weights_only=True)
+    except PickleError:
+        name = type(callback).__name__
+        rule = "its state_dict has objects that a checkpoint cannot hold"
+        help = "return numbers, text, tensors, and lists and dicts of them"
+        raise RunError(Problem(f"callbacks.{name}", rule, help=help)) from None

@@ -128,13 +128,7 @@ class _Search:
     def step(self, position: int) -> None:
         best = self._extensions(self.x_RD, position)
         self.score_BK, origin_BK, token_BK = live = best.live(self.beam, self.bounds.ends)
-        # a single transfer, as float32: the sums have this type, and it represents integers up to 2^24 exactly
-        beam = live.token_BC.shape[1]
-        pairs = zip(best, live, strict=True)
-        read: list[list[list[float]]] = torch.stack(
-            [torch.cat((first[:, :beam], second), 1).float() for first, second in pairs]
-        ).tolist()
-        log_p, origin, token = read
+        log_p, origin, token = _read(best, live)
         if position == self.first:
             self.decoding = incremental.spread(self.decoding, self.beam)
         else:
@@ -144,12 +138,7 @@ class _Search:
         self.sentences = [self.sentences[row] for row in kept]
         if kept:
             if len(kept) < len(token):
-                self.longest = [self.longest[row] for row in kept]
-                self.ids = [self.ids[row] for row in kept]
-                kept_K = torch.tensor(kept, device=token_BK.device)
-                self.score_BK = self.score_BK[kept_K]
-                self.bounds, self.decoding = self.bounds.select(kept_K), incremental.select(self.decoding, kept_K)
-                token_BK = token_BK[kept_K]
+                token_BK = self._keep(kept, token_BK)
             self.x_RD, self.decoding = incremental.step(self.network, token_BK.flatten(), self.decoding)
 
     def _extensions(self, x_RD: Tensor, position: int) -> _Extensions:
@@ -209,6 +198,28 @@ class _Search:
             return True
         worst = ranked(finished, self.penalty)[self.nbest - 1]
         return best / self.penalty(longest) > worst.log_p / self.penalty(worst.length)
+
+    def _keep(self, kept: list[int], token_BK: Tensor) -> Tensor:
+        """Remove the finished sentences; return the last tokens of the others."""
+        self.longest = [self.longest[row] for row in kept]
+        self.ids = [self.ids[row] for row in kept]
+        rows = torch.tensor(kept, device=token_BK.device)
+        self.score_BK = self.score_BK[rows]
+        self.bounds, self.decoding = self.bounds.select(rows), incremental.select(self.decoding, rows)
+        return token_BK[rows]
+
+
+def _read(best: _Extensions, live: _Extensions) -> list[list[list[float]]]:
+    """Copy the `beam` best and the live extensions to the CPU: sums, origins and tokens of each sentence.
+
+    It is a single transfer, as float32: the sums have this type, and it represents integers up to 2^24 exactly.
+    """
+    beam = live.token_BC.shape[1]
+    pairs = zip(best, live, strict=True)
+    read: list[list[list[float]]] = torch.stack(
+        [torch.cat((first[:, :beam], second), 1).float() for first, second in pairs]
+    ).tolist()
+    return read
 
 
 def last_cross_attention(network: Network) -> tuple[str, str]:
