@@ -173,6 +173,13 @@ def test_a_head_that_does_not_arrive_closes_the_connection(translator, monkeypat
         assert reply.startswith(b"HTTP/1.1 408") and json.loads(reply.split(b"\r\n\r\n")[1])["error"]["rule"]
 
 
+def test_a_client_that_is_still_sending_a_large_body_can_read_the_error(translator):
+    head = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n"
+    with serving(translator) as (port, _), socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(head + b"x" * 2_000_000)
+        assert received(client).startswith(b"HTTP/1.1 413")
+
+
 def send_slowly(client, stop):
     """Send a byte every 50 ms, which must not extend the time limit."""
     with contextlib.suppress(OSError):

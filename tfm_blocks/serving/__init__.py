@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 HEAD_SECONDS = 10.0  # a connection whose request line and headers take longer to arrive is closed
 BODY_SECONDS = 10.0  # a body that takes longer to arrive gets status 408
+LINGER_SECONDS = 2.0  # for which a refused client's further bytes are read, so that the client can read the error
 SEND_SECONDS = 60.0  # a client that accepts no data for this time is disconnected
 CLIENT_CLOSED = 499  # status in the metrics for a request whose client disconnected, as in nginx
 FINISH_SECONDS = 60  # time for running requests to finish after a stop signal

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -28,7 +28,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from tfm_blocks.errors import ConfigError, Problem
-from tfm_blocks.serving import BODY_SECONDS, CLIENT_CLOSED, FINISH_SECONDS, HEAD_SECONDS, SEND_SECONDS, Limits
+from tfm_blocks.serving import (
+    BODY_SECONDS,
+    CLIENT_CLOSED,
+    FINISH_SECONDS,
+    HEAD_SECONDS,
+    LINGER_SECONDS,
+    SEND_SECONDS,
+    Limits,
+)
 from tfm_blocks.serving.batcher import Batcher, Metrics
 from tfm_blocks.serving.requests import (
     ClassifyBody,
@@ -51,6 +59,23 @@ HEADERS = {408: {"Connection": "close"}, 413: {"Connection": "close"}, 429: {"Re
 def error_response(status: int, problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the error response for a problem, with further headers."""
     return JSONResponse({"error": error_of(problem)}, status, {**HEADERS.get(status, {}), **(headers or {})})
+
+
+async def refuse_body(status: int, problem: Problem, scope: Scope, receive: Receive | None, send: Send) -> None:
+    """Send an error while the body still arrives through `receive`, and close when it ends or after LINGER_SECONDS.
+
+    Closing a connection that has unread bytes resets it, and the client may lose the response (RFC 9112, section 9.6).
+    """
+
+    async def send_open(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    await error_response(status, problem)(scope, receive, send_open)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while receive and (await receive()).get("more_body"):
+                pass
+    await send({"type": "http.response.body"})
 
 
 class RequestMiddleware:
@@ -91,12 +116,13 @@ class RequestMiddleware:
                     body, more = body + message.get("body", b""), message.get("more_body", False)
         except TimeoutError:
             problem = Problem("body", f"must arrive within {BODY_SECONDS:g} s", help="send it faster")
-            await error_response(408, problem)(scope, receive, send)
+            await refuse_body(408, problem, scope, receive, send)
             return
         host = re.sub(r":\d*$", "", Headers(scope=scope).get("host", "").lower())
         if len(body) > self.limits.bytes:
             rule = f"must have at most {self.limits.bytes} bytes, a limit of this server"
-            await error_response(413, Problem("body", rule, help="send fewer texts"))(scope, receive, send)
+            problem = Problem("body", rule, help="send fewer texts")
+            await refuse_body(413, problem, scope, receive if more else None, send)
         elif self.hosts and host not in self.hosts:
             problem = Problem("Host", f"must be one of {', '.join(self.hosts)}", help="tfm serve --host 0.0.0.0")
             await error_response(400, problem)(scope, receive, send)
@@ -121,6 +147,7 @@ class Connection(H11Protocol):
         self.most = most
         self.waiting_since = self.loop.time()
         self.head_timer: asyncio.TimerHandle | None = None
+        self.refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit, and close the connection that has waited longest if there are too many."""
@@ -134,9 +161,10 @@ class Connection(H11Protocol):
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Handle data, and limit the time until the headers are complete."""
-        super().data_received(data)
-        self._limit_head()
+        """Handle data, and limit the time until the headers are complete. Drop what arrives after a refusal."""
+        if not self.refused:
+            super().data_received(data)
+            self._limit_head()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -164,16 +192,21 @@ class Connection(H11Protocol):
         self._refuse(400, Problem("", msg, help="send HTTP/1.1 requests with headers of at most 64 KB"))
 
     def _refuse(self, status: int, problem: Problem) -> None:
-        """Send an error, unless a response was started, and close the connection."""
-        if self.transport.is_closing():
+        """Send an error and close after LINGER_SECONDS, as refuse_body does; during a response, close now."""
+        if self.refused or self.transport.is_closing():
             return
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            response = error_response(status, problem)
-            headers = [*response.raw_headers, (b"connection", b"close")]
-            head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
-            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
-        self.transport.close()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        self.refused = True
+        response = error_response(status, problem)
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        with suppress(OSError):  # the client has reset the connection
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 def run_server(batcher: Batcher, server_socket: socket.socket) -> None:
