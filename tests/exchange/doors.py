@@ -56,6 +56,10 @@ DOORS: dict[str, dict[str, Any]] = {
         "d_model": 16, "n_layers": 2, "n_heads": 4, "max_seq_len": 48, "attn_config": {"clip_qkv": 0.8, "kv_n_heads": 2, "rope_theta": 1e4},
         "ffn_config": {"hidden_size": 16, "ffn_hidden_size": 28, "moe_num_experts": 5, "moe_top_k": 2},
     },
+    "deberta_v3": {
+        "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 4,
+        "position_biased_input": False, "max_relative_positions": -1, "max_position_embeddings": 9, "legacy": False,
+    },
     "deepseek_v3": {
         **SIGMOID, "kv_lora_rank": 8, "q_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 3,
         "num_key_value_heads": 4, "first_k_dense_replace": 2, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4},

@@ -109,6 +109,9 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
         ("dbrx", "ffn_config.moe_normalize_expert_weights", None, ""),  # its weights of experts are not normalised
         ("deepseek_v3", "norm_topk_prob", None, ""),
         ("camembert", "is_decoder", True, ""),
+        ("deberta_v3", "pos_att_type", ["p2c"], ""),
+        ("deberta_v3", "pos_att_type", None, ""),
+        ("deberta_v3", "share_att_key", None, ""),
         ("gemma3", "sliding_window_pattern", 3, "layer_types"),
         ("cohere2", "sliding_window_pattern", 3, "layer_types"),
         ("gpt_neo", "attention_types", [[["global"], 3]], "attention_layers"),
@@ -145,6 +148,7 @@ def test_a_gemma_2_without_one_of_its_caps_is_refused(key):
 @pytest.mark.parametrize(
     ("name", "key", "value", "without"),
     [
+        ("deberta_v3", "pos_att_type", "p2c|c2p", ""),
         ("gemma3", "sliding_window_pattern", 6, "layer_types"),
         ("exaone4", "sliding_window_pattern", "LLLG", ""),  # layer_types decides
         ("gpt_neo", "attention_types", [[["global", "local"], 2]], "attention_layers"),

@@ -39,6 +39,8 @@ def test_the_example_of_a_block_is_part_of_a_model(name):
             "logits": {"block": "linear", "d_out": 30},
         },
     }
+    if name == "distance_table":
+        model["graph"]["logits"] = {"block": "disentangled_attention", "in": "emb", "distances": "here"}
     if name == "embedding":
         del model["graph"]["emb"]
     assert check_model(model).nodes

@@ -87,6 +87,8 @@ def _differs(flat: Mapping[str, Any], key: str, family: Family) -> bool:
     value, fixed = flat.get(key, family.missing.get(key)), family.fixed[key]
     if isinstance(value, list) and isinstance(fixed, list):
         return value != list(islice(cycle(fixed), len(value) or len(fixed)))
+    if isinstance(value, list) and isinstance(fixed, str):  # of DeBERTa, which writes either
+        return "|".join(map(str, value)) != fixed
     if value is None:  # null disables a feature, or leaves the name of a function or the kinds of layers to the class
         return isinstance(fixed, int | float) and bool(fixed) and key in flat
     return bool(_same_activation(value) != _same_activation(fixed))

@@ -26,6 +26,7 @@ FRAMES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "BlenderbotTokenizer": ((), ("eos_token",)),
     "XLMRobertaTokenizer": (("cls_token",), ("sep_token",)),
     "CamembertTokenizer": (("cls_token",), ("sep_token",)),
+    "DebertaV2Tokenizer": (("cls_token",), ("sep_token",)),
 }
 """The tokens that a class of transformers adds around a text, whatever its files say."""
 TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>"}  # the names by default

@@ -107,6 +107,7 @@ class MultiHead(DotProduct):
 
     window: int | None = None
     dilation = 1
+    score_terms = 1  # products of queries and keys that a score adds
     needs_distances = False  # `attend` reads `mask.distance_TS`
 
     def __init__(
@@ -145,7 +146,7 @@ class MultiHead(DotProduct):
         self.gate = make_part(gate, D, widths.heads * widths.value, **shared) if gate else None
         self.out_norm: nn.Module | None = REGISTRY.make(out_norm, widths.heads * widths.value) if out_norm else None
         self.position: Any = make_part(position, widths.key, heads=widths.heads) if position else None
-        self.scores = make_part(scores, widths.key, heads=widths.heads)
+        self.scores = make_part(scores, self.score_terms * widths.key, heads=widths.heads)
         self.rotates = isinstance(self.position, RotatesHeads)
         self.rotates_keys = hasattr(self.position, "rotate_keys")
         self.biases = isinstance(self.position, BiasesScores)
