@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
         (["heads=2,4"], "add -m"),
         (["-m", "model=base,tny"], "did you mean tiny?"),
         (["heads="], None),
-        (["--heads"], "there is no such option"),
+        (["--heads"], "write a key without dashes"),
         (["heads"], "write key=value"),
         (["-m", "hydra/sweeper=basic"], "tfm-blocks runs sweeps itself"),
         (["hydra.mode=MULTIRUN"], "tfm-blocks runs sweeps itself"),

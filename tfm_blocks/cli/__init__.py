@@ -94,9 +94,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and not (hasattr(arguments, "overrides") and all("=" in text and text[0] != "-" for text in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        command = next(text for text in argv if not text.startswith("-"))
+        parser.error(f"unrecognized arguments: {' '.join(rest)}; tfm {command} --help lists the arguments")
     if hasattr(arguments, "overrides"):
-        arguments.overrides += rest
+        arguments.overrides = [*arguments.overrides, *rest]
         if arguments.overrides or "=" in arguments.model:
             _choose_model(arguments)
     return arguments

@@ -65,7 +65,7 @@ def add_model(
     what = f"a name under conf/model/, a path to a YAML file{run_too}"
     command.add_argument("model", metavar=metavar, help=f"{what}; may be left out before overrides that choose a model")
     what = "as in tfm train, such as heads=4, model.add_norm=pre or experiment=probe/lite"
-    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=what)
+    command.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=what)
     options.add_shared(command, *options.MODEL_OPTIONS)
     return command
 

@@ -134,7 +134,7 @@ def _runs(arguments: argparse.Namespace) -> None:
 
 
 def _delete(arguments: argparse.Namespace) -> None:
-    """Delete the folders of --delete, all of which must be runs or sweeps. Raises ConfigError without --yes."""
+    """Delete the folders of --delete, which must all be runs or sweeps. Raises ConfigError without --yes."""
     from tfm_blocks.report.lists import show_sizes
     from tfm_blocks.runs.listing import delete_run, expect_deletable
 

@@ -164,7 +164,8 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _expect_options(flags: Mapping[str, str], texts: Sequence[str]) -> None:
     """Raise ConfigError for options that are unknown or not used, wrong values, and options that exclude each other."""
     for flag in sorted(flags.keys() - OPTIONS):
-        raise ConfigError(Problem(flag, "there is no such option", help=suggest(flag, OPTIONS)))
+        help = f"write a key without dashes, as in heads=8; the options are {', '.join(sorted(OPTIONS))}"
+        raise ConfigError(Problem(flag, "there is no such option", help=help))
     for flag in sorted(UNUSED.keys() & flags.keys()):
         rule, help = UNUSED[flag]
         raise ConfigError(Problem(flag, rule, help=help))

@@ -85,7 +85,9 @@ def list_files(folder: Path) -> str:
     if not folder.is_dir():
         return f"the folder {folder} does not exist either: write data.dir=PATH"
     names = sorted(path.name for path in folder.iterdir())
-    return f"{folder} has {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else f"{folder} is empty"
+    if not names:
+        return f"the folder {folder} is empty: copy the files there, or write data.dir=PATH"
+    return f"{folder} has {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
 
 
 def path_digest(path: Path) -> str:
@@ -215,7 +217,7 @@ def text_of(record: Mapping[str, Any], field: str, *, label: bool = False) -> st
 
 
 def _table_rows(path: Path, fields: Sequence[str], address: str, help: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file or a saved dataset, of which only the columns of these fields are read."""
+    """Yield the rows of a Parquet file or a saved dataset. Only the columns of these fields are read."""
     try:
         if path.is_dir():
             dataset = (

@@ -14,7 +14,7 @@ from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.objectives import DistilSettings, ObjectiveSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.errors import Problem, RunError, TfmError, suggest
+from tfm_blocks.errors import ConfigError, Problem, RunError, TfmError, suggest
 from tfm_blocks.language.parametrisation import WHERE
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.network.build import network_without_values
@@ -33,7 +33,9 @@ def find_weights(run: Path) -> Path:
 
 
 def expect_source(spec: Spec, run: Path) -> None:
-    """Raise RunError unless the weights of the run can initialise a model, before anything starts."""
+    """Raise TfmError unless the weights of the run can initialise a model, before anything starts."""
+    if not run.is_dir():
+        raise ConfigError(Problem("init_from", f"there is no run folder {run}", help="tfm runs lists all runs"))
     final = find_weights(run) == run / WEIGHTS
     if not (run / MODEL).is_file():
         return

@@ -56,7 +56,7 @@ def read_bytes(path: Path) -> bytes:
             return file.read()
     except FileNotFoundError:
         rule = "the file is missing: this is not a run folder, or its training did not finish"
-        raise RunError(Problem(str(path), rule)) from None
+        raise RunError(Problem(str(path), rule, help="tfm runs lists all runs")) from None
     except OSError as error:
         raise RunError(Problem(str(path), f"cannot be read: {error.strerror}", help="restore it")) from None
 
