@@ -78,7 +78,7 @@ class FinalScore:
 
     @property
     def in_percent(self) -> bool:
-        """Return True if the log has a fraction, of which the score is 100 times as much."""
+        """Return True if the score is 100 times the logged fraction."""
         return self.kind in ("fraction", "scaled", "solved")
 
     @property
@@ -256,7 +256,7 @@ MEDIA = {  # tables and images that are logged at each validation
     "attention/1": "image of each attention head for a short validation sentence, the same in each validation",
     "attention/2": "the same for another sentence",
 }
-LABEL_MEDIA = {  # of runs of labels, of which each is one of a few classes
+LABEL_MEDIA = {  # of runs whose labels are classes
     "confusion/val": "image of the confusion matrix of the validation labels; `objective=label` with classes",
     "confusion/test": "the same for the test set, logged once",
 }
@@ -315,7 +315,7 @@ def find_key(name: str) -> Key:
 def find_score(name: str) -> FinalScore:
     """Return the score with this name or key. Raises KeyError.
 
-    `accuracy@64` is the score of answers of length 64, and `loss/NAME` that of a corpus of a mix.
+    `accuracy@64` is the score of answers of length 64, and `loss/NAME` is the loss of a corpus of a mix.
     """
     base, slash, corpus = name.partition("/")
     for score in FINAL_SCORES:

@@ -192,7 +192,7 @@ class MemoryAttention(Attention):
 
 
 def _after(memory_GMK: Tensor, x_BGSK: Tensor) -> Tensor:
-    """Return the keys or values of the sequence after those of the memory: x_BG(M+S)K."""
+    """Concatenate the keys or values of the memory and of the sequence: x_BG(M+S)K."""
     return torch.cat((memory_GMK.to(x_BGSK.dtype).expand(len(x_BGSK), -1, -1, -1), x_BGSK), 2)
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: many feed-forward networks, a few of which process each position."""
+"""Mixtures of experts: many feed-forward networks; a few of them process each position."""
 
 from __future__ import annotations
 

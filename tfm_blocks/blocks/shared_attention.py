@@ -42,7 +42,7 @@ class ReadsHeads(MultiHead):
         return self.finish(self.attend(q_BHPK, k_BGPK, v_BGPK, masks), x_BPD), state
 
     def step(self, x_R1D: Tensor, state: State, **ports: Any) -> tuple[Tensor, State]:  # type: ignore[override]
-        """Process the next position of each hypothesis, of which `ports` holds the operands."""
+        """Process the next position of each hypothesis. `ports` holds its operands."""
         x_BMD = state.fold_beams(x_R1D)
         folded = {
             name: [state.fold_beams(one) for one in value] if isinstance(value, list) else state.fold_beams(value)

@@ -258,7 +258,7 @@ def shorten_name(name: str, longest: int) -> str:
 
 
 def compose_job(overrides: Sequence[str], composer: Composer | Path | None = None) -> Composed:
-    """Compose the config of a job of a sweep with a composer, or with that of a config folder. Raises ConfigError."""
+    """Compose the config of a sweep's job with a composer, or with a new one of a config folder. Raises ConfigError."""
     return compose_run((composer if isinstance(composer, Composer) else Composer(composer)).compose(overrides))
 
 

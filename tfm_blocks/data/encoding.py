@@ -48,7 +48,7 @@ def _chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list
 
 
 class RowFilter:
-    """The rules for training rows: no blank column, at most `max_length` tokens, and those of `clean`."""
+    """The rules for training rows: no blank column, at most `max_length` tokens, and the rules of `clean`."""
 
     def __init__(self, columns: Sequence[str], max_length: int, clean: CleanSettings) -> None:
         self._target = columns.index(TARGET)
@@ -193,7 +193,7 @@ def _labelled(
 def _encode_labelled(
     text: str, label: str, tokenizer: Tokenizer, labels: LabelCoder, needed: bool
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return the ids of a text, those of its label, and the place of each word with a label.
+    """Return the ids of a text, the ids of its label, and the place of each word with a label.
 
     Raises ValueError for a wrong label, and if one is `needed` for a missing one.
     """

@@ -64,7 +64,7 @@ Files = Annotated[
 
 
 def has_the_columns_of_train(files: dict[str, list[str]] | None, info: ValidationInfo) -> dict[str, list[str]] | None:
-    """Return the files of a split. Raises RuleError if their columns are not those of `train`, or of `fields`."""
+    """Return the files of a split. Raises RuleError if their columns differ from `train`'s, or from `fields`."""
     first = "fields" if info.field_name == "train" else "train"
     columns = info.data.get(first)
     if files is not None and columns is not None and list(files) != list(columns):
@@ -111,8 +111,8 @@ CorpusName = Annotated[str, AfterValidator(_names_a_corpus)]
 class MixedCorpus(Settings):
     """One corpus of `data.mix`. A key that is left out has the value of the same key of `data`.
 
-    weight: how often its rows are read, relative to the weights of the other corpora; if one has a weight, that of the
-    others is 1 by default. tag: a token in front of each source, or of each document of plain text.
+    weight: how often its rows are read, relative to the weights of the other corpora; if one has a weight, the
+    default of the others is 1. tag: a token in front of each source, or of each document of plain text.
     dir: a folder, relative to data.dir unless that is a dataset by name. val and test may be null: the corpus has no
     such rows.
     """

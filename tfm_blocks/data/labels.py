@@ -87,7 +87,7 @@ def encode_words(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]
     for word, tokens in zip(words, tokenizer.encode_batch(words) if words else [], strict=True):
         inner = tokens[len(before) : len(tokens) - len(after)]
         if not inner:
-            raise ValueError(f"has the word {shown(word.strip())}, of which the tokenizer keeps nothing")
+            raise ValueError(f"has the word {shown(word.strip())}, for which the tokenizer returns no token")
         places.append(len(ids))
         ids += inner
     return [*ids, *after], places

@@ -126,7 +126,7 @@ class Layout(ABC):
 
 
 class Pairs(Layout):
-    """Layout of sources and a target, of which y + eos is predicted."""
+    """Layout of sources and a target y; the model predicts y + eos."""
 
     @abstractmethod
     def columns_of(self, corpus: Corpus) -> Sequence[str]:

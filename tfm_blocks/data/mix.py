@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tfm_blocks.data.corpus import Corpus, Documents, Ids, RowTexts
 from tfm_blocks.data.plan import Ints, permute
 
-ORDER = 1  # stream of the draws, which differs from that of plans
+ORDER = 1  # stream of the draws, different from the stream of plans
 
 
 class Mix(Corpus):

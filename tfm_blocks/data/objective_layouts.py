@@ -112,7 +112,7 @@ class ReplacedTokens(HiddenTokens):
     """Layout of objective=replaced_token: hidden tokens, and a draw for each, with which a generator replaces it.
 
     The loss of the model is a mean over all tokens of the rows. `weights_B` make the loss of hidden tokens a mean over
-    those of the step.
+    all hidden tokens of the step.
     """
 
     ratio = 1.0  # tokens of the step for each hidden one

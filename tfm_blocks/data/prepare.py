@@ -61,8 +61,8 @@ def prepare(
 ) -> Prepared:
     """Return tokenizer and corpora, from the cache if possible; `tell` receives lines about sizes and skipped rows.
 
-    `special` are tokens that the objective needs, besides those of each tokenizer. With `source_vocab`, the sources
-    have a separate vocabulary of at most that size.
+    `special` are tokens that the objective needs, besides each tokenizer's own. With `source_vocab`, the sources have
+    a separate vocabulary of at most that size.
 
     Training rows with a blank column or above max_length are skipped. val and test keep every line, because scores
     cover all of them, but lines are truncated to LONGEST tokens. Plain text is packed without its blank lines. Raises
@@ -120,7 +120,7 @@ def vocabulary_sizes(
 ) -> tuple[int, int | None]:
     """Return the number of tokens that a run has if it requests `vocab`, which may need to learn a tokenizer.
 
-    The second number is that of a separate vocabulary of sources, or None. Raises ConfigError and DataError.
+    The second number is the size of a separate vocabulary of sources, or None. Raises ConfigError and DataError.
     """
     if isinstance(settings, ProbeSettings):
         return settings.vocab, None

@@ -86,7 +86,7 @@ class FastTokenizer(PublishedTokenizer):
 
 
 class SentencePieceTokenizer(PublishedTokenizer):
-    """One SentencePiece model, or Marian's pair of models, of which `column` chooses the one that splits a text.
+    """One SentencePiece model, or Marian's pair of models; `column` chooses the model that splits a text.
 
     With separate vocabularies, each side of Marian is a tokenizer with one model and its own ids.
     """

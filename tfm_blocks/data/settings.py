@@ -37,7 +37,7 @@ LabelName = Annotated[
 class TextSettings(PairSettings):
     """Settings of row-aligned files in the folder `dir`, for columns such as src and tgt.
 
-    dir: a folder, or hub:NAME or hub:NAME:CONFIG for a dataset, of which train, val and test name splits.
+    dir: a folder, or hub:NAME or hub:NAME:CONFIG for a dataset; train, val and test then name its splits.
 
     fields: the field of each column in files that have fields, which end in .jsonl, .tsv or .parquet, or are folders of
     a saved dataset; null: every file has lines. train, val, test: files of each column, or of all columns, by name,

@@ -1,6 +1,6 @@
 """BPE-dropout (Provilkov et al. 2020): other subwords for the same text in each epoch.
 
-The draws depend only on the seed, the epoch and the row, unlike those of the tokenizers library.
+The draws depend only on the seed, the epoch and the row, unlike the draws of the tokenizers library.
 """
 
 from __future__ import annotations

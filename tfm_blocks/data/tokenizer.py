@@ -67,9 +67,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """Learn at most `vocab` subwords, special tokens included; each must occur at least twice.
 
-        The ids of the tokens `special` follow those of SPECIAL, except for sentinels: theirs are the last ids, from the
-        last one downward. The ids of `tags` are before those. A tag is True if it is part of a text, as those of
-        sources are, and False if a text neither contains nor shows it.
+        The ids of the tokens `special` follow the ids of SPECIAL, except sentinels, which have the last ids, in
+        descending order. The ids of `tags` precede the sentinels. A tag is True if it is part of a text, such as a tag
+        of sources, and False if a text neither contains nor shows it.
 
         With `add_prefix_space`, `encode` reads a space before the text and `decode` removes it, so that the first word
         of a text has the same subwords as elsewhere.
@@ -238,7 +238,7 @@ class Tokenizer:
         return self._encode_unmarked(texts)
 
     def _encode_unmarked(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text, of which no part stands for a special token except a tag at its beginning."""
+        """Encode each text. No part of it stands for a special token, except a tag at its beginning."""
         tags, rests = self._split_tags(texts)
         rows = self._plain.encode_batch_fast(rests)
         return [[*tag, *encoding.ids] for tag, encoding in zip(tags, rows, strict=True)]

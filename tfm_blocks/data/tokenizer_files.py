@@ -93,7 +93,7 @@ def _of_text(text: str, where: str) -> Tokenizer:
 
 
 def read_tokenizer(written: str | TokenizerPaths) -> Tokenizer:
-    """Read the tokenizer at a path, or those of sources and targets at two paths.
+    """Read the tokenizer at a path, or the tokenizers of sources and targets at two paths.
 
     Raises ConfigError if there is none, and RunError if it is damaged.
     """

@@ -251,7 +251,7 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
             _put(changed, row.keys[0], row.to_published(published.knobs[row.knob], published.knobs))
             for key in family.fixed if row.knob == "layers" else ():
                 if isinstance(family.fixed[key], list):
-                    _drop(changed, key)  # one value for each layer; transformers repeats those of the family
+                    _drop(changed, key)  # one value for each layer; transformers repeats the family's values
                 if key == "attention_layers":
                     kinds = islice(cycle(family.fixed[key]), published.knobs["layers"])
                     changed[KINDS] = [[[kind], 1] for kind in kinds]

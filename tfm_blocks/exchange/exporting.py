@@ -217,7 +217,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 
 
 def sides_of(tokenizer: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
-    """Return the tokenizers of sources and of targets, each without the other one."""
+    """Return separate tokenizers of sources and of targets."""
     alone = copy(tokenizer)
     alone.source = None
     return tokenizer.source or alone, alone

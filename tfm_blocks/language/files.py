@@ -133,7 +133,7 @@ class _Document(Composer, SafeConstructor, Resolver):
         return self.events.popleft()
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that is written twice, of which YAML would silently keep the last value."""
+        """Refuse a key that is written twice; YAML would silently keep the last value."""
         seen = set[str]()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:

@@ -84,7 +84,7 @@ class Scope:
     earlier: NamedOutput | None = None
 
     def find(self, name: str, layer: str = "") -> NamedOutput:
-        """Look up a name, or a stack of which a `layer` is read. Raises RuleError if this graph cannot read it."""
+        """Look up a name; with `layer`, a stack to read it from. Raises RuleError if this graph cannot read it."""
         for scope in self._outwards():
             if name in scope.names:
                 return scope.names[name]
@@ -178,7 +178,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class BlockTree(Tree):
-    """A registered block with its raw arguments, and `args`, of which it takes those that it has."""
+    """A registered block with its raw arguments, and `args`; the block takes the args that it has."""
 
     info: BlockInfo
     arguments: Mapping[str, Any]

@@ -49,7 +49,7 @@ def find_generator_problems(network: Network, replacer: Network, run: RunSetting
     if run.trainer.strategy == "fsdp2":
         yield Problem("trainer.strategy", NOT_DIVIDED, help="write trainer.strategy=ddp")
     if any(node.address.partition(".")[0] == GENERATOR for node in spec.nodes):
-        rule = "is the name of a node, but with objective=replaced_token that of the generator"
+        rule = "is the name of a node, but objective=replaced_token uses it for the generator"
         yield Problem(f"model.graph.{GENERATOR}", rule, help="give the node another name")
     for address, one in (("model", spec), (ADDRESS, generator)):
         if one.adapted or one.base is not None:

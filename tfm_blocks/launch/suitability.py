@@ -84,7 +84,7 @@ def find_vocabulary_problems(
     """Yield a problem unless a model can read sources with a separate vocabulary, and has a table for each."""
     inputs, help = names(spec.inputs), "write model=base, or another model without the knob source_vocab"
     if TARGET not in inputs or not spec.sources:
-        rule = f"is the vocabulary of sources, besides that of {TARGET}, but the model reads {', '.join(inputs)}"
+        rule = f"is a vocabulary of sources separate from {TARGET}'s, but the model reads {', '.join(inputs)}"
         yield Problem(SOURCE_VOCAB, rule, help=help)
         return
     if isinstance(data, ProbeSettings):

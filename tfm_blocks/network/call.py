@@ -51,8 +51,8 @@ class Operand(NamedTuple):
 class Call:
     """A node together with the module that it calls; nodes that share weights share a module. It holds no state.
 
-    `target_addresses` are those of values that depend on the target. `shapes` are those of the values that the node
-    reads; without them, concatenated sequences have no padding.
+    `target_addresses` are the addresses of values that depend on the target. `shapes` are the shapes of the values that
+    the node reads; without them, concatenated sequences have no padding.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ def is_of_generator(network: Network, name: str) -> bool:
 
 
 def saved_weights(network: Network) -> dict[str, Tensor]:
-    """Return the weights that a run saves: those of the adapters if the model has any, or else all."""
+    """Return the weights that a run saves: the weights of the adapters if the model has any, or else all."""
     weights = weights_of(network)
     if not network.spec.adapted:
         return weights
@@ -92,7 +92,7 @@ class WeightMatch:
 def match_weights(network: Network, sizes: VocabularySizes, saved: Shapes, saved_sizes: VocabularySizes) -> WeightMatch:
     """Match the weights of `network` with the shapes of saved weights.
 
-    The vocabularies may differ in size. A size is that of sources, `src`, or of the target.
+    The vocabularies may differ in size. A size belongs to the sources, `src`, or to the target.
     """
     weights, tables = weights_of(network), _vocabulary_tables(network, sizes)
     loaded = []

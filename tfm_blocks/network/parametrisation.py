@@ -53,7 +53,7 @@ class WeightRule:
     """The rule of a weight, and the factors relative to the base.
 
     `initial` multiplies the standard initial values of each part of the weight; the parts begin at the places `parts`.
-    `rate`, `decay` and `eps` are those of Adam and its relatives with decoupled decay: rate · decay is constant.
+    `rate`, `decay` and `eps` are for Adam and its relatives with decoupled decay: rate · decay is constant.
     """
 
     name: str
@@ -215,7 +215,7 @@ def _declared(network: Network, name: str, attribute: str) -> tuple[nn.Module, s
 
 
 def _initial_factor(fill: Fill, base: Fill, factor: float, rule: str) -> float:
-    """Return the factor from the standard initial values to `factor` times those of the base. Raises _NoRuleError."""
+    """Return the factor from the standard initial values to `factor` times the base's. Raises _NoRuleError."""
     (_, kind, first, second), (_, base_kind, base_first, base_second) = fill, base
     spread, base_spread = (second, base_second) if kind != "constant" else (first, base_first)
     if (kind, first, second) == (base_kind, base_first, base_second) and (factor == 1 or spread == 0):

@@ -24,7 +24,7 @@ Role = Literal[
     "embedding", "position", "matrix", "head", "bias", "gain", "router", "convolution", "recurrent", "scalar",
     "experts", "adapter",
 ]  # fmt: skip
-LOOKED_UP: frozenset[Role] = frozenset({"embedding", "position"})  # of which a token reads one row
+LOOKED_UP: frozenset[Role] = frozenset({"embedding", "position"})  # a token reads one of its rows
 NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
 KNOWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)  # of torch; their roles follow from the shapes
 BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
@@ -103,7 +103,7 @@ def list_weights(network: Network) -> list[Weight]:
 
 
 def count_without_embeddings(network: Network) -> int:
-    """Return the number of parameters of which a token reads more than one row; a tied unembedding counts."""
+    """Return the number of parameters without the tables that are only looked up; a tied unembedding counts."""
     return sum(weight.size for weight in list_weights(network) if not LOOKED_UP.issuperset(weight.roles))
 
 

@@ -1,6 +1,7 @@
 """Tests of groups of runs against a baseline: differences, 95 % intervals and p-values.
 
-They need statistics of each line of a run's test set; those of translations are cached in the user's cache."""
+They need statistics of each line of a run's test set. Statistics of translations are cached in the user's cache.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def line_over(axis: str, label: str, values: Mapping[float, Sequence[float]]) ->
 
 
 def line_through(axis: str, label: str, curves: Sequence[Mapping[str, Floats]]) -> Line:
-    """Return the line through the means of curves, each of which has its values `y` over several axes.
+    """Return the line through the means of curves. Each curve has its values `y` over several axes.
 
     Between the points of a curve, its values are interpolated. The means leave out curves that end before a point.
     """

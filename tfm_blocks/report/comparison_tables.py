@@ -119,7 +119,7 @@ def _runs(comparison: Comparison) -> Iterator[SavedRun]:
 
 
 def _scores(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    """Return those of the scores that a run has."""
+    """Return the names of the scores that at least one run has."""
     return [name for name in names if any(name in {**run.scores, **run.values} for run in comparison.runs)]
 
 

@@ -15,7 +15,7 @@ from tfm_blocks.report.differences import MODEL, ModelGrid
 
 @dataclass(frozen=True)
 class Display:
-    """The display names of models and tasks, those that come first, and those that are shown; empty: all."""
+    """The display names of models and tasks, their order, and which are shown; empty: all."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     order: Sequence[str] = ()

@@ -26,7 +26,7 @@ from tfm_blocks.report.model_difference import changes_table, compare_models, di
 from tfm_blocks.report.show import ModelSize, measure
 from tfm_blocks.report.weights import group_weights
 
-MOST_CLOSED = 3  # stacks and parallels of which every combination has a figure
+MOST_CLOSED = 3  # stacks and parallels; up to this number, every combination has a figure
 UNFOLDED = "*"  # the key of the figure with every layer
 MOST_NODES = 100  # of a model whose layers are all drawn
 COLOURS = Theme(

@@ -158,7 +158,7 @@ def _distance(run: SavedRun, metric: str) -> float | None:
 def _baseline_first(
     kept: Mapping[int, SavedRun], model_of_run: Mapping[int, str], comparison: Comparison, usable: Collection[int]
 ) -> list[str]:
-    """Return the models, that of the baseline first. Raises ConfigError if no run of the baseline can be in the fit."""
+    """Return the models, the baseline's first. Raises ConfigError if no run of the baseline can be in the fit."""
     models = list(dict.fromkeys(model_of_run.values()))
     if baseline := comparison.baseline:
         same = {_of_all_lengths(run) for run in baseline.runs if id(run) in usable}

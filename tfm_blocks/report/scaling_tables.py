@@ -158,7 +158,7 @@ def _factor(logarithm: Estimate) -> str:
 
 
 def _exp(logarithm: float) -> float:
-    """Return the exponential, at most that of LARGEST_LOG."""
+    """Return exp(min(logarithm, LARGEST_LOG)), which does not overflow."""
     return math.exp(min(LARGEST_LOG, logarithm))
 
 
@@ -200,7 +200,7 @@ def factors_table(ladder: Ladder) -> Table:
         ]
         for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items()
     ]
-    title = f"compute for the same loss, as a factor of that of {fit.models[0]}"
+    title = f"compute for the same loss, relative to {fit.models[0]}"
     return Table(title, columns, rows, note="\n".join(answers(ladder)))
 
 

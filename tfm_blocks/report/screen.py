@@ -133,7 +133,7 @@ def _measure(table: Table, number: int) -> ColumnWidths:
 
 
 def split_columns(columns: Sequence[ColumnWidths], keys: int, width: int) -> list[list[ColumnWidths]]:
-    """Return the columns in groups that fit `width`, each of which begins with the first `keys` columns."""
+    """Return the columns in groups that fit `width`. Each group begins with the first `keys` columns."""
     if _total([column.folded for column in columns]) <= width:
         return [list(columns)]
     groups: list[list[ColumnWidths]] = [[]]
@@ -147,7 +147,7 @@ def split_columns(columns: Sequence[ColumnWidths], keys: int, width: int) -> lis
 
 
 def split_for_page(table: Table) -> list[Table]:
-    """Return tables that fit a page of LaTeX's article class, each of which begins with the key columns."""
+    """Return tables that fit a page of LaTeX's article class. Each table begins with the key columns."""
     widths = [_measure(table, number).widest for number in range(len(table.columns))]
     widths = [
         width if column.form else min(width, WRAPPED) for width, column in zip(widths, table.columns, strict=True)

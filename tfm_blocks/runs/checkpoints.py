@@ -61,7 +61,7 @@ class _Latest(JsonFile):
 
 
 def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int, at: Collection[int] = ()) -> None:
-    """Write tensors and plain data after `step` steps, and keep the newest `keep` checkpoints and those of steps `at`.
+    """Write tensors and plain data after `step` steps, and keep the newest `keep` checkpoints and the steps `at`.
 
     The file is complete on disk before latest.json names it, and old files are deleted last. If the process dies at any
     moment, a loadable checkpoint remains. Raises OSError on a full disk, and then keeps the existing checkpoints.

@@ -64,8 +64,8 @@ RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run 
 class SavedRun:
     """A run folder, or a job of a sweep that has no folder yet. Each file is read when a value of it is first used.
 
-    The values of a missing or damaged file are empty, except those of `config`. `job` is the run's entry in a sweep, or
-    None. `known` are values by name that replace those of the folder. `translated_in` is the folder of the translations
+    The values of a missing or damaged file are empty, except `config`. `job` is the run's entry in a sweep, or
+    None. `known` are values by name that replace the folder's values. `translated_in` is the folder of the translations
     behind `scores`, if it is not the run folder.
     """
 

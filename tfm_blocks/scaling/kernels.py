@@ -1,4 +1,4 @@
-"""The table of kernels that a trace can count: those of this CPU, and those that CUDA uses, on the meta device."""
+"""The table of kernels that a trace can count: kernels of this CPU, and of CUDA on the meta device."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def correlation(sums_RK: Floats) -> Floats:
 def label_statistics(outputs: Sequence[str], references: Sequence[str], predict: str) -> dict[str, Floats]:
     """Return the statistics of labels, which `predict` describes as in data=labels.
 
-    The ranks of numbers are those of all rows, so that a test over rows does not recompute them.
+    Numbers are ranked among all rows, so that a test over rows does not recompute the ranks.
     """
     if predict == "number":
         x_N, y_N = (_ranks(np.array(list(map(float, texts)))) for texts in (outputs, references))

@@ -85,8 +85,8 @@ class ScalingLaw:
         return self.irreducible + of_size + of_tokens
 
     def lowest_loss(self, compute: float, model: int) -> float:
-        """Return the lowest loss at a compute: that of the best number of parameters (Hoffmann et al. 2022, eq. 4)."""
-        compute /= math.exp(self.log_factor(model, compute))  # that of the baseline for the same loss
+        """Return the loss at a compute with the best number of parameters (Hoffmann et al. 2022, eq. 4)."""
+        compute /= math.exp(self.log_factor(model, compute))  # the baseline's compute for the same loss
         both = self.alpha + self.beta
         of_size, of_tokens = self.alpha * self.parameter_coefficient, self.beta * self.token_coefficient
         ratio, most = math.log(max(of_size, TINY)) - math.log(max(of_tokens, TINY)), math.log(compute / 6)

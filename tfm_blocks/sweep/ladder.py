@@ -145,7 +145,7 @@ def amount_text(amount: float) -> str:
 def plan_rung(
     settings: LadderSettings, match: MatchSettings, rung: int, reference: Sequence[str], compose: Compose
 ) -> RungPlan:
-    """Return the plan of a size. Its knobs are those of the reference, of which `match.by` are solved.
+    """Return the plan of a size. It has the knobs of the reference, and `match.by` are solved.
 
     Raises ConfigError if no width has nearly this size.
     """

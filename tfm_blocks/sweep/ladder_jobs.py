@@ -17,7 +17,7 @@ RATE = -1  # in place of the size of a job that tries a rate
 
 
 class LadderJobs(JobSource):
-    """The jobs of a ladder, each of which is made when the results that it needs are known.
+    """The jobs of a ladder. Each job is made when the results that it needs are known.
 
     `rates` has the rate of each size of a variant once its tuned sizes are tuned. `failures` has the reasons of
     variants that cannot be tuned.

@@ -34,7 +34,7 @@ MOST = 24  # sizes that a budget chooses from
 STEPS = 3  # that measure the time of a size
 SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
 SMALL_SIZES = (
-    "models of fewer than 4,000,000 parameters show large differences, such as those of position and normalisation; "
+    "models of fewer than 4,000,000 parameters show large differences, such as between positions or norms; "
     "small ones can come from learning rates, and reverse in larger models"
 )
 LONGEST_LABEL = 60  # characters; leaves room for the size, the rate or length, and the seed
@@ -55,7 +55,7 @@ KEYS = (
 class LadderPlan:
     """The variants of a ladder by their overrides and labels, its sizes, and the makers of its jobs.
 
-    `seconds` are those of an optimizer step on this machine, by variant and size.
+    `seconds` is the time of an optimizer step on this machine, by variant and size.
     """
 
     settings: LadderSettings

@@ -43,8 +43,8 @@ KeyGroups = Annotated[  # [[a,b],[c,d]], or [a,b] for one group
 class MethodSettings(Settings):
     """Settings of all methods.
 
-    timeout: seconds that each start of a job may take. together: groups of keys whose values move together. tune: a key
-    of which a grid trains only the best value with all seeds. widen: learning rates that `tune` may add to a grid.
+    timeout: seconds that each start of a job may take. together: groups of keys whose values move together. tune: a
+    key; a grid trains only its best value with all seeds. widen: learning rates that `tune` may add to a grid.
     """
 
     name: str | None
@@ -148,7 +148,7 @@ def read_match(mapping: Mapping[str, Any]) -> MatchSettings:
 
 
 def read_sweep_settings(mapping: Mapping[str, Any], *, on_cluster: bool = False) -> SweepSettings:
-    """Return the settings below `sweep`, of which `parallel` has a default. Raises ConfigError with all problems."""
+    """Return the settings below `sweep`; `parallel` has a default. Raises ConfigError with all problems."""
     if mapping["parallel"] is None:
         queued = QUEUED_TRIALS if mapping["method"] == "optuna" else QUEUED_JOBS
         mapping = {**mapping, "parallel": queued if on_cluster else 1}

@@ -47,7 +47,7 @@ class AnswerScorer(SplitScorer):
         self.answers = {}
 
     def count(self, objective: Objective, batch: Batch) -> None:
-        """Add a batch of a validation, of which each answer is counted too."""
+        """Add a batch of a validation, and count each of its answers."""
         self.count_rows(objective, batch)
 
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
@@ -62,7 +62,7 @@ class AnswerScorer(SplitScorer):
         return predictions
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
-        """Return the loss and the scores of the answers, of which only the first ones are generated."""
+        """Return the loss and the scores of the answers. Only the first answers are generated."""
         scores = {name: value for name, value in self.tokens.compute().items() if name != "token_accuracy"}
         self.outputs, self.samples = [], []
         if not math.isfinite(scores["loss"]):

@@ -39,7 +39,7 @@ class BestWeights(Callback):
     """Write `best.safetensors` after each validation with the lowest loss so far.
 
     The criterion is the loss and not BLEU, because BLEU covers only a few sentences of the validation set. The weights
-    of the last `keep_last` validations are kept, and those that a resume needs for the mean of `average`.
+    of the last `keep_last` validations are kept, and the weights that a resume needs for the mean of `average`.
     """
 
     def __init__(self, folder: Path, keep_last: int, average: int = 0) -> None:

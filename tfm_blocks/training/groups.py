@@ -143,7 +143,7 @@ def _no_weights(
 
 
 class Factors(NamedTuple):
-    """Factors of the settings of one weight, such as those of a parametrisation."""
+    """Factors of the settings of one weight, such as the factors of a parametrisation."""
 
     rate: float = 1.0
     weight_decay: float = 1.0
@@ -155,9 +155,9 @@ def build_optimizer(
 ) -> Optimizer:
     """Return the optimizer of a network. The schedule sets `lr` of each group, times the group's `rate`.
 
-    `peak` is the largest rate of the schedule, which an independent decay needs. `factors` are those of weights by
-    name, by default of the parametrisation. One optimizer with torch's fused kernels is torch's own; all others are one
-    JointOptimizer.
+    `peak` is the largest rate of the schedule, which an independent decay needs. `factors` maps names of
+    weights to factors, by default the factors of the parametrisation. One optimizer with torch's fused kernels is
+    torch's own; all others are one JointOptimizer.
     """
     order = {name: place for place, name in enumerate((*settings.groups, DEFAULT, OTHERS))}
     parameters = dict(network.named_parameters())

@@ -27,7 +27,7 @@ from tfm_blocks.training.split_scorer import Generation, Predictions, SplitScore
 
 
 def class_weights(settings: LabelSettings, corpus: Corpus) -> Tensor | None:
-    """Return the weight of each class: n / (C · n_c) for `balanced`, for n labels of which n_c are of class c."""
+    """Return the weight of each class: n / (C · n_c) for `balanced`, for n labels, n_c of them of class c."""
     coder = corpus.labels
     assert coder is not None, "objective=label needs data=labels"
     if settings.weights is None or coder.predict == "number":
@@ -42,8 +42,8 @@ def class_weights(settings: LabelSettings, corpus: Corpus) -> Tensor | None:
 class LabelObjective(Objective):
     """The loss of labels, as in transformers: cross-entropy, binary cross-entropy of each class, or squared error.
 
-    The outputs are the logits of the model without those of padding, the first. The loss of a label is multiplied by
-    the weight of its class, in `weights_C`; that of several classes is the mean over classes.
+    The outputs are the logits of the model except the first, which belongs to padding. `weights_C` are the factors of
+    the loss for each class. The loss of several classes is the mean over classes.
     """
 
     def __init__(self, *arguments: Any, coder: LabelCoder, weights_C: Tensor | None = None) -> None:
@@ -134,7 +134,7 @@ class LabelScorer(SplitScorer):
         self.predicted = {}
 
     def count(self, objective: Objective, batch: Batch) -> None:
-        """Add a batch of a validation, of which each label is counted."""
+        """Add a batch of a validation, and count each label."""
         self.count_rows(objective, batch)
 
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:

@@ -28,7 +28,7 @@ class Sums(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """The distribution that a model learns from its teacher, whose `logits` are those of a slice of the positions.
+    """The distribution that a model learns from its teacher. `logits` are the teacher's, at a slice of the positions.
 
     It is the softmax of logits / `temperature`, over the ids from `first` on.
     """

@@ -194,7 +194,7 @@ class RowLosses(_Sums):
         super().__init__(3 * rows)
 
     def update(self, loss_N: Tensor, nll_N: Tensor, row_N: Tensor, tokens_B: Tensor, row_B: Tensor) -> None:
-        """Add the losses of some labels, each of which belongs to a row, and the tokens of the rows."""
+        """Add the losses of labels, with the row of each, and the tokens of the rows."""
         sums_R3 = self.sums.view(-1, 3)
         sums_R3[:, :2].index_add_(0, row_N, torch.stack([loss_N, nll_N], 1).to(self.sums.dtype))
         sums_R3[:, 2].index_add_(0, row_B, tokens_B.to(self.sums.dtype))
@@ -211,7 +211,7 @@ class RowAnswers(_Sums):
         super().__init__(2 * rows)
 
     def update(self, correct_N: Tensor, tokens_N: Tensor, row_N: Tensor) -> None:
-        """Add numbers of tokens, each of which belongs to a row."""
+        """Add numbers of tokens, with the row of each."""
         self.sums.view(-1, 2).index_add_(0, row_N, torch.stack([correct_N, tokens_N], 1))
 
     def compute(self) -> Tensor:

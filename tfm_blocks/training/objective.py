@@ -221,7 +221,7 @@ class ReplacedTokenObjective(Objective):
     """
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return sums as `Objective.loss`; the loss is the binary cross entropy, and -log p that of the generator."""
+        """Return sums as `Objective.loss`; the loss is the binary cross-entropy, and -log p is the generator's."""
         x_ND, labels_N, _ = self._masked._predicted(batch)
         names = {"ce": "generator", "z_loss": "z_loss"}
         weights = LossWeights(**{name: self.losses.weight(key, self.step) for name, key in names.items()})

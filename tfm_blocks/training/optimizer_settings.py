@@ -57,7 +57,7 @@ RateFactor = Annotated[float | str, BeforeValidator(_is_a_rate)]
 
 
 class GroupSettings(Settings):
-    """The optimizer of some weights. A setting that it does not have is that of the whole optimizer.
+    """The optimizer of some weights. A setting that is left out has the value of the whole optimizer.
 
     where: the weights that no earlier group takes. train: false freezes them. rate: the factor of the learning rate, a
     number or arithmetic of i and n, the index of the layer and the number of layers.
@@ -146,7 +146,7 @@ def read_optimizer(mapping: Mapping[str, Any]) -> OptimizerSettings:
 
 
 def settings_type() -> Any:
-    """Return the union of the settings of all registered optimizers, those of plug-ins included."""
+    """Return the union of the settings of all registered optimizers, including optimizers of plug-ins."""
     return _settings_type(tuple(OPTIMIZERS.values()))
 
 

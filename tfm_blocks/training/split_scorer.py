@@ -1,4 +1,4 @@
-"""Score a split by its losses, which is what all scorers share: of its tokens and of its rows."""
+"""Score a split by the losses of its tokens and of its rows; the base of all scorers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SplitScorer(nn.Module):
         self._sum(batch, loss_N, nll_N, best_N == labels_N)
 
     def _sum(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, correct_N: Tensor) -> None:
-        """Add sums over all rows, and over those of each corpus of a mix."""
+        """Add sums over all rows, and over the rows of each corpus of a mix."""
         loss, nll, correct = (x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, correct_N))
         self.tokens.update(loss, nll, correct, batch.tokens, len(batch.kept_N))
         if self._part_R is not None:
@@ -129,7 +129,7 @@ class ReplacedScorer(SplitScorer):
         return self.add(decided, loss_N, loss_N, labels_N, best_N)
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
-        """Return the scores of all tokens, without the perplexity, which is one of tokens that are predicted."""
+        """Return the scores of all tokens, except the perplexity, which needs predictions of tokens."""
         scores = super().score(corpus, generation)
         return {name: value for name, value in scores.items() if not name.startswith("perplexity")}
 

@@ -58,8 +58,8 @@ class Encoder:
     ) -> list[list[int]]:
         """Return the ids that the network reads for each text; `read` returns them without eos.
 
-        Lines count from `first`. Raises DataError with the place `name` for a text that is too long, or of which `read`
-        raises ValueError.
+        Lines count from `first`. Raises DataError with the place `name` if a text is too long or `read` raises
+        ValueError.
         """
         longest, rows = self.network.longest(self.input).tokens, []
         for number, text in enumerate(texts, first):

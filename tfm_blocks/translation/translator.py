@@ -184,7 +184,7 @@ class Translator:
         return tasks
 
     def generation_tasks(self, prompts: Sequence[str], search: Search, *, first_line: int = 1) -> list[Task]:
-        """Return the task of each prompt; `search` is from `continuing`, and errors are those of `generate`."""
+        """Return the task of each prompt; `search` is from `continuing`; raises the errors of `generate`."""
         if self.inputs:
             rule = f"reads {', '.join(self.inputs)} besides the target, so it translates and cannot continue text"
             raise RunError(Problem("model", rule, help="tfm translate RUN"))

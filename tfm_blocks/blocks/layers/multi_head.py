@@ -316,7 +316,7 @@ class MultiHead(DotProduct):
     def append(
         self, k_BGMK: Tensor, v_BGMK: Tensor, state: State, score_bias_HTS: Tensor | None = None
     ) -> tuple[Tensor, Tensor, AttentionMask]:
-        """Append the keys and values of the current position to the caches; return those of the past and their mask."""
+        """Append the keys and values of the current position to the caches; return all cached ones and the mask."""
         band = (self.window, self.dilation)
         k_BGSK, v_BGSK = state.append("k", k_BGMK, *band), state.append("v", v_BGMK, *band)
         return k_BGSK, v_BGSK, self._past_mask(Span(state.position, 1), state, score_bias_HTS)

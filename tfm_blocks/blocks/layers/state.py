@@ -108,7 +108,7 @@ class MatchesBase(Protocol):
     """A module with constants that depend on widths, such as 1/√K, which a parametrisation changes."""
 
     def match_base(self, base: Self) -> None:
-        """Set the constants for these widths, so that learning does not depend on them; equal at those of `base`."""
+        """Set the constants so that learning does not depend on the widths; unchanged at the widths of `base`."""
 
 
 @runtime_checkable
