@@ -107,6 +107,6 @@ def test_the_front_page_has_the_numbers_of_the_cookbook_and_of_the_families():
     index = (ROOT / "docs" / "cookbook" / "index.md").read_text("utf-8")
     lines = [int(number) for number in re.findall(r"^\| \[.*\| (\d+) \| `", index, re.MULTILINE)]
     assert f"each of the {len(lines)} published architectures" in readme
-    assert f"has {min(lines)} to {max(lines)} lines" in readme
+    assert f"takes {min(lines)} to {max(lines)} lines of YAML" in readme
     architectures = {family.architecture for family in families().values()}
     assert f"imports {len(architectures)} architectures" in readme
