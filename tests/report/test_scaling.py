@@ -116,7 +116,7 @@ def test_equal_models_cannot_be_told_apart(ladder, tmp_path):
                     (folder / "config.yaml").write_text(yaml.safe_dump({**config, "norm": norm}))
     text = said(tmp_path)
     assert "this ladder cannot tell other from layernorm" in text
-    assert "it would see a factor of 0." in text
+    assert "it would detect a factor of 0." in text
 
 
 def test_only_the_best_rate_of_a_size_counts_and_no_run_before_its_cooldown(ladder, tmp_path, capsys):
@@ -176,7 +176,9 @@ def test_the_noise_is_told_before_the_results_and_exponents_come_with_a_warning(
     text = cached_output(ladder, "--exponents")
     assert text.startswith("standard deviation of the val/loss over seeds")
     assert (
-        text.index("this ladder would see a factor of 0.") < text.index("rungs: ") < text.index("a law for each model")
+        text.index("this ladder would detect a factor of 0.")
+        < text.index("rungs: ")
+        < text.index("a law for each model")
     )
     assert "warning: the exponents of small ladders cannot be distinguished" in text
     assert "a law for each model" not in cached_output(ladder)

@@ -62,14 +62,14 @@ def answers(ladder: Ladder) -> Iterator[str]:
 
 
 def noise_sentences(ladder: Ladder) -> Iterator[str]:
-    """Yield the deviation over seeds, and the smallest difference that the ladder can see."""
+    """Yield the deviation over seeds, and the smallest difference that the ladder would detect."""
     fit = ladder.fit
     noise = seed_deviation(fit.points)
     varied = "no size has several seeds" if noise is None else f"losses vary by {100 * noise:.2f} % over seeds"
     yield f"noise: {varied}; {len(fit.laws_without)} sizes of models with {len(fit.points)} results"
     for model in range(1, len(fit.models)):
         factor = fit.smallest_visible(model)
-        yield f"this ladder would see a factor of {factor:.2f} on compute for {fit.models[model]} in four of five cases"
+        yield f"this ladder would detect a factor of {factor:.2f} on the compute of {fit.models[model]} with 80 % power"
 
 
 def noise_table(ladder: Ladder) -> Table:
@@ -132,7 +132,7 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
     if p < ALPHA:
         text = f"{name} needs {needed}"
     else:
-        visible = f"it would see a factor of {fit.smallest_visible(model):.2f} in four of five cases"
+        visible = f"it would detect a factor of {fit.smallest_visible(model):.2f} with 80 % power"
         text = f"this ladder cannot tell {name} from {baseline}: {needed}; {visible}"
     trended, p = ladder.with_trends, ladder.corrected(ladder.with_trends, LadderFit.trend).get(model, 1.0)
     if trended:
