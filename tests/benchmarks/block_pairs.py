@@ -262,7 +262,7 @@ def mixers() -> dict[str, Maker]:
 
     Ports that a block needs besides its first read the same input.
     """
-    sizes = {"kernel_size": 4, "d_query": 192, **LATENT}
+    sizes = {"kernel_size": 4, "d_query": 192, **LATENT, "top_k": RADIUS, "index_heads": 4, "d_index": 32}
     makers = {}
     for name, info in REGISTRY.blocks.items():
         ports = [port for port in info.signature.ports[1:] if not port.optional]

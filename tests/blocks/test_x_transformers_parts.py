@@ -153,3 +153,22 @@ def test_a_norm_comes_before_the_output_projection():
     length_BN1 = heads_BNX[..., 0].square().sum(2, keepdim=True).sqrt()
     expected = own.out(heads_BNX[..., 0] / length_BN1)
     torch.testing.assert_close(own(x_BND, keep_BT=keep([N, N], N)), expected)
+
+
+@torch.no_grad()
+def test_a_contextual_position_is_the_sum_of_gates_from_the_key_to_the_query():
+    own, x_BND = built(block="contextual_attention", positions=4), 2 * torch.randn(B, N, D).double()
+    y_BND, K = own(x_BND, keep_BT=keep([N, N], N)), D // H
+    q_NHK, k_NHK, v_NHK = (part.view(N, H, K) for part in own.qkv(x_BND[0]).chunk(3, 1))
+    for i in range(N):
+        heads = []
+        for h in range(H):
+            scores = [q_NHK[i, h] @ k_NHK[j, h] / math.sqrt(K) for j in range(i + 1)]
+            placed = []
+            for j, score in enumerate(scores):
+                position = min(3.0, sum(1 / (1 + math.exp(-s)) for s in scores[j:]))
+                below = min(2, int(position))
+                e = own.of_positions[below] * (below + 1 - position) + own.of_positions[below + 1] * (position - below)
+                placed.append(score + q_NHK[i, h] @ e)
+            heads.append(torch.softmax(torch.stack(placed), 0) @ v_NHK[: i + 1, h])
+        torch.testing.assert_close(y_BND[0, i], own.out(torch.cat(heads)), rtol=1e-6, atol=1e-6)

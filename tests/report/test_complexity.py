@@ -18,7 +18,7 @@ from tfm_blocks.registry.expression import evaluate, names_in
 from tfm_blocks.report.show import COMPLEXITY, complexity
 
 ARGUMENTS = {"heads": 2, "r": 9, "kernel_size": 5, "dilation": 1, "d_inner": 8, "d_state": 4}
-ARGUMENTS |= {"rows": 8, "memory": 3, "d_key": 4, "d_value": 4, "steps": 2}
+ARGUMENTS |= {"rows": 8, "positions": 8, "memory": 3, "d_key": 4, "d_value": 4, "steps": 2}
 MODELS = Path(__file__).parents[1] / "models"
 MAPS_MIX = ("rnn", "gru", "lstm", "convolution")  # their maps mix the positions
 blocks = pytest.mark.parametrize("name", COMPLEXITY)
