@@ -35,6 +35,7 @@ BADGES = {"python": ("Python", "3.11 or newer"), "licence": ("licence", "Apache 
 SITE = Path(__file__).parents[1] / "mkdocs.yml"
 LISTED = "  - Cookbook:\n"  # begins the sections of mkdocs.yml that list folders
 ALL_NAMES = "## All names\n"  # the section of coming-from.md that is made from FOREIGN_NAMES
+KEY = re.compile(r"\w+\.[\w.]+(=PATH)?|\w+=\w+(\.\d+)?|--\w+")  # in the sentences of FOREIGN_NAMES
 ORACLES = Path(__file__).parents[1] / "tests" / "oracles"
 RECIPE = re.compile(r"# (?P<title>[^(]+) \((?P<source>[^)]+)\)(?:, (?P<note>[^:]+))?(?:: (?P<special>.+))?")
 RECIPES = """\
@@ -90,7 +91,9 @@ def pages() -> dict[Path, str]:
     texts = {"commands.md": COMMANDS + "\n\n".join(commands()), "config.md": CONFIG + "\n\n".join(config())}
     figures = {FIGURES / f"{path.stem}.svg": _figure(path.stem, path.stem) for path in (CONF / "model").glob("*.yaml")}
     references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
-    pairs = sorted((f"`{name}`", advice) for advice, names in FOREIGN_NAMES.items() for name in names.split())
+    pairs = sorted(
+        (f"`{name}`", KEY.sub(r"`\g<0>`", text)) for text, names in FOREIGN_NAMES.items() for name in names.split()
+    )
     names = table(["name elsewhere", "in tfm-blocks"], pairs)
     names = COMING_FROM.read_text("utf-8").partition(ALL_NAMES)[0] + f"{ALL_NAMES}\n{names}\n"
     recipes = _cookbook()

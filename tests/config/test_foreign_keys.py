@@ -4,19 +4,25 @@ import re
 from collections.abc import Callable
 
 import pytest
+import yaml
 
+from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.foreign_keys import FOREIGN_NAMES, advice
 
 
 @pytest.mark.parametrize("sentence", FOREIGN_NAMES)
 def test_advice_names_keys_that_there_are(small: Callable[..., Composed], sentence: str) -> None:
-    configs = [small("schedule=noam", "schedule.warmup=2").mapping, small("schedule=linear").mapping]
-    named = re.findall(r"\b(data|schedule|trainer)\.(\w+)", sentence)
+    overrides = [
+        ["schedule=noam", "schedule.warmup=2"],
+        ["schedule=linear", "optimizer=adamw", "data=lm", "data.dir=x"],
+    ]
+    configs = [small(*words).mapping for words in overrides]
+    named = re.findall(r"\b(callbacks|data|optimizer|schedule|trainer)\.(\w+)", sentence)
     roots = re.findall(r"write (\w+)=", sentence)
     assert named or roots
     for group, key in named:
-        assert any(key in config[group] for config in configs)
+        assert any(key in config.get(group, {}) for config in configs)
     for key in roots:
         assert key in configs[0]
 
