@@ -365,3 +365,30 @@ def test_sentinels_are_the_last_ids_which_no_text_contains(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     assert Tokenizer.load(tmp_path / "tokenizer.json").sentinels == tokenizer.sentinels
     assert Tokenizer.train(WORDS, 300).sentinels == []
+
+
+@pytest.mark.parametrize("columns", [("src", "tgt"), ("src", "hint", "tgt")])
+def test_diffusion_of_pairs_hides_tokens_of_the_target_after_visible_sources(tokenizer, tmp_path, columns):
+    random = np.random.default_rng(0)
+    texts = [tuple(" ".join(random.choice(WORDS, random.integers(0, 9))) for _ in columns) for _ in range(60)]
+    write_corpus(tmp_path, columns, texts, tokenizer, max_length=None)
+    corpus = Corpus(tmp_path, tokenizer)
+    layout, hides = layout_of(corpus, ["src"], DIFFUSION).drawn(*DRAW), 0
+    whole = layout.batch(corpus, range(60))
+    for row, text in enumerate(texts):
+        *sources, target = map(tokenizer.encode, text)
+        before = [id for source in sources for id in (*source, EOS)] + [BOS]
+        u = Draws(row)
+        p = (1 - 0.001) * u(COUNT) + 0.001
+        ids = [*target, EOS]
+        hidden = [(id != EOS or not target) and u(PLACE, place) < p for place, id in enumerate(ids)]
+        labels = [0] * len(before) + [id if hide else 0 for id, hide in zip(ids, hidden, strict=True)]
+        read = before + [tokenizer.mask if hide else id for id, hide in zip(ids, hidden, strict=True)]
+        assert whole.labels_BT[row].tolist() == labels + [0] * (whole.labels_BT.shape[1] - len(labels))
+        assert whole.inputs["src"][row].tolist() == read + [0] * (whole.inputs["src"].shape[1] - len(read))
+        assert whole.weights_B[row] == pytest.approx(1 / p) and whole.tokens_B[row] == (len(target) or 1)
+        assert layout.widths_NC(corpus)[row].tolist() == [len(read)]
+        assert layout.tokens_N(corpus)[row] == len(ids) and layout.labels_N(corpus)[row] == (len(target) or 1)
+        hides += sum(hidden)
+    assert hides > 60
+    assert layout.batch(corpus, [0], empty=True).tokens == 0

@@ -181,6 +181,12 @@ CAUSAL = "+model.graph.encoder.layer.attn.mask=causal"
 LEFT_TO_RIGHT = "but the model reads tgt from left to right"
 PROBE = "but data=parity is a probe task"
 LABELS = ["data=labels", "data.dir=x", "data.labels=[a,b]"]
+TEXTS = [
+    "data=text",
+    "data.dir=x",
+    "data.fields={a: a, tgt: b}",
+    *(f"data.{name}=x.tsv" for name in ("train", "val", "test")),
+]
 GENERATOR = "objective.generator={{{}}}"
 JUDGES = ["model=electra_discriminator", "objective=replaced_token"]
 JUDGED = [*JUDGES, GENERATOR.format("model: electra, d_model: 64")]
@@ -196,6 +202,9 @@ WRONG_PAIRS = [
     (["model=encoder_only", "data=parity", "objective=masked_diffusion"], "objective", PROBE),
     (["model=encoder_only", CAUSAL, "objective=masked_diffusion"], "model.graph", "no output position sees"),
     (["model=encoder_only", "objective=masked_diffusion", "objective.min_rate=0"], "objective.min_rate", "must be above 0"),
+    (["model=two_sources", "objective=masked_diffusion"], "model.inputs", LEFT_TO_RIGHT),
+    (["model=encoder_only", *LABELS, "objective=masked_diffusion"], "objective", "data.kind=labels has labels, but objective=masked_diffusion"),
+    (["model=encoder_only", *TEXTS, "objective=masked_diffusion"], "model.inputs.src", "is not a column of the data, which has a, tgt"),
     (["model=encoder_only", "objective=span_corruption"], "model.inputs", "predicts tgt from left to right, but the model reads src"),
     (["model=two_sources", "objective=span_corruption"], "model.inputs", "makes one source of each row, but the model reads"),
     (["model=base", "data=parity", "objective=span_corruption"], "objective", PROBE),

@@ -35,9 +35,9 @@ def filler():
     return Filler(build_network(check_model(composed.model), seed=3).double(), tokenizer)
 
 
-def slow(filler, text, steps):
-    """Fill one text: in each step, the masks with the most probable tokens."""
-    ids = [*filler.tokenizer.encode_masked(text), 2]
+def slow(filler, text, steps, before=()):
+    """Fill one text after the ids `before`: in each step, the masks with the most probable tokens."""
+    ids = [*before, *filler.tokenizer.encode_masked(text), 2]
     masks = ids.count(filler.tokenizer.mask)
     counts = [masks // steps + (step < masks % steps) for step in range(steps)]
     for count in filter(None, counts):
@@ -47,7 +47,7 @@ def slow(filler, text, steps):
         p, token = torch.softmax(logits_NV, 1).max(1)
         for place in sorted(places, key=lambda place: -p[place])[:count]:
             ids[place] = int(token[place])
-    return filler.tokenizer.decode(ids) if masks else text
+    return filler.tokenizer.decode(ids[len(before) :]) if masks else text
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 50])
@@ -60,6 +60,24 @@ def test_each_step_fills_the_masks_with_the_most_probable_tokens(filler, steps):
 
 def test_steps_change_the_text(filler):
     assert filler.fill(TEXTS[3:], steps=7)[0].text != filler.fill(TEXTS[3:])[0].text
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_sources_before_tabs_stay_visible(filler, steps):
+    """A run on pairs reads each source with eos, and bos before the target, as in training."""
+    tokenizer, prompted = filler.tokenizer, Filler(filler.network, filler.tokenizer, ("src", "hint"))
+    texts = [f"ban den\tfast\t{MASK} {MASK} den {MASK}", f"den\t\tban {MASK}", "ban\tden\tfast"]
+    for text, filled in zip(texts, prompted.fill(texts, steps=steps), strict=True):
+        *sources, target = text.split("\t")
+        before = [id for source in sources for id in (*tokenizer.encode(source), 2)] + [1]
+        assert prompted.encode_masked([text]) == [[*before, *tokenizer.encode_masked(target), 2]]
+        assert filled.text == "\t".join((*sources, slow(filler, target, steps, before)))
+    for wrong in ("ban", "ban\tden", "ban\tden\tfast\tban"):
+        with pytest.raises(
+            DataError, match=r"line has \d tab-separated texts, but the run reads src, hint, tgt"
+        ) as error:
+            prompted.fill(["a\tb\tc", wrong])
+        assert error.value.problems[0].place.line == 2
 
 
 def filler_of_words(**sizes):

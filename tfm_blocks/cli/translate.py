@@ -34,7 +34,7 @@ def add_commands(commands: options.Commands) -> None:
 
 
 def _add_fill(commands: options.Commands) -> None:
-    what = "replace each <mask> in the lines of stdin by the most probable token"
+    what = "replace each <mask> in the lines of stdin by the most probable token; tabs separate sources from the target"
     command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what, ["folder", "--checkpoint"])
     command.set_defaults(data=True)
     what = "print a JSON object for each line, with the K most probable tokens of each <mask>"

@@ -186,7 +186,7 @@ class OneSequence(Pairs):
     inputs = (TARGET,)
 
     def columns_of(self, corpus: Corpus) -> Sequence[str]:
-        return [*(name for name in corpus.columns if name != TARGET), TARGET]
+        return [*prompt_columns(corpus.columns), TARGET]
 
     def widths_of(self, lengths_NC: Lengths, *, adds_eos: bool) -> Lengths:
         widths_NC: Lengths = (lengths_NC.sum(1, keepdims=True) + lengths_NC.shape[1]).astype(np.int32)
@@ -262,6 +262,11 @@ class Appended(Layout):
         questions = [np.concatenate([source, [EOS], np.full(len(target), self.EMPTY)]) for source, target in pairs]
         labels = [np.concatenate([np.zeros(len(source) + 1, np.int64), target]) for source, target in pairs]
         return batch_of({self.inputs[0]: padded_rows(questions)}, padded_rows(labels), empty=empty)
+
+
+def prompt_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns before the target in one sequence."""
+    return tuple(name for name in columns if name != TARGET) if TARGET in columns else ()
 
 
 def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.NDArray[np.int64]:

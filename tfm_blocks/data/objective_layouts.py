@@ -29,9 +29,17 @@ from tfm_blocks.data.layout import (
     Sides,
     batch_of,
     padded_rows,
+    prompt,
+    prompt_columns,
 )
-from tfm_blocks.data.noise import SAMPLE, Bools, Flat, Hiding, Noise
-from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ObjectiveSettings, ReplacedTokenSettings
+from tfm_blocks.data.noise import SAMPLE, Bools, Flat, Hiding, Integers, Noise
+from tfm_blocks.data.objectives import (
+    NEXT_TOKEN,
+    LabelSettings,
+    MaskedDiffusionSettings,
+    ObjectiveSettings,
+    ReplacedTokenSettings,
+)
 from tfm_blocks.data.pair_noise import PairNoise
 from tfm_blocks.language.spec import TARGET
 
@@ -70,13 +78,14 @@ class Noisy(Layout):
 class HiddenTokens(Noisy):
     """Layout of a model with one input, which predicts hidden tokens of a row in their places.
 
-    The rows of packed text are read as they are; other rows end in eos.
+    The rows of packed text are read as they are; other rows end in eos. Before a row, the model reads the columns
+    `sources`, of which no token is hidden, each with eos, and bos.
     """
 
     at_positions = True
 
-    def __init__(self, input: str, column: str, hiding: Hiding) -> None:
-        self.inputs, self.column, self.noise = (input,), column, hiding
+    def __init__(self, input: str, column: str, hiding: Hiding, sources: Sequence[str] = ()) -> None:
+        self.inputs, self.column, self.noise, self.sources = (input,), column, hiding, sources
 
     @property
     def hiding(self) -> Hiding:
@@ -84,7 +93,8 @@ class HiddenTokens(Noisy):
         return self.noise
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
-        return self.tokens_N(corpus)[:, None]
+        widths_N = self.tokens_N(corpus) + sum(corpus.lengths_N(name) + 1 for name in self.sources)
+        return (widths_N + bool(self.sources))[:, None]
 
     def tokens_N(self, corpus: Corpus) -> Lengths:
         return np.maximum(corpus.lengths_N(self.column) + _adds_eos(corpus), 1)
@@ -95,13 +105,18 @@ class HiddenTokens(Noisy):
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
-        return self.hide(flat, self.hiding.hidden_L(flat), empty=empty)
+        prompts = [prompt([corpus.ids(name, int(row)) for name in self.sources]) for row in rows if self.sources]
+        return self.hide(flat, self.hiding.hidden_L(flat), prompts, empty=empty)
 
-    def hide(self, flat: Flat, hidden_L: Bools, *, empty: bool) -> Batch:
-        """Return the batch of rows in which these tokens are hidden."""
-        labels_BT = padded_rows(flat.split(np.where(hidden_L, flat.ids_L, PAD)))
-        inputs = {self.inputs[0]: padded_rows(flat.split(self.hiding.read_L(flat, hidden_L)))}
-        batch, weights_R = batch_of(inputs, labels_BT, empty=empty), self.hiding.weights_R(flat)
+    def hide(self, flat: Flat, hidden_L: Bools, prompts: Sequence[Integers], *, empty: bool) -> Batch:
+        """Return the batch of rows in which these tokens are hidden, each after its prompt, if there are prompts."""
+        labels = flat.split(np.where(hidden_L, flat.ids_L, PAD))
+        read = flat.split(self.hiding.read_L(flat, hidden_L))
+        if prompts:
+            labels = [np.concatenate((PAD * before, ids)) for before, ids in zip(prompts, labels, strict=True)]
+            read = list(map(np.concatenate, zip(prompts, read, strict=True)))
+        batch = batch_of({self.inputs[0]: padded_rows(read)}, padded_rows(labels), empty=empty)
+        weights_R = self.hiding.weights_R(flat)
         if weights_R is None:
             return batch
         tokens_B = torch.from_numpy(self.hiding.labels_R(flat) * (not empty))
@@ -126,8 +141,8 @@ class ReplacedTokens(HiddenTokens):
         other.ratio = len(flat.ids_L) / int(self.hiding.labels_R(flat).sum())
         return other
 
-    def hide(self, flat: Flat, hidden_L: Bools, *, empty: bool) -> Batch:
-        batch, hidden_L = super().hide(flat, hidden_L, empty=empty), hidden_L & (not empty)
+    def hide(self, flat: Flat, hidden_L: Bools, prompts: Sequence[Integers], *, empty: bool) -> Batch:
+        batch, hidden_L = super().hide(flat, hidden_L, prompts, empty=empty), hidden_L & (not empty)
         uniforms_H = self.hiding.uniforms(flat.rows_R[flat.row_L[hidden_L]], SAMPLE, flat.position_L[hidden_L])
         return replace(
             batch,
@@ -223,6 +238,11 @@ def _adds_eos(corpus: Corpus) -> bool:
     return corpus.conventions.adds_eos and len(corpus.columns) > 1
 
 
+def visible_columns(objective: ObjectiveSettings | None, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns before the text of an objective that hides tokens, none of which are hidden."""
+    return prompt_columns(columns) if isinstance(objective, MaskedDiffusionSettings) else ()
+
+
 def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSettings = NEXT_TOKEN) -> Layout:
     """Return the layout for a model with these inputs, a corpus and an objective."""
     if isinstance(objective, LabelSettings):
@@ -234,7 +254,8 @@ def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSetting
     match objective.noise(corpus.tokenizer):
         case Hiding() as hiding:
             kind = ReplacedTokens if isinstance(objective, ReplacedTokenSettings) else HiddenTokens
-            return kind(inputs[0], column, hiding)
+            visible = visible_columns(objective, corpus.columns)
+            return kind(inputs[0], TARGET if visible else column, hiding, visible)
         case PairNoise() as noise:
             return NoisyPairs(pairs, TARGET, noise)
     if sources and TARGET in inputs:

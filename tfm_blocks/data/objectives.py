@@ -169,6 +169,7 @@ class ReplacedTokenSettings(MaskingSettings):
 class MaskedDiffusionSettings(HidingSettings):
     """Hide each token of a row with a probability p that is drawn for the row: Nie et al. 2025 (LLaDA), equation 3.
 
+    Of pairs, only tokens of the target are hidden (section 2.3), and the model reads the sources before them.
     min_rate: p is uniform in [min_rate, 1). The loss is the cross entropy of the hidden tokens divided by p, per token.
     """
 

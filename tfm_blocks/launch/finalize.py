@@ -25,6 +25,7 @@ from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news, validated_steps
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
+from tfm_blocks.translation.fill import visible_sources
 
 
 def final_weights(settings: TrainerSettings, checkpoints: Path, step: int) -> Mapping[str, Tensor]:
@@ -123,7 +124,9 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
         return
     objective = read_objective(job.config.get("objective"))
     if objective and not objective.generates:
-        yield f"next: {objective.example} {job.folder}{plugins}"
+        sources = r"your text\t" * len(visible_sources(job.config))
+        example = rf"printf '{sources}<mask>\n' | tfm fill" if sources else objective.example
+        yield f"next: {example} {job.folder}{plugins}"
         return
     command = "translate" if status.translation else "generate"
     yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"

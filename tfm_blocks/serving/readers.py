@@ -58,7 +58,7 @@ class TextReader:
         elif action == "fill":
             if not isinstance(encoder, Filler):
                 Filler.refuse()
-            rows = encoder.encode(texts, name="texts", read=encoder.tokenizer.encode_masked)
+            rows = encoder.encode_masked(texts, name="texts")
         else:
             rows = encoder.encode(texts, name="texts")
         return [

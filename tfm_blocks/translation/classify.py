@@ -19,7 +19,7 @@ from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.encoder import Encoder, batch_bounds
-from tfm_blocks.translation.fill import Filler, predicts_tokens
+from tfm_blocks.translation.fill import Filler, predicts_tokens, visible_sources
 from tfm_blocks.translation.translator import Translator
 
 
@@ -121,4 +121,4 @@ def load_any(
     encoder = Encoder.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
     network, tokenizer = encoder.network, encoder.tokenizer
     fills = tokenizer.mask is not None and predicts_tokens(network, tokenizer)
-    return Filler(network, tokenizer) if fills else encoder
+    return Filler(network, tokenizer, visible_sources(SavedRun(run).config)) if fills else encoder

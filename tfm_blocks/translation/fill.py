@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TextIO
 
 import torch
 
+from tfm_blocks.data.layout import prompt
+from tfm_blocks.data.objective_layouts import visible_columns
+from tfm_blocks.data.objectives import read_objective
+from tfm_blocks.data.settings import columns_of, read_data
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.errors import DataError, Place, Problem
+from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network, evaluating
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.encoder import Encoder, batch_bounds
 
 
@@ -29,16 +37,32 @@ def predicts_tokens(network: Network, tokenizer: Tokenizer) -> bool:
     return int(str(network.spec.sink.shape[-1])) >= tokenizer.size
 
 
+def visible_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns that a run reads before a text with hidden tokens."""
+    data = read_data(config.get("data"))
+    return visible_columns(read_objective(config.get("objective")), columns_of(data) if data else ())
+
+
 class Filler(Encoder):
-    """Predicts the tokens at each <mask> of a text. Raises RunError if the run was not trained to do so."""
+    """Predicts the tokens at each <mask> of a text. Raises RunError if the run was not trained to do so.
+
+    A text of a run of masked diffusion on pairs is its `sources` and the target, separated by tabs.
+    """
 
     unfit = ("was not trained to predict hidden tokens", "name a run of objective=masked or masked_diffusion")
 
-    def __init__(self, network: Network, tokenizer: Tokenizer) -> None:
+    def __init__(self, network: Network, tokenizer: Tokenizer, sources: Sequence[str] = ()) -> None:
         super().__init__(network, tokenizer)
         if tokenizer.mask is None or not predicts_tokens(network, tokenizer):
             self.refuse()
-        self.mask = tokenizer.mask
+        self.mask, self.sources = tokenizer.mask, sources
+
+    @classmethod
+    def load(
+        cls, run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
+    ) -> Self:
+        encoder = Encoder.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
+        return cls(encoder.network, encoder.tokenizer, visible_sources(SavedRun(run).config))
 
     def fill(
         self, texts: Sequence[str], *, top: int = 1, steps: int = 1, batch_tokens: int = 4096, first: int = 1
@@ -48,12 +72,27 @@ class Filler(Encoder):
         Each of `steps` predictions fills an equal number of masks of a text, the most probable tokens first, which the
         next predictions read (Nie et al. 2025, low-confidence remasking). Lines count from `first`.
         """
-        rows = self.encode(texts, first=first, read=self.tokenizer.encode_masked)
+        rows = self.encode_masked(texts, first=first)
         filled: list[Filled] = []
         with evaluating(self.network), torch.inference_mode():
             for start, end in batch_bounds(rows, batch_tokens):
                 filled += self.filled(rows[start:end], texts[start:end], top, steps)
         return filled
+
+    def encode_masked(self, texts: Sequence[str], *, first: int = 1, name: str = "stdin") -> list[list[int]]:
+        """Return the ids of each text with masks. Raises DataError as `encode`, and for a wrong number of tabs."""
+        for number, text in enumerate(texts, first):
+            if self.sources and text.count("\t") != len(self.sources):
+                columns, parts = ", ".join((*self.sources, TARGET)), text.split("\t")
+                rule = f"the line has {len(parts)} tab-separated texts, but the run reads {columns}"
+                raise DataError(Problem(name, rule, Place(name, number), help="paste FILE1 FILE2 | tfm fill RUN"))
+        return self.encode(texts, first=first, name=name, read=self._read)
+
+    def _read(self, text: str) -> list[int]:
+        if not self.sources:
+            return self.tokenizer.encode_masked(text)
+        *sources, target = map(self.tokenizer.encode_masked, text.split("\t"))
+        return [*prompt(sources).tolist(), *target]
 
     def filled(self, rows: Sequence[list[int]], texts: Sequence[str], top: int = 1, steps: int = 1) -> Iterator[Filled]:
         """Yield the filled text of each row of a batch; arguments as in `fill`."""
@@ -87,7 +126,8 @@ class Filler(Encoder):
             run.append(ids[places[number]])
             part = part if number == len(parts) - 1 else part.removesuffix(" ")
             if part or number == len(parts) - 1:
-                before = ids[: places[number] - len(run) + 1]
+                is_first = bool(self.sources) and written.endswith("\t")
+                before = [] if is_first else ids[: places[number] - len(run) + 1]
                 written = written.removesuffix(" ") + self.tokenizer.decode(run, before) + part
                 run = []
         return written
