@@ -130,10 +130,20 @@ def test_runs_that_agree_on_all_lines_have_lines_spread_over_the_test_set(models
     assert samples_of("task", {}) is None
 
 
+def test_runs_of_the_same_name_are_sampled_apart(tmp_path):
+    """Jobs of two sweeps have the same names."""
+    for label, outputs in {"lstm": REFERENCES, "attn": ["wrong"] * len(REFERENCES)}.items():
+        leave_run(tmp_path / label / "seed-1", REFERENCES, outputs)
+    groups = {label: Group(label, find_runs([tmp_path / label / "seed-1"])) for label in ("lstm", "attn")}
+    samples = samples_of("task", groups)
+    assert (samples["runs"], samples["alike"]) == (2, 0)
+    assert {one["names"] for one in samples["lines"][0]["outputs"]} == {"lstm", "attn"}
+
+
 def test_runs_of_another_test_set_or_without_translations_are_left_out(tmp_path):
     leave_run(tmp_path / "one", REFERENCES, garbled(REFERENCES, 0.2, 1))
     leave_run(tmp_path / "other", REFERENCES[:9], REFERENCES[:9])
     leave_run(tmp_path / "old", REFERENCES, REFERENCES, old=True)
     leave_run(tmp_path / "two", REFERENCES, REFERENCES)
     runs = common_test_set(find_runs([tmp_path / name for name in ("one", "other", "old", "two")]))
-    assert list(runs) == ["one", "two"]
+    assert list(runs) == [tmp_path / "one", tmp_path / "two"]

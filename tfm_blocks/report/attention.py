@@ -165,7 +165,10 @@ def _draw_kind(axes: Axes, image: np.ndarray, attention: SentenceAttention, addr
 
 
 def pictures_of(
-    groups: Sequence[Group], lines: Mapping[str, Sequence[TranslatedLine]], sentence: str | None, plugins: Sequence[str]
+    groups: Sequence[Group],
+    lines: Mapping[Path, Sequence[TranslatedLine]],
+    sentence: str | None,
+    plugins: Sequence[str],
 ) -> list[dict[str, str]]:
     """Return a picture for the first finished run of each of at most MOST_PICTURES groups, or why there is none.
 

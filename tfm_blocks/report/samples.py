@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import RunError
@@ -88,13 +89,13 @@ def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES)
     Each line has its different outputs, the most frequent first, with the names of the models that have it, and their
     numbers of runs if not all runs of a model have it. None if no run has outputs.
     """
-    runs = {run.name: label for label, group in groups.items() for run in group.runs}
+    labels = {run.folder: label for label, group in groups.items() for run in group.runs}
     outputs = common_test_set([run for group in groups.values() for run in group.runs])
     lines = list(zip(*outputs.values(), strict=True))
     if not lines:
         return None
     unlike = [place for place, row in enumerate(lines) if len({line.output for line in row}) > 1]
-    names = [runs[name] for name in outputs]
+    names = [labels[folder] for folder in outputs]
     places = unlike or range(len(lines))
     count = min(most, len(places))
     spread = [places[number * len(places) // count] for number in range(count)]
@@ -103,15 +104,15 @@ def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES)
     return {"task": task, **counts, "lines": chosen}
 
 
-def common_test_set(runs: Sequence[SavedRun]) -> dict[str, Sequence[TranslatedLine]]:
-    """Return the translations by run name, of the runs with the same test set as the first run."""
-    found: dict[str, Sequence[TranslatedLine]] = {}
+def common_test_set(runs: Sequence[SavedRun]) -> dict[Path, Sequence[TranslatedLine]]:
+    """Return the translations by run folder, of the runs with the same test set as the first run."""
+    found: dict[Path, Sequence[TranslatedLine]] = {}
     for run in runs:
         with suppress(RunError):
             lines = read_translations(run.folder)
             first = next(iter(found.values()), lines)
             if [(line.source, line.reference) for line in lines] == [(line.source, line.reference) for line in first]:
-                found[run.name] = lines
+                found[run.folder] = lines
     return found
 
 
