@@ -37,7 +37,7 @@ text { font: 13px FONT; fill: #d7dae0; white-space: pre; }
 
 
 class Line(NamedTuple):
-    """A line of the terminal, with the second at which it appears."""
+    """A row of the terminal, with the second at which it appears."""
 
     second: float
     text: str
@@ -56,14 +56,15 @@ def record(command: str, folder: Path) -> Iterator[tuple[float, str]]:
 
 
 def lines_of(folder: Path) -> list[Line]:
-    """Return the lines of all commands, with shortened pauses."""
+    """Return the rows of all commands, wrapped at the width of the terminal, with shortened pauses."""
     lines, second = [], 0.0
     for command in COMMANDS:
         second += BEFORE_COMMAND
         lines.append(Line(second, f"$ {command}", typed=True))
         for pause, text in record(command, folder):
             second += min(pause, LONGEST_PAUSE)
-            lines.append(Line(second, text, typed=False))
+            rows = [text[start : start + COLUMNS] for start in range(0, len(text), COLUMNS)] or [""]
+            lines += [Line(second, row, typed=False) for row in rows]
     return lines
 
 
@@ -89,11 +90,10 @@ def draw(lines: list[Line]) -> str:
 
 def _row(number: int, line: Line, length: float) -> tuple[str, str]:
     """Return the keyframes of a line, which is hidden at first, and its element."""
-    text = line.text if len(line.text) <= COLUMNS else f"{line.text[: COLUMNS - 1]}…"
     frame = f"@keyframes l{number} {{ 0% {{ opacity: 0; }} {100 * line.second / length:.3f}% {{ opacity: 1; }} }}\n"
     kind = "line command" if line.typed else "line"
     place = f'y="{HEIGHT * (number + 1) - 5}" style="animation-name: l{number}"'
-    return frame, f'<text class="{kind}" {place}>{escape(text)}</text>'
+    return frame, f'<text class="{kind}" {place}>{escape(line.text)}</text>'
 
 
 if __name__ == "__main__":
