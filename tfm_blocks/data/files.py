@@ -138,7 +138,8 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
         rule = f"the {'zstd' if zstd else 'gzipped'} file is damaged: {error}"
         raise DataError(Problem(address, rule, Place(str(path), number + 1), help="repeat the download")) from None
     except OSError as error:
-        raise DataError(Problem(address, f"cannot be read: {error.strerror}", Place(str(path)))) from None
+        rule = f"cannot be read: {error.strerror}"
+        raise DataError(Problem(address, rule, Place(str(path)), help="name a file that you can read")) from None
 
 
 def read_fields(

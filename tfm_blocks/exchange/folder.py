@@ -70,9 +70,8 @@ class PublishedFolder:
 def open_folder(path: Path) -> PublishedFolder:
     """Read the headers of the weights of a folder. Raises RunError."""
     if not path.is_dir():
-        raise RunError(
-            Problem(str(path), "there is no such folder", help="name a folder with config.json and *.safetensors")
-        )
+        help = "name a folder with config.json and *.safetensors; from the Hub: hf download NAME --local-dir FOLDER"
+        raise RunError(Problem(str(path), "there is no such folder", help=help))
     files = [SINGLE]
     if not (path / SINGLE).is_file():
         if not (path / INDEX).is_file():
