@@ -175,12 +175,17 @@ def test_concatenated_sources_have_equal_logits_gradients_and_steps():
     agree_in_process(small({"src": "B S", "doc": "B P", "tgt": "B T"}, graph))
 
 
-OTHERS = ["residual_scores", pytest.param("delta_product", marks=pytest.mark.grid)]
+OTHERS = [
+    ("residual_scores", {}),
+    ("hyper_connections", {"kind": "manifold"}),
+    pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
+    pytest.param("delta_product", {}, marks=pytest.mark.grid),
+]
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_models_have_equal_logits_gradients_and_steps(name):
-    agree_in_process(build(next(path for path in TESTS if path.stem == name)).spec)
+@pytest.mark.parametrize("name, knobs", OTHERS)
+def test_other_models_have_equal_logits_gradients_and_steps(name, knobs):
+    agree_in_process(build(next(path for path in TESTS if path.stem == name), **knobs).spec)
 
 
 NAMES = (

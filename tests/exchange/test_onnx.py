@@ -14,7 +14,7 @@ from torch import nn
 
 import tfm_blocks as tfm
 from tests.conftest import WORDS, sentences
-from tests.network.examples import SHIPPED
+from tests.network.examples import SHIPPED, TESTS, build
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
@@ -198,6 +198,12 @@ def test_a_node_can_be_called_next(tmp_path):
         "out": {"block": "unembed", "vocab": 30},
     }
     network = build_network(check_model({"inputs": {"tgt": "B T"}, "graph": graph}), seed=1).eval()
+    assert compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network).largest < 1e-4
+
+
+@pytest.mark.grid
+def test_streams_of_hyper_connections_have_equal_logits(tmp_path):
+    network = build(next(path for path in TESTS if path.stem == "hyper_connections"), kind="manifold").eval()
     assert compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network).largest < 1e-4
 
 
