@@ -240,3 +240,16 @@ def test_encoders_read_the_ids_of_autotokenizer_and_predict_the_same_tokens(name
     certificate = export_run(tmp_path / "run", tmp_path / "back")[1]
     assert certificate.log_probabilities.largest < 1e-4
     assert certificate.translations.equal == certificate.translations.sentences == 4
+
+
+def test_the_outputs_of_an_encoder_without_padding_are_compared_text_by_text(tmp_path):
+    vocabulary = bert().get_vocab()
+    del vocabulary["[PAD]"]
+    tokenizer = BertTokenizer({word: id - 1 for word, id in vocabulary.items()})  # adds [PAD] behind the embeddings
+    folder = tmp_path / "theirs"
+    publish("bert", folder, vocab_size=len(vocabulary), max_position_embeddings=66, pad_token_id=None)
+    tokenizer.save_pretrained(folder)
+    import_folder(folder, tmp_path / "run")
+    certificate = export_run(tmp_path / "run", tmp_path / "back")[1]
+    assert not certificate.not_compared
+    assert certificate.translations.equal == certificate.translations.sentences == 4

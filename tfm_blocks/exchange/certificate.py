@@ -239,32 +239,39 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
 
 @torch.inference_mode()
 def _compare_predictions(model: Any, theirs: Any, encoder: Encoder, positions: float) -> Translations | None:
-    """Compare the most probable token at each position of texts that AutoTokenizer encodes, in a padded batch.
+    """Compare the most probable token at each position of texts that AutoTokenizer encodes.
 
     The prediction of a discriminator is whether the token was replaced.
     """
-    texts = _texts(encoder, positions)
-    if not texts or not theirs.pad_token:
-        return None
-    published, rows = _published_ids(encoder.tokenizer), encoder.encode(texts)
-    read = theirs(texts, return_tensors="pt", padding=True)
-    logits = model(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits
-    own_BSV = encoder.network(**{encoder.input: encoder.padded(rows)})
-    if logits.ndim == 2:
-        best_BS, expected_BS = logits > 0, own_BSV[..., -1] > 0
-    else:
-        best_BS, expected_BS = logits.argmax(-1), published[own_BSV.argmax(-1)]
-    equal = sum(
-        best_S[: int(keep_S.sum())].tolist() == expected_S[: len(ids)].tolist()
-        for best_S, keep_S, expected_S, ids in zip(best_BS, read["attention_mask"], expected_BS, rows, strict=True)
-    )
-    return Translations(len(texts), equal, {})
+    texts, published = _texts(encoder, positions), _published_ids(encoder.tokenizer)
+    equal = 0
+    for batch in _batches(texts, theirs, model):
+        rows = encoder.encode(batch)
+        read = theirs(batch, return_tensors="pt", padding=len(batch) > 1)
+        logits = model(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits
+        own_BSV = encoder.network(**{encoder.input: encoder.padded(rows)})
+        if logits.ndim == 2:
+            best_BS, expected_BS = logits > 0, own_BSV[..., -1] > 0
+        else:
+            best_BS, expected_BS = logits.argmax(-1), published[own_BSV.argmax(-1)]
+        equal += sum(
+            best_S[: int(keep_S.sum())].tolist() == expected_S[: len(ids)].tolist()
+            for best_S, keep_S, expected_S, ids in zip(best_BS, read["attention_mask"], expected_BS, rows, strict=True)
+        )
+    return Translations(len(texts), equal, {}) if texts else None
+
+
+def _batches(texts: list[str], theirs: Any, model: Any) -> list[list[str]]:
+    """Return the texts as one batch, or each alone if AutoTokenizer has no padding token with an embedding."""
+    pad = theirs.pad_token_id
+    is_padded = bool(texts) and pad is not None and pad < getattr(model.config, "vocab_size", math.inf)
+    return [texts] if is_padded else [[text] for text in texts]
 
 
 def _compare_outputs(
     model: Any, theirs: Any, decoder: Any, translator: Translator, translates: bool, positions: float
 ) -> Translations | None:
-    """Compare the outputs of `generate` with the run's, in a padded batch of texts that AutoTokenizer encodes.
+    """Compare the outputs of `generate` with the run's, for texts that AutoTokenizer encodes.
 
     `decoder` is the tokenizer of the outputs.
 
@@ -280,7 +287,7 @@ def _compare_outputs(
         done = zip(translator.encode(texts), translator.generate(texts, NEW_TOKENS, search), strict=True)
         expected = [translator.tokenizer.decode([*ids, *best.ids]) for ids, (best,) in done]
     outputs = []
-    for batch in [texts] if theirs.pad_token else [[text] for text in texts]:
+    for batch in _batches(texts, theirs, model):
         read = theirs(batch, return_tensors="pt", padding=len(batch) > 1)
         ids, keep = read["input_ids"], read["attention_mask"]
         if not ids.numel():  # AutoTokenizer finds no token in a text that the run encodes
