@@ -11,11 +11,14 @@ import pytest
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.network.build import check_model
 from tfm_blocks.report.coordinates import NodeSizes
+from tfm_blocks.training.coordinates import Training
 
 SIZES = {"d_model": "64,128,256", "d_ff": "128,256,512", "heads": "2,4,8"}
 ALL_WIDTHS = {**SIZES, "kv_heads": "1,2,4", **dict.fromkeys(("d_latent", "d_query", "d_embedding"), "32,64,128")}
 ALL_WIDTHS["d_expert"] = SIZES["d_model"]
+SMALL = ["d_model=16", "d_ff=16", "heads=2", "layers=1"]
 FEW = {"layers": 2, "decoder_layers": 2}
 
 
@@ -125,3 +128,9 @@ def test_wrong_arguments_are_errors(arguments, rule: str, capsys) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["coordinates", *arguments])
     assert exit.value.code == 2 and rule in capsys.readouterr().err
+
+
+def test_the_ids_of_each_input_are_below_its_own_vocabulary() -> None:
+    spec = check_model(compose_model("two_vocabularies", ["vocab=300", "source_vocab=20", *SMALL]).model)
+    training = Training(steps=2, batch=8, length=16, rate=0.01)
+    assert training.measure(spec, seed=1)["logits"] and training.seconds(spec) > 0

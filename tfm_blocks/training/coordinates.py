@@ -73,9 +73,8 @@ class Training:
         return min(durations[1:])
 
     def _inputs(self, network: Network, seed: int) -> dict[str, Tensor]:
-        """Draw the batch: ids from 1 on, or normally distributed vectors."""
+        """Draw the batch: ids from 1 on that each reader of the input knows, or normally distributed vectors."""
         generator = torch.Generator().manual_seed(seed)
-        vocab = network.spec.sink.shape[-1]
         drawn = {}
         for tensor in network.spec.inputs:
             length = int(min(self.length, network.longest(tensor.name).tokens))
@@ -83,6 +82,8 @@ class Training:
                 size if isinstance(size, int) else self.batch if place == 0 else length
                 for place, size in enumerate(tensor.shape)
             ]
+            tables = [node for node in network.spec.tables if node.entry == tensor.name]
+            vocab = min([node.arguments["vocab"] for node in tables], default=network.spec.sink.shape[-1])
             assert isinstance(vocab, int)
             ids = torch.randint(1, vocab, shape, generator=generator)
             drawn[tensor.name] = ids if tensor.tokens else torch.randn(shape, generator=generator)
