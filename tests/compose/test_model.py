@@ -1,12 +1,14 @@
 """Composing a model alone."""
 
+from pathlib import Path
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from tests.network.examples import SHIPPED, each
 from tfm_blocks.compose.folders import CONF
-from tfm_blocks.compose.model import compose_model
+from tfm_blocks.compose.model import compose_model, compose_requested
 from tfm_blocks.errors import ConfigError
 
 
@@ -38,3 +40,17 @@ def test_a_wrong_override_of_a_model_is_an_error(overrides, address, message):
         compose_model("tiny", overrides)
     assert caught.value.problems[0].address == address
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_file_in_the_folder_of_config_dir_takes_overrides_of_a_run(absolute, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine" / "model" / "wide.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\ndefaults: [tiny, _self_]\nheads: 2\n")
+    conf = Path("mine").resolve() if absolute else Path("mine")
+    for model in ("mine/model/wide.yaml", str(path)):
+        composed = compose_requested(model, ["data=parity"], conf)
+        assert composed.choices["model"] == "wide" and composed.mapping["heads"] == 2
+    with pytest.raises(ConfigError, match="is a path"):
+        compose_requested("mine/model/wide.yaml", ["data=parity"], tmp_path)

@@ -45,13 +45,14 @@ def compose_requested(model: str, overrides: Sequence[str] = (), conf: Path | No
         return compose_model(model, overrides, conf)
     path = Path(model)
     if path.suffix:
-        if path.resolve().parent.name != "model" or conf not in (None, path.resolve().parent.parent):
+        folder = path.resolve().parent
+        if folder.name != "model" or (conf and conf.resolve() != folder.parent):
             rule = "is a path, and overrides of a run, such as data=parity, need the name of a model"
             help = f"put the file into FOLDER/model/ and write --config-dir FOLDER {path.stem}"
             raise ConfigError(Problem(model, rule, help=help))
-        model, conf = path.stem, path.resolve().parent.parent
-    folder = ["--config-dir", str(conf)] if conf else []
-    return compose_run(compose_arguments([*folder, f"model={model}", *overrides]))
+        model, conf = path.stem, folder.parent
+    config_dir = ["--config-dir", str(conf)] if conf else []
+    return compose_run(compose_arguments([*config_dir, f"model={model}", *overrides]))
 
 
 def sets_run(overrides: Sequence[str]) -> bool:

@@ -95,7 +95,7 @@ def train(
     _expect_callbacks(callbacks)
     if model and (path := Path(model)).suffix in (".yaml", ".yml"):
         folder = path.parent.parent
-        if path.parent.name != "model" or config_dir not in (None, folder):
+        if path.parent.name != "model" or (config_dir and config_dir.resolve() != folder.resolve()):
             rule = f"a model file must be at {config_dir or 'FOLDER'}/model/{path.name}, but is {path}"
             raise ConfigError(Problem("model", rule, help="move it there, or build it alone with tfm.build"))
         model, config_dir = path.stem, folder
