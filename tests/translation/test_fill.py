@@ -16,6 +16,7 @@ from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.layout import batch_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
+from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.report.lists import show_perplexity
@@ -170,3 +171,21 @@ def test_a_classifier_with_a_mask_fills_nothing() -> None:
     composed = compose_job(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes], COMPOSER)
     with pytest.raises(RunError, match="was not trained to predict hidden tokens"):
         Filler(build_network(check_model(composed.model), seed=3), tokenizer)
+
+
+def write_samples(ranks, folder):
+    """Count one row on each rank, and write the samples of the rank."""
+    torch.distributed.init_process_group("gloo")
+    filler = filler_of_words()
+    row = [filler.tokenizer.mask, *filler.tokenizer.encode("den" if ranks.rank else "ban"), 2]
+    scorer = MaskedScorer(ranks, 2, filler.tokenizer, 2)
+    batch = replace(batch_of({"src": torch.tensor([row])}, torch.tensor([[row[1], 0, 0]])), rows=(1 - ranks.rank,))
+    scorer.count(Objective(filler.network, 0.0), batch)
+    scorer.score(None, Generation(0, None, None))
+    (folder / str(ranks.rank)).write_text(json.dumps([reference for _, _, reference in scorer.samples]))
+
+
+@pytest.mark.grid
+def test_samples_of_hidden_tokens_are_those_of_all_ranks(tmp_path):
+    spawn_ranks(write_samples, 2, tmp_path)
+    assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [["den den", "ban ban"]] * 2

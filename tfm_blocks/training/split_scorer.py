@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.runs.row_results import Losses
+from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.metrics import PartScores, RowLosses, TokenScores
 from tfm_blocks.training.objective import Objective, ReplacedTokenObjective
 from tfm_blocks.translation.settings import Search
@@ -172,7 +174,10 @@ class MaskedScorer(SplitScorer):
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all hidden tokens; nothing is generated."""
-        self.samples = [self.sample_of[row] for row in sorted(self.sample_of)]
+        samples = list(self.sample_of.items())
+        if self.ranks.world > 1:
+            samples = list(chain.from_iterable(gather_json(samples)))
+        self.samples = [(source, output, reference) for _, (source, output, reference) in sorted(samples)]
         return super().score(corpus, generation)
 
 
