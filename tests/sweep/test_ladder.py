@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.sweep.jobs import Small, job_of
 from tests.sweep.test_engine import run, states
@@ -27,6 +28,7 @@ from tfm_blocks.sweep.ladder import RungPlan, read_ladder_settings
 from tfm_blocks.sweep.ladder_jobs import LadderJobs, vertex
 from tfm_blocks.sweep.ladder_plan import LadderPlan, plan_ladder
 from tfm_blocks.sweep.settings import read_sweep_settings
+from tfm_blocks.training.coordinates import Training
 
 WORDS = ["the cat sat on the mat", "a dog ran to the park", "we see one bird", "two men walk home"]
 ARGUMENTS = [
@@ -202,6 +204,25 @@ def test_cooldowns_start_after_their_run_and_not_if_it_failed(small: Small, tmp_
     assert "trainer.checkpoint_at=[8,16]" in longest.overrides and "schedule.decay=8" in longest.overrides
     assert half.parent is longest
     assert {"trainer.steps=10", "schedule.decay=2", "trainer.checkpoint_at=[]"} <= set(half.overrides)
+
+
+def test_a_step_that_fails_leaves_the_threads_as_they_were(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(*arguments: object) -> float:
+        raise MemoryError
+
+    plan = ladder_of(small, tmp_path).plan
+    monkeypatch.setattr(Training, "seconds", seconds)
+    monkeypatch.setattr(LadderPlan, "spec", lambda plan, job: None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(MemoryError):
+            plan.measure(0, 32, 2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_vertex_of_a_parabola() -> None:

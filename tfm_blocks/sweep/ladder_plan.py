@@ -170,8 +170,10 @@ class LadderPlan:
             tokens = min(plan.step_tokens, limit)
             training = Training(STEPS, max(1, tokens // context), context, self.settings.rate.of(plan.size))
             torch.set_num_threads(max(1, threads // parallel))
-            self.seconds[variant, rung] = training.seconds(self.spec(job)) * plan.step_tokens / tokens
-            torch.set_num_threads(threads)
+            try:
+                self.seconds[variant, rung] = training.seconds(self.spec(job)) * plan.step_tokens / tokens
+            finally:
+                torch.set_num_threads(threads)
 
 
 def plan_ladder(

@@ -76,6 +76,15 @@ def test_more_jobs_than_devices_share_them_and_jobs_without_devices_keep_the_use
         end(tmp_path, name, worker)
 
 
+def test_a_job_that_cannot_start_uses_no_device(open_launcher: Callable[..., Start], tmp_path: Path) -> None:
+    start = open_launcher(2, "0,1")
+    with pytest.raises(FileNotFoundError):
+        start("missing/job")
+    worker = start("job")
+    assert seen(tmp_path, "job").endswith("devices 0")
+    end(tmp_path, "job", worker)
+
+
 @pytest.mark.parametrize(("parallel", "environment", "threads"), [(1, {}, ""), (4, {"OMP_NUM_THREADS": "3"}, "3")])
 def test_threads_are_unchanged_for_one_job_at_a_time_or_if_the_user_set_them(
     parallel: int, environment: dict[str, str], threads: str, open_launcher: Callable[..., Start], tmp_path: Path

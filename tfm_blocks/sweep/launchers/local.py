@@ -47,13 +47,14 @@ class LocalLauncher(Launcher):
         """
         on_devices = choose_device(trainer.accelerator) != CPU
         devices = sorted(self.load, key=lambda name: self.load[name])[: trainer.devices] if on_devices else []
-        self.load.update(devices)
         job_file = job_file_content(command, log)
         job_file["with"] |= self.environment | ({self.variable: ",".join(devices)} if devices and self.variable else {})
         if command[0] == sys.executable and not devices:
             process = start_supervised(command[1:], Path(job_file["log"]), job_environment(job_file))
             return _ProcessWorker(job_file["begin"], process, self.load, devices)
-        return _ProcessWorker(job_file["begin"], SupervisedJob(job_file).supervisor, self.load, devices)
+        supervisor = SupervisedJob(job_file).supervisor
+        self.load.update(devices)
+        return _ProcessWorker(job_file["begin"], supervisor, self.load, devices)
 
 
 class _ProcessWorker:
