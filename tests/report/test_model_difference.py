@@ -105,7 +105,8 @@ def test_the_difference_of_a_run_and_a_model_is_what_the_run_changed(tmp_path, c
         (["heads=2", "base"], "no model is called 'heads=2'"),
         (["base", "nosuch"], "no model is called 'nosuch'"),
         (["base", "base", "heads=7"], "the width must split evenly into heads"),
-        (["base", "tiny", "--length", "doc=3"], "the model has no input 'doc'"),
+        (["decoder_only", "llama", "--src", "3"], "--src: the model has no input 'src'"),
+        (["base", "tiny", "--length", "doc=3"], "--length: the model has no input 'doc'"),
     ],
 )
 def test_a_wrong_command_line_is_one_error_and_status_2(words, message, capsys):

@@ -83,12 +83,13 @@ def requested_lengths(arguments: argparse.Namespace, inputs: Sequence[Input]) ->
     """Return the requested numbers of tokens by input. Raises ConfigError for a name that is not an input."""
     from tfm_blocks.language.spec import names
 
-    lengths = {**dict(arguments.length), **{name: vars(arguments)[name] for name in ("src", "tgt")}}
-    requested = {name: length for name, length in lengths.items() if length is not None}
+    typed = {name: length for name in ("src", "tgt") if (length := vars(arguments)[name]) is not None}
+    requested = {**dict(arguments.length), **typed}
     for name in requested:
         if name not in names(inputs):
             help = suggest(name, names(inputs))
-            raise ConfigError(Problem(f"--{name}", f"the model has no input {name!r}", help=help))
+            address = f"--{name}" if name in typed else "--length"
+            raise ConfigError(Problem(address, f"the model has no input {name!r}", help=help))
     return requested
 
 
