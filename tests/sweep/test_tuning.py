@@ -120,6 +120,17 @@ def test_an_added_rate_has_the_key_as_it_was_typed(small: Small) -> None:
     assert list(job.overrides) == ["seed=1", "++schedule.peak=0.0001"]
 
 
+def test_a_grid_of_one_number_has_no_end_to_grow_beyond(small: Small) -> None:
+    """Rates that move together with another key may be equal."""
+    composed = small()
+    overrides = [
+        ["seed=1", f"model={model}", f"schedule.peak={rate}"] for model, rate in (("a", "1e-3"), ("b", "0.001"))
+    ]
+    jobs = [job_of(composed, " ".join(each), each) for each in overrides]
+    grid = TunedGrid(jobs, "schedule.peak", [], 4, lambda _, each: job_of(composed, " ".join(each), each))
+    assert len(train(grid, lambda model, rate: 1.0)) == 2
+
+
 @pytest.mark.parametrize(("overrides", "message"), [
     (["seed=1,2", "sweep.tune=schedule.peak"], "but schedule.peak has no list of values"),
     (["schedule.peak=1e-3,1e-2", "sweep.tune=schedule.peak"], "but seed has no list of values"),

@@ -154,7 +154,7 @@ def _beyond(values: Sequence[str], best: str) -> str:
     The text is empty if the best value is inside the grid, or the grid has a value that is not a number above 0.
     """
     try:
-        grid = sorted(map(float, values))
+        grid = sorted(set(map(float, values)))
     except ValueError:  # such as null
         return ""
     if grid[0] <= 0 or len(grid) < 2:
