@@ -93,9 +93,11 @@ class DisentangledAttention(MultiHead):
         if share_projections and E not in (None, D):
             raise ValueError(f"share_projections maps distances of width {D}, but their width is {E}")
         self.rows, self.max_distance = rows, max_distance
-        self.table = DistanceTable(D, rows=rows) if E is None else None
-        maps, both = self.widths.maps[:2], {"bias": bias not in (False, "out"), "heads": (heads, heads)}
-        self.of_distances = None if share_projections else Linear(E or D, sum(maps), parts=maps, **both)
+        self.table: Any = DistanceTable(D, rows=rows) if E is None else None
+        self.of_distances: Linear | None = None
+        if not share_projections:
+            maps, biased = self.widths.maps[:2], bias not in (False, "out")
+            self.of_distances = Linear(E or D, sum(maps), parts=maps, bias=biased, heads=(heads, heads))
 
     def forward(  # type: ignore[override]
         self, x_BTD: Tensor, distances_RE: Tensor | None = None, *, keep_BT: Tensor

@@ -61,8 +61,10 @@ def error_response(status: int, problem: Problem, headers: Mapping[str, str] | N
     return JSONResponse({"error": error_of(problem)}, status, {**HEADERS.get(status, {}), **(headers or {})})
 
 
-async def refuse_body(status: int, problem: Problem, scope: Scope, receive: Receive | None, send: Send) -> None:
-    """Send an error while the body still arrives through `receive`, and close when it ends or after LINGER_SECONDS.
+async def refuse_body(
+    status: int, problem: Problem, scope: Scope, receive: Receive, send: Send, *, arrives: bool = True
+) -> None:
+    """Send an error. If the body still `arrives`, close when it ends or after LINGER_SECONDS.
 
     Closing a connection that has unread bytes resets it, and the client may lose the response (RFC 9112, section 9.6).
     """
@@ -73,8 +75,8 @@ async def refuse_body(status: int, problem: Problem, scope: Scope, receive: Rece
     await error_response(status, problem)(scope, receive, send_open)
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
-            while receive and (await receive()).get("more_body"):
-                pass
+            while arrives:
+                arrives = (await receive()).get("more_body", False)
     await send({"type": "http.response.body"})
 
 
@@ -122,7 +124,7 @@ class RequestMiddleware:
         if len(body) > self.limits.bytes:
             rule = f"must have at most {self.limits.bytes} bytes, a limit of this server"
             problem = Problem("body", rule, help="send fewer texts")
-            await refuse_body(413, problem, scope, receive if more else None, send)
+            await refuse_body(413, problem, scope, receive, send, arrives=more)
         elif self.hosts and host not in self.hosts:
             problem = Problem("Host", f"must be one of {', '.join(self.hosts)}", help="tfm serve --host 0.0.0.0")
             await error_response(400, problem)(scope, receive, send)
