@@ -103,6 +103,13 @@ def test_keys_that_name_code_are_not_kept_and_nothing_is_run(folder, file, keys,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "run", "theirs"]
 
 
+@pytest.mark.parametrize("key", ["suppress_tokens", "bad_words_ids"])
+def test_a_list_of_tokens_that_is_no_list_is_an_error_with_its_place(folder, key, tmp_path):
+    (folder / "generation_config.json").write_text(json.dumps({key: 5}))
+    with pytest.raises(RunError, match=rf"generation_config\.json: {key}: must be a list, but is 5"):
+        import_folder(folder, tmp_path / "run")
+
+
 FOREIGN_NAMES = [
     "../x",
     "{}/x",

@@ -1,6 +1,7 @@
 """`tfm average`: the mean of the last kept weights, in a separate folder."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.checkpoints import average
 from tfm_blocks.runs.folder import step_file
 from tfm_blocks.runs.model import read_network, write_model, write_tensors
+from tfm_blocks.runs.saved_run import SavedRun
 
 
 @pytest.fixture
@@ -36,6 +38,15 @@ def test_the_last_validations_are_averaged_and_the_run_does_not_change(run):
     assert folder.name == "run-average2" and {path.name for path in run.iterdir()} == before
     assert len(json.loads((folder / "status.json").read_text())["of"]) == 2
     assert average(run, 2).name == "run-average2-2"
+
+
+def test_the_folder_that_one_stands_in_has_its_name(run, monkeypatch):
+    monkeypatch.chdir(run)
+    folder = average(Path(), 2)
+    assert folder == run.parent / "run-average2" and not [*run.glob("*average*")]
+    of = json.loads((folder / "status.json").read_text())["of"]
+    assert all(name.startswith("run/step-") for name in of)
+    assert SavedRun(Path()).name == "run" == SavedRun(Path("checkpoints") / "..").name
 
 
 def test_averaging_more_validations_than_exist_is_an_error(run):

@@ -223,8 +223,9 @@ def test_lines_tsv_json_and_parquet_give_the_same_batches(predict, tmp_path):
     ("predict", "label", "rule"),
     [
         ("class", "good", "row 2 has the label 'good', which is none of data.labels: neg, pos"),
-        ("number", "1,5", "row 2 must be a number, but the label is '1,5'"),
-        ("number", "nan", "row 2 must be a number, but the label is 'nan'"),
+        ("number", "1,5", "row 2 must be a number within float32, but the label is '1,5'"),
+        ("number", "nan", "row 2 must be a number within float32, but the label is 'nan'"),
+        ("number", "1e39", "row 2 must be a number within float32, but the label is '1e39'"),
         ("words", "O O", "row 2 has 1 words, but 2 labels"),
         ("several", "x z", "row 2 has the label 'z', which is none of data.labels: x, y"),
     ],
@@ -317,6 +318,8 @@ WRONG = {
     "twice": (["data.labels=[a,a]"], "data.labels", "names a more than once"),
     "spaces": (["data.labels=[a,'b c']", "data.predict=words"], "data.labels", "spaces separate the labels"),
     "names of numbers": (["data.predict=number"], "data.labels", "must be null"),
+    "a third column": (["data.train={src: a, ctx: b, tgt: c}"], "data.train", "must have src for the texts and tgt"),
+    "another source": (["data.fields={text: a, tgt: b}"], "data.fields", "must have src for the texts and tgt"),
     "rules of pairs": (["data.clean.max_ratio=3.0"], "data.clean", "compare the two sides of a pair"),
 }  # fmt: skip
 

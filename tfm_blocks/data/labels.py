@@ -34,12 +34,13 @@ class LabelCoder:
         """Return the ids of a label. Raises ValueError with the rule that the label breaks."""
         if self.predict == "number":
             try:
-                value = float(text)
+                with np.errstate(over="ignore"):
+                    value = np.float32(float(text))
             except ValueError:
-                value = math.nan
-            if not math.isfinite(value):
-                raise ValueError(f"must be a number, but the label is {shown(text)}")
-            return list(divmod(int(np.float32(value).view(np.uint32)), HALF))
+                value = np.float32(math.nan)
+            if not np.isfinite(value):
+                raise ValueError(f"must be a number within float32, but the label is {shown(text)}")
+            return list(divmod(int(value.view(np.uint32)), HALF))
         names = [text.strip()] if self.predict == "class" else text.split()
         if names == [NONE] and self.predict == "several":
             return []

@@ -71,8 +71,9 @@ def prepare(
     if isinstance(settings, ProbeSettings):
         tokenizer, probes = probe_corpora(settings, tell)
         return Prepared(tokenizer=tokenizer, **probes)
-    splits, cache = _splits(settings), cache_folder(settings.cache)
-    tokenizer = _tokenizer(splits, settings, vocab, special, source_vocab)
+    cache = cache_folder(settings.cache)
+    splits = _splits(cache, settings)
+    tokenizer = _tokenizer(cache, splits, settings, vocab, special, source_vocab)
     mix, by_split = _mix_of(settings), dict[str, dict[str, Corpus]]()
     for name in ("val", "test", "train"):  # small splits first, so that their errors appear early
         for part, split in splits.get(name, {}).items():
@@ -124,8 +125,9 @@ def vocabulary_sizes(
     """
     if isinstance(settings, ProbeSettings):
         return settings.vocab, None
-    splits = {} if settings.tokenizer else _splits(settings)
-    return _tokenizer(splits, settings, vocab, special, source_vocab).sizes
+    cache = cache_folder(settings.cache)
+    splits = {} if settings.tokenizer else _splits(cache, settings)
+    return _tokenizer(cache, splits, settings, vocab, special, source_vocab).sizes
 
 
 def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
@@ -140,11 +142,11 @@ def _mix_of(settings: LinesSettings) -> Mapping[str, MixedPairs] | Mapping[str, 
     return {} if isinstance(settings, DatesSettings) else settings.mix or {}
 
 
-def _splits(settings: LinesSettings) -> dict[str, dict[str, Split]]:
+def _splits(cache: Path, settings: LinesSettings) -> dict[str, dict[str, Split]]:
     """Return the splits by name, of each the corpora of a mix by name, or the single corpus ''."""
     parts: dict[str, LinesSettings | MixedPairs | MixedDocuments] = {"": settings}
     parts = dict(_mix_of(settings)) or parts
-    splits, cache = dict[str, dict[str, Split]](), cache_folder(settings.cache)
+    splits = dict[str, dict[str, Split]]()
     for corpus, part in parts.items():
         address = f"data.mix.{corpus}" if corpus else "data"
         if isinstance(part, DatesSettings):
@@ -194,6 +196,7 @@ def _tags_of(part: MixedCorpus | None, columns: Sequence[str]) -> Tags:
 
 
 def _tokenizer(
+    cache: Path,
     splits: Mapping[str, Mapping[str, Split]],
     settings: LinesSettings,
     vocab: int,
@@ -207,10 +210,10 @@ def _tokenizer(
         expect_special(tokenizer, str(settings.tokenizer), special, _text_tags(settings, columns))
         return tokenizer
     if source_vocab is None:
-        return _learned(splits, settings, columns, vocab, special)
+        return _learned(cache, splits, settings, columns, vocab, special)
     sources = [column for column in columns if column != TARGET]
-    source = _learned(splits, settings, sources, source_vocab, (), knob="source_vocab")
-    return _learned(splits, settings, [TARGET], vocab, special).with_source(source)
+    source = _learned(cache, splits, settings, sources, source_vocab, (), knob="source_vocab")
+    return _learned(cache, splits, settings, [TARGET], vocab, special).with_source(source)
 
 
 def _text_tags(settings: LinesSettings, columns: Sequence[str]) -> dict[str, bool]:
@@ -223,6 +226,7 @@ def _text_tags(settings: LinesSettings, columns: Sequence[str]) -> dict[str, boo
 
 
 def _learned(
+    cache: Path,
     splits: Mapping[str, Mapping[str, Split]],
     settings: LinesSettings,
     learned: Sequence[str],
@@ -250,7 +254,7 @@ def _learned(
     parts: list[object] = [FORMAT, version("tokenizers"), (SAMPLE, SAMPLE_CHARACTERS), vocab, add_prefix_space]
     parts += [train.fingerprint, *([] if len(learned) == len(train.columns) else learned)]
     parts += [tags] if tags else []
-    folder = find_or_build(cache_folder(settings.cache) / "tokenizers" / cache_key(*parts, *special), build)
+    folder = find_or_build(cache / "tokenizers" / cache_key(*parts, *special), build)
     return Tokenizer.load(folder / "tokenizer.json")
 
 

@@ -89,6 +89,14 @@ class LabelsSettings(TextSettings):
     predict: Predicted
     labels: list[LabelName] | None = None
 
+    @field_validator("fields", "train")
+    @classmethod
+    def _has_texts_and_labels(cls, files: dict[str, Any] | None) -> dict[str, Any] | None:
+        if files is not None and {*files} != {"src", TARGET}:
+            rule = f"must have src for the texts and {TARGET} for the labels, but has {', '.join(files)}"
+            raise RuleError(rule, f"write {{src: …, {TARGET}: …}}, and no other column")
+        return files
+
     @field_validator("labels")
     @classmethod
     def _are_classes(cls, labels: list[str] | None, info: ValidationInfo) -> list[str] | None:
@@ -125,6 +133,7 @@ class LabelsSettings(TextSettings):
         for name, corpus in (mix or {}).items():
             if corpus.tag or corpus.target_tag:
                 raise RuleError(f"{name} has a tag, but data.kind=labels reads texts as they are", "leave it out")
+            cls._has_texts_and_labels(corpus.train)
             cls._compares_texts_only(corpus.clean)
         return mix
 

@@ -23,6 +23,7 @@ from tfm_blocks.language.spec import Adapter, Spec
 from tfm_blocks.network.adapters import without_adapters
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.matching import expect_weights, weights_of
+from tfm_blocks.runs.files import named_folder
 from tfm_blocks.runs.folder import CONFIG, TOKENIZER, WEIGHTS, new_folder
 from tfm_blocks.runs.model import read_network, read_spec, read_tensors, write_model, write_tensors, write_weights
 from tfm_blocks.runs.records import SavedModel, Status
@@ -44,7 +45,7 @@ def merge_run(run: Path, folder: Path, plugins: Sequence[str] = ()) -> int:
         (part / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
         inherit_record(run, part)
         write_weights(part, weights_of(network))
-        Status("merged", of=(run.name,), parameters=parameters).write(part)
+        Status("merged", of=(named_folder(run).name,), parameters=parameters).write(part)
     return parameters
 
 

@@ -27,7 +27,7 @@ from tfm_blocks.exchange.random_sentences import (
 )
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network
-from tfm_blocks.runs.files import JsonFile, write_json
+from tfm_blocks.runs.files import JsonFile, named_folder, write_json
 from tfm_blocks.translation.encoder import Encoder
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
@@ -189,7 +189,9 @@ def certify(
     except Exception as error:  # such as a missing library
         outputs, reason = None, cut(" ".join(str(error).split()))
     kind = str(config.dtype).removeprefix("torch.")
-    certificate = Certificate(run.name, "huggingface", kind, versions, log_p, outputs, not_compared=reason)
+    certificate = Certificate(
+        named_folder(run).name, "huggingface", kind, versions, log_p, outputs, not_compared=reason
+    )
     certificate.write(folder)
     return certificate
 

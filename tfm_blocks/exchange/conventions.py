@@ -47,8 +47,8 @@ def read_conventions(
     ends, pairs = after[-1:] == [EOS], published.family.pairs
     longest, shortest = (_output_length(generation, kind, pairs) for kind in ("max", "min"))
     first = _number(generation, "forced_bos_token_id", vocabulary.size) if pairs else None
-    phrases = (phrase for phrase in generation.get("bad_words_ids") or () if isinstance(phrase, list))
-    never = [*(generation.get("suppress_tokens") or ()), *(phrase[0] for phrase in phrases if len(phrase) == 1)]
+    phrases = (phrase for phrase in _list(generation, "bad_words_ids") if isinstance(phrase, list))
+    never = [*_list(generation, "suppress_tokens"), *(phrase[0] for phrase in phrases if len(phrase) == 1)]
     known = {id for id in never if type(id) is int and 0 <= id < vocabulary.size}  # longer phrases have no counterpart
     refused = {0, *range(1, vocabulary.first), *to_here(sorted(known))}
     return Conventions(
@@ -132,6 +132,14 @@ def _output_length(generation: Mapping[str, Any], kind: str, pairs: bool) -> int
     if limit is None and pairs:
         limit = (_number(generation, f"{kind}_length", LARGEST_LIMIT) or 1) - 1
     return limit or 0
+
+
+def _list(generation: Mapping[str, Any], key: str) -> list[Any]:
+    value = generation.get(key)
+    if value is None or isinstance(value, list):
+        return value or []
+    rule = f"must be a list, but is {shown(value)}"
+    raise RunError(Problem(f"generation_config.json: {key}", rule, help="correct it, or remove the key"))
 
 
 def _number(generation: Mapping[str, Any], key: str, bound: int) -> int | None:

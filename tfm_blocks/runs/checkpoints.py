@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError, printable, shown
-from tfm_blocks.runs.files import JsonFile, damaged, read_bytes, settle
+from tfm_blocks.runs.files import JsonFile, damaged, named_folder, read_bytes, settle
 from tfm_blocks.runs.folder import (
     BEST,
     CHECKPOINTS,
@@ -238,6 +238,7 @@ def average(run: Path, last: int) -> Path:
     Raises RunError if fewer weights exist, or if they belong to different models.
     """
     expect_folder(run)
+    run = named_folder(run)
     kept = step_files(run / CHECKPOINTS)
     if not 1 <= last <= len(kept):
         rule = f"has the weights of {len(kept)} validations, so the last {last} cannot be averaged"

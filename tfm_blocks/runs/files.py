@@ -310,3 +310,8 @@ def _fits(kind: type[Any], value: Any) -> bool:
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     return type(value) is kind and (kind is not int or 0 <= value <= LARGEST)
+
+
+def named_folder(folder: Path) -> Path:
+    """Return a path of the folder that ends with its name: `.` and `..` become absolute."""
+    return folder.resolve() if folder.name in ("", "..") else folder

@@ -23,7 +23,7 @@ from tfm_blocks.metric_schema import (
     VAL_KEYS,
     find_score,
 )
-from tfm_blocks.runs.files import Setting, damaged, parse_mapping, read_settings_part, read_text
+from tfm_blocks.runs.files import Setting, damaged, named_folder, parse_mapping, read_settings_part, read_text
 from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, STATUS, SWEEP, WEIGHTS, step_files, step_of
 from tfm_blocks.runs.lock import holder_of
 from tfm_blocks.runs.metrics import Best, numbers_of, read_rows, summarise
@@ -71,7 +71,7 @@ class SavedRun:
 
     def __init__(self, folder: Path, job: JobEntry | None = None, **known: Any) -> None:
         self.folder, self.job = folder, job
-        self.name = folder.name
+        self.name = named_folder(folder).name
         self.translated_in: Path | None = None
         vars(self).update(known)
 
