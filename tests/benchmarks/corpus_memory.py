@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tfm_blocks.data.layout import Layout, PlainText, Sides
-from tfm_blocks.data.plan import epoch_plan
+from tfm_blocks.data.plan import Ranks, epoch_plan
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import LmSettings, TextSettings
 
@@ -118,7 +118,7 @@ def report(folder: Path, settings: TextSettings | LmSettings, layout: Layout, vo
     print(f"plan of an epoch, {len(plan):,} steps: {time.perf_counter() - start:.1f} s, {peak()}")
     start = time.perf_counter()
     steps = range(min(1000, len(plan)))
-    batches = (layout.batch(train, rows_B) for k in steps for rows_B in plan[k].share(0, 1))
+    batches = (layout.batch(train, rows_B) for k in steps for rows_B in plan[k].share(Ranks(0, 1)))
     padded = sum(ids.numel() for batch in batches for ids in batch.inputs.values())
     real = sum(int(plan[k].widths_NC.sum()) for k in steps)
     print(f"batches of {len(steps):,} steps, {real / padded:.1%} full: {time.perf_counter() - start:.1f} s, {peak()}")

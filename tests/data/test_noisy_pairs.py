@@ -38,6 +38,7 @@ from tfm_blocks.data.objectives import (
     Ul2Settings,
 )
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.data.vocabulary import sentinel
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.memory_check import smallest_cap
@@ -280,7 +281,7 @@ def test_568_tokens_become_512_inputs_and_114_targets(tokenizer, tmp_path, size)
 def test_denoising_masks_the_fraction_of_the_words_in_spans_of_the_poisson_distribution(tokenizer, tmp_path, size):
     corpus = packed(tmp_path, tokenizer, size, context=256)
     layout = layout_of(corpus, ["src", "tgt"], denoising(permute=0.0)).drawn(*DRAW)
-    noise, counts = layout.pair_noise, np.zeros(4)
+    noise, counts = layout.noise, np.zeros(4)
     for flat in layout.parts(corpus):
         words_R = np.full(len(flat.rows_R), 1000)
         length_S, spans_R, empty_R = noise._spans(words_R, flat.rows_R)
@@ -308,7 +309,7 @@ def test_each_denoiser_of_a_mixture_is_drawn_equally_often_and_has_its_density(t
     for denoisers, parts in ((UL2.denoisers, [1] * 7), (weighted, [1, 1, 2, 1, 1, 1, 1])):
         objective = UL2.model_copy(update={"denoisers": denoisers})
         layout = layout_of(corpus, ["src", "tgt"], objective).drawn(*DRAW)
-        noise, (flat, *_) = layout.pair_noise, layout.parts(corpus)
+        noise, (flat, *_) = layout.noise, layout.parts(corpus)
         counts = np.bincount(noise.choices(flat), minlength=7)
         expected_K = np.array(parts) * len(flat.rows_R) / sum(parts)
         assert ((counts - expected_K) ** 2 / expected_K).sum() < 6 + 5 * math.sqrt(2 * 6)
@@ -363,7 +364,7 @@ def test_sentinels_are_the_last_ids_which_no_text_contains(tokenizer, tmp_path):
     text = f"ban {sentinel(0)} den"
     assert not {*tokenizer.encode(text)} & {*tokenizer.sentinels} and tokenizer.decode(tokenizer.encode(text)) == text
     tokenizer.save(tmp_path / "tokenizer.json")
-    assert Tokenizer.load(tmp_path / "tokenizer.json").sentinels == tokenizer.sentinels
+    assert load_tokenizer(tmp_path / "tokenizer.json").sentinels == tokenizer.sentinels
     assert Tokenizer.train(WORDS, 300).sentinels == []
 
 

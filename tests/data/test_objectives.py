@@ -9,6 +9,7 @@ from tfm_blocks.data.noise import Flat, Masking, uniforms
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import MaskedSettings
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.errors import ConfigError
 
 WORDS = [f"{first}{second}{third}" for first in "bdfgk" for second in "aeiou" for third in ("n", "ring", "st", "lo")]
@@ -149,7 +150,7 @@ def test_only_a_tokenizer_for_masking_has_a_mask_which_no_text_contains(tokenize
     assert tokenizer.mask == 4 and 4 not in tokenizer.encode(f"a {MASK} b")
     assert tokenizer.decode(tokenizer.encode(f"a {MASK} b")) == f"a {MASK} b"
     tokenizer.save(tmp_path / "tokenizer.json")
-    assert Tokenizer.load(tmp_path / "tokenizer.json").mask == 4
+    assert load_tokenizer(tmp_path / "tokenizer.json").mask == 4
     with pytest.raises(ConfigError, match="must have room for 5 special tokens and 256 bytes, but is 260"):
         Tokenizer.train(WORDS, 260, special=[MASK])
 

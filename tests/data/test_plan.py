@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfm_blocks.data.plan import epoch_plan
+from tfm_blocks.data.plan import Ranks, epoch_plan
 
 CORPORA = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=200).map(
     lambda rows: tuple(np.array(rows, dtype=np.int32).T.copy())
@@ -48,12 +48,12 @@ def test_shares_are_disjoint_cover_the_step_and_keep_under_the_cap(lengths, cap,
     for step in plan_of(lengths, batch_tokens=cap):
         seen = []
         for rank in range(world):
-            share = step.share(rank, world)
+            share = step.share(Ranks(rank, world))
             assert share and all(len(batch) for batch in share)
             for batch in share:
                 widest = max(int(lengths[0][pair]) for pair in batch) + max(int(lengths[1][pair]) for pair in batch) + 2
                 assert len(batch) * widest <= cap
-            seen += [] if step.idle(rank, world) else [int(pair) for batch in share for pair in batch]
+            seen += [] if step.idle(Ranks(rank, world)) else [int(pair) for batch in share for pair in batch]
         assert sorted(seen) == sorted(step.rows_N.tolist())
 
 
@@ -68,23 +68,23 @@ def test_every_rank_has_as_many_steps_of_as_many_tokens_whatever_the_cap(lengths
             rows = [
                 int(row)
                 for rank in range(world)
-                for batch in few.share(rank, world)
+                for batch in few.share(Ranks(rank, world))
                 for row in batch
-                if not few.idle(rank, world)
+                if not few.idle(Ranks(rank, world))
             ]
             assert sorted(rows) == sorted(many.rows_N.tolist())
-            assert all(few.share(rank, world) for rank in range(world))
+            assert all(few.share(Ranks(rank, world)) for rank in range(world))
 
 
 def test_a_rank_without_pairs_is_idle_and_gets_one_pair():
     (step,) = plan_of((np.array([3, 4], np.int32), np.array([5, 6], np.int32)))
-    assert [step.idle(rank, 3) for rank in range(3)] == [False, False, True]
-    assert [batch.tolist() for batch in step.share(2, 3)] == [[step.rows_N[0]]]
+    assert [step.idle(Ranks(rank, 3)) for rank in range(3)] == [False, False, True]
+    assert [batch.tolist() for batch in step.share(Ranks(2, 3))] == [[step.rows_N[0]]]
 
 
 def test_a_pair_above_the_cap_is_a_micro_batch_of_its_own():
     (step,) = plan_of((np.array([3, 90, 3], np.int32), np.array([4, 4, 4], np.int32)), batch_tokens=20)
-    assert [1] in [batch.tolist() for batch in step.share(0, 1)]
+    assert [1] in [batch.tolist() for batch in step.share(Ranks(0, 1))]
 
 
 def test_the_cap_changes_no_step(corpus):
@@ -112,7 +112,7 @@ def test_steps_are_even_and_none_is_left_over(corpus):
 def test_sorting_in_pools_leaves_little_padding(corpus):
     src_N, tgt_N = corpus
     plan = plan_of(corpus, step_tokens=1000, batch_tokens=2000)
-    batches = [batch for step in plan for batch in step.share(0, 1)]
+    batches = [batch for step in plan for batch in step.share(Ranks(0, 1))]
     padded = sum(len(batch) * int(src_N[batch].max() + tgt_N[batch].max() + 2) for batch in batches)
     assert (src_N + tgt_N + 2).sum() / padded > 0.85
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.data.test_probe_settings import probe
+from tfm_blocks.data.corpus import POSITIONS
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.tokenizer import SPECIAL
 from tfm_blocks.probes.catalogue import TASKS
@@ -36,7 +37,7 @@ def test_a_corpus_has_the_examples_of_its_task(conf, name):
         names = settings.probe.alphabet
         assert prepared.train.text["src"][row] == " ".join(names[token] for token in example.question)
         if example.positions is not None:
-            assert prepared.train.positions(row).tolist() == list(example.positions)
+            assert prepared.train.ids(POSITIONS, row).tolist() == list(example.positions)
 
 
 def test_every_test_length_has_its_examples_and_is_the_group_of_its_rows(conf):

@@ -168,10 +168,10 @@ def test_gpt_neo_states_the_kinds_of_its_layers_as_its_class_reads_them():
     sizes = ["d_model=16", "heads=2", "layers=3", "vocab=30", "d_ff=64", "max_length=8"]
     composed = compose_model("gpt_neo", sizes)
     published = find_published(check_model(composed.model, composed.sources), composed.mapping, OwnVocabulary(30, 1, 2))
-    written = write_published(published, "float32")
+    written = write_published(published)
     assert transformers.GPTNeoConfig.from_dict(written).attention_layers == ["global", "local", "global"]
     deeper = replace(published, knobs={**published.knobs, "layers": 4})
-    changed = with_knobs(written, published, deeper, "float32")
+    changed = with_knobs(written, published, deeper)
     assert transformers.GPTNeoConfig.from_dict(changed).attention_layers == ["global", "local"] * 2
 
 
@@ -179,11 +179,11 @@ def test_the_layers_of_lfm2_follow_the_number_of_layers():
     sizes = ["d_model=16", "heads=2", "kv_heads=1", "vocab=30", "d_ff=256", "layers=7"]
     composed = compose_model("lfm2", sizes)
     published = find_published(check_model(composed.model, composed.sources), composed.mapping, OwnVocabulary(30, 1, 2))
-    written = write_published(published, "float32")
+    written = write_published(published)
     assert [kind == "full_attention" for kind in written["layer_types"]] == [index in (2, 5) for index in range(7)]
     assert transformers.Lfm2Config.from_dict(written).layer_types == written["layer_types"]
     deeper = replace(published, knobs={**published.knobs, "layers": 12})
-    changed = with_knobs(written, published, deeper, "float32")
+    changed = with_knobs(written, published, deeper)
     assert [index for index, kind in enumerate(changed["layer_types"]) if kind != "conv"] == [2, 5, 8, 10]
 
 

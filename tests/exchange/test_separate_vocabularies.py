@@ -10,7 +10,7 @@ from tests.exchange.test_sentencepiece import SOURCE, TARGET, files, separate  #
 from tests.translation.test_any_graph import sharper
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.data.tokenizer_files import read_tokenizer
+from tfm_blocks.data.tokenizer_files import load_tokenizer, read_tokenizer
 from tfm_blocks.exchange.ctranslate2.export import export_to_ctranslate2
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.onnx.export import export_to_onnx
@@ -79,7 +79,7 @@ def test_engines_read_the_subwords_of_each_side(tokenizer, tmp_path):
     assert graphs == ["encoder", "first", "step"] and certificate.log_probabilities.largest < 1e-4
     for folder in ("ct2", "onnx"):
         for place, own in (("", tokenizer.source), ("target", tokenizer)):
-            assert Tokenizer.load(tmp_path / folder / place / "tokenizer.json").text == own.text
+            assert load_tokenizer(tmp_path / folder / place / "tokenizer.json").text == own.text
 
 
 @pytest.mark.grid

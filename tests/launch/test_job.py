@@ -25,6 +25,7 @@ from tests.preloaded import run_python
 from tests.training.test_module import feed_of, make
 from tfm_blocks.cli.train import _run_training
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import check_run
@@ -129,7 +130,7 @@ GRID = [(1, CAP, {1}), (1, CAP // 4, {3, 4}), (2, CAP // 2, {1}), (2, CAP // 4, 
 def micro_batches(composed: Composed, devices: int) -> set[int]:
     """Return the numbers of micro-batches that a rank reads in a step."""
     plan = feed_of(make(composed)[1]).plan(seed=1, epoch=0)
-    return {len(step.share(rank, devices)) for step in islice(plan, 6) for rank in range(devices)}
+    return {len(step.share(Ranks(rank, devices))) for step in islice(plan, 6) for rank in range(devices)}
 
 
 @pytest.mark.parametrize(

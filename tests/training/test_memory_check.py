@@ -113,7 +113,9 @@ def test_the_most_expensive_of_all_micro_batches_are_tried(small: Callable[..., 
     feed = trial(small("data.batch_tokens=200")).planned_corpus
     costs = []
     for step in feed.plan(seed=1, epoch=0):
-        widths = [(len(rows_B), feed.layout.widths_NC(feed.corpus)[rows_B].max(0)) for rows_B in step.share(0, 1)]
+        widths = [
+            (len(rows_B), feed.layout.widths_NC(feed.corpus)[rows_B].max(0)) for rows_B in step.share(Ranks(0, 1))
+        ]
         costs += [(rows * int(one.sum()), rows * int((one.astype(np.int64) ** 2).sum())) for rows, one in widths]
     most, longest = worst(feed, 1, Ranks())
     sizes = [[ids.shape for ids in batch.inputs.values()] for batch in (most, longest)]

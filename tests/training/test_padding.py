@@ -25,7 +25,7 @@ SPLITS = {"train": "tok/train.lc.norm.tok", "val": "tok/val.lc.norm.tok", "test"
 def share(composed: Composed, steps: int) -> float:
     """Return the fraction of padding in the first steps, from the lengths of their rows."""
     feed = feed_of(make(composed)[1])
-    rows = [rows_B for step in islice(feed.plan(seed=1, epoch=0), steps) for rows_B in step.share(0, 1)]
+    rows = [rows_B for step in islice(feed.plan(seed=1, epoch=0), steps) for rows_B in step.share(Ranks(0, 1))]
     widths_NC = feed.layout.widths_NC(feed.corpus)
     cells = sum(len(rows_B) * int(widths_NC[rows_B].max(0).sum()) for rows_B in rows)
     return 1 - sum(int(widths_NC[rows_B].sum()) for rows_B in rows) / cells

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,12 +16,12 @@ import numpy.typing as npt
 
 from tfm_blocks.data.cache import SUMS
 from tfm_blocks.data.labels import LabelCoder
+from tfm_blocks.data.plan import Ints, Lengths, Rows
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import EOS
 from tfm_blocks.language.spec import TARGET
 
 DOCUMENTS = "documents.bin"
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,11 @@ class Corpus:
     `groups` names a group for each row, or is empty. `skipped`
     counts skipped rows by reason, `cut` the truncated rows, and `unknown` the unknown tokens of each column.
     `mixed` are the names of the corpora of a mix, which are its groups, or (). With `dropout`, each epoch has other
-    subwords, within the words that the file `words` marks.
+    subwords, within the words that the file `words` marks. `draws_rows` is true unless an epoch has each row once.
     """
 
     mixed: tuple[str, ...] = ()
+    draws_rows = False
     dropout: RowDropout | None = None
     words: Path | None = None
     _epoch: tuple[tuple[int, int], Corpus] | None = None
@@ -118,6 +118,7 @@ class Corpus:
         self.labels = labels
         self.tokenizer, self.conventions = tokenizer, tokenizer.conventions
         self._stored: list[str] = about["columns"]
+        self.positional = POSITIONS in self._stored
         self.columns: tuple[str, ...] = tuple(name for name in self._stored if name != POSITIONS)
         lengths_NC = np.fromfile(folder / "lengths.bin", dtype=np.int32).reshape(-1, len(self._stored))
         self.lengths_NC = lengths_NC[:, : len(self.columns)]
@@ -129,13 +130,16 @@ class Corpus:
         self.cut: int = about["cut"]
         self.unknown: dict[str, int] = {column: about["unknown"][column] for column in self.columns}
         self.text: dict[str, Sequence[str]] = {
-            column: Decoded(self, column, tokenizer.of(column)) for column in self.columns
+            column: self._decoded(column, tokenizer.of(column)) for column in self.columns
         }
         if (folder / TEXT).is_file():
             self.text = json.loads((folder / TEXT).read_text("utf-8"))
         if labels:
-            self.text[TARGET], self.unknown[TARGET] = Decoded(self, TARGET, labels), 0
+            self.text[TARGET], self.unknown[TARGET] = self._decoded(TARGET, labels), 0
         self.groups = groups
+
+    def _decoded(self, column: str, tokenizer: Tokenizer | LabelCoder) -> RowTexts:
+        return RowTexts(len(self), lambda row: tokenizer.decode(self.ids(column, row).tolist()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder instead of its content: another process maps the same files."""
@@ -167,11 +171,6 @@ class Corpus:
             self._epoch = (seed, epoch), self.dropout(corpus, seed, epoch) if self.dropout else corpus
         return self._epoch[1]
 
-    @property
-    def draws_rows(self) -> bool:
-        """Return True if an epoch does not have each row once."""
-        return False
-
     def read(self, seed: int, epoch: int) -> Corpus:
         """Return the rows of an epoch, with their usual subwords."""
         return self
@@ -187,17 +186,17 @@ class Corpus:
         other.lengths_NC = longest_NC.astype(np.int32)
         return other
 
-    def originals(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def originals(self, rows: Rows) -> Ints:
         """Return the row of the corpus for each row of an epoch."""
         return np.asarray(rows)
 
-    def keys(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def keys(self, rows: Rows) -> Ints:
         """Return a number for each row of an epoch, from which an objective draws."""
         return np.asarray(rows)
 
-    def lengths_N(self, column: str) -> npt.NDArray[np.int32]:
+    def lengths_N(self, column: str) -> Lengths:
         """Return the number of tokens of every row."""
-        lengths_N: npt.NDArray[np.int32] = self.lengths_NC[:, self.columns.index(column)]
+        lengths_N: Lengths = self.lengths_NC[:, self.columns.index(column)]
         return lengths_N
 
     def ids(self, column: str, row: int) -> Ids:
@@ -213,48 +212,24 @@ class Corpus:
         place = row * len(self._stored) + self._stored.index(column)
         return self._begins[self._bounds[place] : self._bounds[place + 1]]
 
-    @property
-    def positional(self) -> bool:
-        """Return True if the target tokens are expected at positions of the source."""
-        return POSITIONS in self._stored
-
-    def positions(self, row: int) -> Ids:
-        """Return the index of the source token at which each target token of a row is expected."""
-        return self.ids(POSITIONS, row)
-
     def rows(self, rows: slice) -> list[dict[str, str]]:
         """Return the text of a slice of rows, by column."""
         return [{name: self.text[name][row] for name in self.columns} for row in range(len(self))[rows]]
 
 
-class RowTexts(Sequence[str], ABC):
-    """The text of a column, made on access."""
+class RowTexts(Sequence[str]):
+    """The text of a column, which `of_row` makes on access."""
 
-    def __init__(self, corpus: Corpus) -> None:
-        self._corpus = corpus
-
-    @abstractmethod
-    def of_row(self, row: int) -> str:
-        """Return the text of a row."""
+    def __init__(self, rows: int, of_row: Callable[[int], str]) -> None:
+        self._rows, self._of_row = range(rows), of_row
 
     def __len__(self) -> int:
-        return len(self._corpus)
+        return len(self._rows)
 
     @overload
     def __getitem__(self, place: int) -> str: ...
     @overload
     def __getitem__(self, place: slice) -> list[str]: ...
     def __getitem__(self, place: int | slice) -> str | list[str]:
-        rows = range(len(self))[place]
-        return self.of_row(rows) if isinstance(rows, int) else [self.of_row(row) for row in rows]
-
-
-class Decoded(RowTexts):
-    """The text of a column, decoded from the ids."""
-
-    def __init__(self, corpus: Corpus, column: str, tokenizer: Tokenizer | LabelCoder) -> None:
-        super().__init__(corpus)
-        self._column, self._tokenizer = column, tokenizer
-
-    def of_row(self, row: int) -> str:
-        return self._tokenizer.decode(self._corpus.ids(self._column, row).tolist())
+        rows = self._rows[place]
+        return self._of_row(rows) if isinstance(rows, int) else [self._of_row(row) for row in rows]

@@ -150,9 +150,8 @@ def write_labelled(
     lines: dict[str, list[str]] = {column: [] for column in columns}
 
     def encoded_rows() -> Iterator[Sequence[int]]:
-        for texts, (read, ids, places) in _labelled(
-            rows, (source, target), tokenizer, labels, row_filter is None, address
-        ):
+        needed = row_filter is None
+        for texts, read, ids, places in _labelled(rows, (source, target), tokenizer, labels, needed, address):
             reason = row_filter.reason(texts, [read, read]) if row_filter else ""
             if reason:
                 counts[reason] += 1
@@ -178,32 +177,25 @@ def _labelled(
     labels: LabelCoder,
     needed: bool,
     address: str,
-) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[int], list[int]]]]:
-    """Yield rows with what `_encode_labelled` returns for their text and label. Raises DataError with a row."""
+) -> Iterator[tuple[tuple[str, ...], list[int], list[int], list[int]]]:
+    """Yield rows with the ids of the text, those of its label, and the place of each word with a label.
+
+    Raises DataError with the row of a wrong label, and if one is `needed` of a missing one.
+    """
     for number, texts in enumerate(rows, 1):
         text, label = (texts[column] for column in columns)
         try:
-            encoded = _encode_labelled(text, label, tokenizer, labels, needed)
+            ids = labels.encode(label) if label.strip() or needed else []
+            if labels.predict == "words":
+                read, places = encode_words(text, tokenizer)
+                if len(places) != len(ids) and (ids or needed):
+                    raise ValueError(f"has {len(places)} words, but {len(ids)} labels")
+            else:
+                read, places = tokenizer.encode(text), []
         except ValueError as error:
             help = "data.predict says what a label is, and data.labels names the classes"
             raise DataError(Problem(address, f"row {number:,} {error}", help=help)) from None
-        yield texts, encoded
-
-
-def _encode_labelled(
-    text: str, label: str, tokenizer: Tokenizer, labels: LabelCoder, needed: bool
-) -> tuple[list[int], list[int], list[int]]:
-    """Return the ids of a text, the ids of its label, and the place of each word with a label.
-
-    Raises ValueError for a wrong label, and if one is `needed` for a missing one.
-    """
-    ids = labels.encode(label) if label.strip() or needed else []
-    if labels.predict != "words":
-        return tokenizer.encode(text), ids, []
-    read, places = encode_words(text, tokenizer)
-    if len(places) != len(ids) and (ids or needed):
-        raise ValueError(f"has {len(places)} words, but {len(ids)} labels")
-    return read, ids, places
+        yield texts, read, ids, places
 
 
 def write_packed(

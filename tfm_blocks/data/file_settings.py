@@ -31,11 +31,8 @@ def _named(field: str) -> str:
     return field
 
 
-FieldName = Annotated[
-    str,
-    AfterValidator(_named),
-    BeforeValidator(lambda name: str(name) if type(name) is int else name, json_schema_input_type=str | int),
-]
+NAME = BeforeValidator(lambda name: str(name) if type(name) is int else name, json_schema_input_type=str | int)
+FieldName = Annotated[str, AfterValidator(_named), NAME]
 
 
 def _has_a_target(files: dict[str, Any]) -> dict[str, Any]:

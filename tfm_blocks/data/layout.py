@@ -12,14 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.corpus import POSITIONS, Corpus
+from tfm_blocks.data.plan import Lengths, Rows
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET
 
 PAD, BOS, EOS = Tokenizer.PAD, Tokenizer.BOS, Tokenizer.EOS
-Lengths = npt.NDArray[np.int32]
 SOURCE = "src"  # the column of questions
-Rows = Sequence[int] | npt.NDArray[np.int64]
 Ids = npt.NDArray[np.integer]
 
 
@@ -94,9 +93,9 @@ class Layout(ABC):
     def widths_NC(self, corpus: Corpus) -> Lengths:
         """Return the number of tokens of every row in each input."""
 
-    @abstractmethod
     def labels_N(self, corpus: Corpus) -> Lengths:
         """Return the number of predicted tokens of every row."""
+        return corpus.lengths_N(TARGET)
 
     def tokens_N(self, corpus: Corpus) -> Lengths:
         """Return the number of tokens of every row that `step_tokens` limits, in each epoch the same."""
@@ -133,23 +132,23 @@ class Pairs(Layout):
         """Return the columns that are read, the target last."""
 
     @abstractmethod
-    def widths_of(self, lengths_NC: Lengths, *, adds_eos: bool) -> Lengths:
-        """Return the number of tokens in each input for these lengths of the columns; see Conventions.adds_eos."""
+    def widths_of(self, lengths_NC: Lengths) -> Lengths:
+        """Return the number of tokens in each input for these lengths of the columns."""
 
     @abstractmethod
-    def join(self, columns: Sequence[Sequence[Ids]], *, adds_eos: bool, empty: bool = False) -> Batch:
+    def join(self, columns: Sequence[Sequence[Ids]], *, empty: bool = False) -> Batch:
         """Return the batch of these rows of each column."""
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
         lengths_NC = np.stack([corpus.lengths_N(name) for name in self.columns_of(corpus)], 1)
-        return self.widths_of(lengths_NC, adds_eos=corpus.conventions.adds_eos)
+        return self.widths_of(lengths_NC)
 
     def labels_N(self, corpus: Corpus) -> Lengths:
         return corpus.lengths_N(TARGET) + 1
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         columns = [[corpus.ids(name, int(row)) for row in rows] for name in self.columns_of(corpus)]
-        return self.join(columns, adds_eos=corpus.conventions.adds_eos, empty=empty)
+        return self.join(columns, empty=empty)
 
 
 class Sides(Pairs):
@@ -158,20 +157,20 @@ class Sides(Pairs):
     Without eos in the tokenizer's conventions, a source is x, or eos if x has no tokens.
     """
 
-    def __init__(self, sources: Sequence[str]) -> None:
-        self.inputs = (*sources, TARGET)
+    def __init__(self, sources: Sequence[str], *, adds_eos: bool = True) -> None:
+        self.inputs, self.adds_eos = (*sources, TARGET), adds_eos
 
     def columns_of(self, corpus: Corpus) -> Sequence[str]:
         return self.inputs
 
-    def widths_of(self, lengths_NC: Lengths, *, adds_eos: bool) -> Lengths:
-        added_C = np.array([adds_eos] * (len(self.inputs) - 1) + [True])
+    def widths_of(self, lengths_NC: Lengths) -> Lengths:
+        added_C = np.array([self.adds_eos] * (len(self.inputs) - 1) + [True])
         widths_NC: Lengths = np.maximum(lengths_NC + added_C, 1).astype(np.int32)
         return widths_NC
 
-    def join(self, columns: Sequence[Sequence[Ids]], *, adds_eos: bool, empty: bool = False) -> Batch:
+    def join(self, columns: Sequence[Sequence[Ids]], *, empty: bool = False) -> Batch:
         *sources, target = columns
-        if adds_eos:
+        if self.adds_eos:
             inputs = {name: padded_rows(ids, after=[EOS]) for name, ids in zip(self.inputs, sources, strict=False)}
         else:
             whole = [[ids if len(ids) else np.array([EOS]) for ids in rows] for rows in sources]
@@ -188,11 +187,11 @@ class OneSequence(Pairs):
     def columns_of(self, corpus: Corpus) -> Sequence[str]:
         return [*prompt_columns(corpus.columns), TARGET]
 
-    def widths_of(self, lengths_NC: Lengths, *, adds_eos: bool) -> Lengths:
+    def widths_of(self, lengths_NC: Lengths) -> Lengths:
         widths_NC: Lengths = (lengths_NC.sum(1, keepdims=True) + lengths_NC.shape[1]).astype(np.int32)
         return widths_NC
 
-    def join(self, columns: Sequence[Sequence[Ids]], *, adds_eos: bool, empty: bool = False) -> Batch:
+    def join(self, columns: Sequence[Sequence[Ids]], *, empty: bool = False) -> Batch:
         *sources, targets = columns
         prompts = [prompt(parts) for parts in zip(*sources, strict=True)]
         pairs = list(zip(prompts, targets, strict=True))
@@ -208,9 +207,6 @@ class PlainText(Layout):
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
         return corpus.lengths_NC
-
-    def labels_N(self, corpus: Corpus) -> Lengths:
-        return corpus.lengths_N(TARGET)
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         targets = [corpus.ids(TARGET, int(row)) for row in rows]
@@ -230,14 +226,11 @@ class AtPositions(Layout):
     def widths_NC(self, corpus: Corpus) -> Lengths:
         return corpus.lengths_N(SOURCE)[:, None]
 
-    def labels_N(self, corpus: Corpus) -> Lengths:
-        return corpus.lengths_N(TARGET)
-
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         ids_BT = padded_rows([corpus.ids(SOURCE, int(row)) for row in rows])
         labels_BT = torch.zeros_like(ids_BT)
         for labels_T, row in zip(labels_BT.numpy(), rows, strict=True):
-            labels_T[corpus.positions(int(row))] = corpus.ids(TARGET, int(row))
+            labels_T[corpus.ids(POSITIONS, int(row))] = corpus.ids(TARGET, int(row))
         return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
 
 
@@ -253,9 +246,6 @@ class Appended(Layout):
     def widths_NC(self, corpus: Corpus) -> Lengths:
         widths_NC: Lengths = corpus.lengths_NC.sum(1, dtype=np.int32, keepdims=True) + 1
         return widths_NC
-
-    def labels_N(self, corpus: Corpus) -> Lengths:
-        return corpus.lengths_N(TARGET)
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         pairs = [(corpus.ids(SOURCE, int(row)), corpus.ids(TARGET, int(row))) for row in rows]

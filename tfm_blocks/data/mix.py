@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tfm_blocks.data.corpus import Corpus, Documents, Ids, RowTexts
-from tfm_blocks.data.plan import Ints, permute
+from tfm_blocks.data.plan import Ints, Rows, permute
 
 ORDER = 1  # stream of the draws, different from the stream of plans
 
@@ -36,17 +36,18 @@ class Mix(Corpus):
         first, *_ = corpora = [*parts.values()]
         self.parts, self.counts_P, self.mixed = dict(parts), tuple(counts_P), tuple(parts)
         self.tokenizer, self.conventions, self.labels = first.tokenizer, first.conventions, first.labels
-        self.columns = first.columns
+        self.columns, self.positional = first.columns, first.positional
         self.cut = sum(corpus.cut for corpus in corpora)
         self.skipped = dict(sum((Counter(corpus.skipped) for corpus in corpora), Counter[str]()))
         self.unknown = {name: sum(corpus.unknown[name] for corpus in corpora) for name in self.columns}
+        self.draws_rows = bool(counts_P)
         self._corpora, sizes_P = corpora, np.array([len(corpus) for corpus in corpora])
         self._firsts_P = np.cumsum(sizes_P) - sizes_P
         rows_N = _alternating(sizes_P, len(counts_P) > 0) if rows_N is None else rows_N
         self._rows_N, self._copies_N = rows_N, np.zeros_like(rows_N) if copies_N is None else copies_N
         self._part_N = np.searchsorted(self._firsts_P, rows_N, "right") - 1
         self.lengths_NC = np.concatenate([corpus.lengths_NC for corpus in corpora])[rows_N]
-        self.text = {name: MixedText(self, name) for name in self.columns}
+        self.text = {name: RowTexts(len(self), partial(self._text, name)) for name in self.columns}
         self.groups = () if counts_P else [self.mixed[part] for part in self._part_N.tolist()]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,10 +59,6 @@ class Mix(Corpus):
         """Return a hash of the ids of all corpora, and of the number of rows that an epoch reads of each."""
         parts = [(name, corpus.sha256) for name, corpus in self.parts.items()]
         return hashlib.sha256(repr((parts, self.counts_P)).encode()).hexdigest()
-
-    @property
-    def draws_rows(self) -> bool:
-        return bool(self.counts_P)
 
     def read(self, seed: int, epoch: int) -> Mix:
         reads = [
@@ -76,15 +73,19 @@ class Mix(Corpus):
         parts = [corpus.documents for corpus in self._corpora]
         return Documents.join([part for part in parts if part], self._rows_N) if all(parts) else None
 
-    def originals(self, rows: Sequence[int] | Ints) -> Ints:
+    def originals(self, rows: Rows) -> Ints:
         originals_N: Ints = self._rows_N[np.asarray(rows)]
         return originals_N
 
-    def keys(self, rows: Sequence[int] | Ints) -> Ints:
+    def keys(self, rows: Rows) -> Ints:
         """Return a number for each reading of a row, so that repetitions in an epoch get different samples."""
         total = sum(map(len, self._corpora))
         keys_N: Ints = self.originals(rows) + total * self._copies_N[np.asarray(rows)]
         return keys_N
+
+    def _text(self, column: str, row: int) -> str:
+        corpus, place = self.place(row)
+        return corpus.text[column][place]
 
     def ids(self, column: str, row: int) -> Ids:
         corpus, place = self.place(row)
@@ -94,30 +95,10 @@ class Mix(Corpus):
         corpus, place = self.place(row)
         return corpus.begins(column, place)
 
-    @property
-    def positional(self) -> bool:
-        return self._corpora[0].positional
-
-    def positions(self, row: int) -> Ids:
-        corpus, place = self.place(row)
-        return corpus.positions(place)
-
     def place(self, row: int) -> tuple[Corpus, int]:
         """Return the corpus of a row, and its row there."""
         part = self._part_N[row]
         return self._corpora[part], int(self._rows_N[row] - self._firsts_P[part])
-
-
-class MixedText(RowTexts):
-    """The text of a column of a mix."""
-
-    def __init__(self, mix: Mix, column: str) -> None:
-        super().__init__(mix)
-        self._mix, self._column = mix, column
-
-    def of_row(self, row: int) -> str:
-        corpus, place = self._mix.place(row)
-        return corpus.text[self._column][place]
 
 
 def counts_of(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:

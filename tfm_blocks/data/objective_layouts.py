@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.corpus import POSITIONS, Corpus
 from tfm_blocks.data.encoding import CHUNK_SIZE
 from tfm_blocks.data.labels import LabelCoder, number_rows
 from tfm_blocks.data.layout import (
@@ -21,11 +21,9 @@ from tfm_blocks.data.layout import (
     AtPositions,
     Batch,
     Layout,
-    Lengths,
     OneSequence,
     Pairs,
     PlainText,
-    Rows,
     Sides,
     batch_of,
     padded_rows,
@@ -41,6 +39,7 @@ from tfm_blocks.data.objectives import (
     ReplacedTokenSettings,
 )
 from tfm_blocks.data.pair_noise import PairNoise
+from tfm_blocks.data.plan import Lengths, Rows
 from tfm_blocks.language.spec import TARGET
 
 
@@ -62,17 +61,21 @@ class Noisy(Layout):
         other.noise = noise
         return other
 
-    def flat(self, corpus: Corpus, rows: Rows, *, adds_eos: bool = False) -> Flat:
+    def adds_eos(self, corpus: Corpus) -> bool:
+        """Return True if eos follows the ids of a row."""
+        return False
+
+    def flat(self, corpus: Corpus, rows: Rows) -> Flat:
         """Return the ids of these rows, with eos if `adds_eos` is true or a row has no tokens."""
         sequences = [corpus.ids(self.column, int(row)).astype(np.int64) for row in rows]
-        eos = np.full(int(adds_eos), EOS)
+        eos = np.full(int(self.adds_eos(corpus)), EOS)
         return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], corpus.keys(rows))
 
-    def parts(self, corpus: Corpus, *, adds_eos: bool = False) -> Iterator[Flat]:
+    def parts(self, corpus: Corpus) -> Iterator[Flat]:
         """Yield the ids of all rows, in chunks of about CHUNK_SIZE tokens."""
         ends_N = np.cumsum(corpus.lengths_N(self.column), dtype=np.int64)
         for rows_N in np.split(np.arange(len(corpus)), np.flatnonzero(np.diff(ends_N // CHUNK_SIZE)) + 1):
-            yield self.flat(corpus, rows_N, adds_eos=adds_eos)
+            yield self.flat(corpus, rows_N)
 
 
 class HiddenTokens(Noisy):
@@ -83,43 +86,42 @@ class HiddenTokens(Noisy):
     """
 
     at_positions = True
+    noise: Hiding
 
     def __init__(self, input: str, column: str, hiding: Hiding, sources: Sequence[str] = ()) -> None:
         self.inputs, self.column, self.noise, self.sources = (input,), column, hiding, sources
 
-    @property
-    def hiding(self) -> Hiding:
-        assert isinstance(self.noise, Hiding)
-        return self.noise
+    def adds_eos(self, corpus: Corpus) -> bool:
+        """Return True if eos follows the ids of a row. Packed text, which has one column, already contains it."""
+        return corpus.conventions.adds_eos and len(corpus.columns) > 1
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
         widths_N = self.tokens_N(corpus) + sum(corpus.lengths_N(name) + 1 for name in self.sources)
         return (widths_N + bool(self.sources))[:, None]
 
     def tokens_N(self, corpus: Corpus) -> Lengths:
-        return np.maximum(corpus.lengths_N(self.column) + _adds_eos(corpus), 1)
+        return np.maximum(corpus.lengths_N(self.column) + self.adds_eos(corpus), 1)
 
     def labels_N(self, corpus: Corpus) -> Lengths:
-        parts = self.parts(corpus, adds_eos=_adds_eos(corpus))
-        return np.concatenate([self.hiding.labels_R(flat) for flat in parts]).astype(np.int32)
+        return np.concatenate([self.noise.labels_R(flat) for flat in self.parts(corpus)]).astype(np.int32)
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
+        flat = self.flat(corpus, rows)
         prompts = [prompt([corpus.ids(name, int(row)) for name in self.sources]) for row in rows if self.sources]
-        return self.hide(flat, self.hiding.hidden_L(flat), prompts, empty=empty)
+        return self.hide(flat, self.noise.hidden_L(flat), prompts, empty=empty)
 
     def hide(self, flat: Flat, hidden_L: Bools, prompts: Sequence[Integers], *, empty: bool) -> Batch:
         """Return the batch of rows in which these tokens are hidden, each after its prompt, if there are prompts."""
         labels = flat.split(np.where(hidden_L, flat.ids_L, PAD))
-        read = flat.split(self.hiding.read_L(flat, hidden_L))
+        read = flat.split(self.noise.read_L(flat, hidden_L))
         if prompts:
             labels = [np.concatenate((PAD * before, ids)) for before, ids in zip(prompts, labels, strict=True)]
             read = list(map(np.concatenate, zip(prompts, read, strict=True)))
         batch = batch_of({self.inputs[0]: padded_rows(read)}, padded_rows(labels), empty=empty)
-        weights_R = self.hiding.weights_R(flat)
+        weights_R = self.noise.weights_R(flat)
         if weights_R is None:
             return batch
-        tokens_B = torch.from_numpy(self.hiding.labels_R(flat) * (not empty))
+        tokens_B = torch.from_numpy(self.noise.labels_R(flat) * (not empty))
         return replace(batch, weights_B=torch.from_numpy(weights_R).float(), tokens_B=tokens_B)
 
 
@@ -136,14 +138,14 @@ class ReplacedTokens(HiddenTokens):
         return self.tokens_N(corpus)
 
     def for_step(self, corpus: Corpus, rows: Rows) -> Self:
-        flat = self.flat(corpus, rows, adds_eos=_adds_eos(corpus))
+        flat = self.flat(corpus, rows)
         other = copy(self)
-        other.ratio = len(flat.ids_L) / int(self.hiding.labels_R(flat).sum())
+        other.ratio = len(flat.ids_L) / int(self.noise.labels_R(flat).sum())
         return other
 
     def hide(self, flat: Flat, hidden_L: Bools, prompts: Sequence[Integers], *, empty: bool) -> Batch:
         batch, hidden_L = super().hide(flat, hidden_L, prompts, empty=empty), hidden_L & (not empty)
-        uniforms_H = self.hiding.uniforms(flat.rows_R[flat.row_L[hidden_L]], SAMPLE, flat.position_L[hidden_L])
+        uniforms_H = self.noise.uniforms(flat.rows_R[flat.row_L[hidden_L]], SAMPLE, flat.position_L[hidden_L])
         return replace(
             batch,
             weights_B=torch.full((len(flat.rows_R),), self.ratio),
@@ -158,6 +160,8 @@ class NoisyPairs(Noisy):
     The ends of documents in packed text are tokens like others.
     """
 
+    noise: PairNoise
+
     def __init__(self, pairs: Pairs, column: str, noise: PairNoise) -> None:
         self.inputs, self.pairs, self.column, self.noise = pairs.inputs, pairs, column, noise
         self._known: tuple[Corpus, Lengths] | None = None  # of the last corpus, because a plan reads them twice
@@ -167,13 +171,8 @@ class NoisyPairs(Noisy):
         other._known = None
         return other
 
-    @property
-    def pair_noise(self) -> PairNoise:
-        assert isinstance(self.noise, PairNoise)
-        return self.noise
-
     def widths_NC(self, corpus: Corpus) -> Lengths:
-        return self.pairs.widths_of(self._lengths_N2(corpus), adds_eos=corpus.conventions.adds_eos)
+        return self.pairs.widths_of(self._lengths_N2(corpus))
 
     def tokens_N(self, corpus: Corpus) -> Lengths:
         return np.maximum(corpus.lengths_N(self.column), 1)
@@ -182,17 +181,17 @@ class NoisyPairs(Noisy):
         return self._lengths_N2(corpus)[:, 1] + 1
 
     def longest_C(self, corpus: Corpus) -> Lengths:
-        lengths_K2 = np.array(self.pair_noise.longest(int(self.tokens_N(corpus).max())), np.int32)
-        longest_C: Lengths = self.pairs.widths_of(lengths_K2, adds_eos=corpus.conventions.adds_eos).max(0)
+        lengths_K2 = np.array(self.noise.longest(int(self.tokens_N(corpus).max())), np.int32)
+        longest_C: Lengths = self.pairs.widths_of(lengths_K2).max(0)
         return longest_C
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        columns = [part.split(part.ids_L) for part in self.pair_noise.pairs(self.flat(corpus, rows))]
-        return self.pairs.join(columns, adds_eos=corpus.conventions.adds_eos, empty=empty)
+        columns = [part.split(part.ids_L) for part in self.noise.pairs(self.flat(corpus, rows))]
+        return self.pairs.join(columns, empty=empty)
 
     def _lengths_N2(self, corpus: Corpus) -> Lengths:
         if self._known is None or self._known[0] is not corpus:
-            parts = [self.pair_noise.lengths_R2(flat) for flat in self.parts(corpus)]
+            parts = [self.noise.lengths_R2(flat) for flat in self.parts(corpus)]
             self._known = corpus, np.concatenate(parts).astype(np.int32)
         return self._known[1]
 
@@ -228,14 +227,9 @@ class Labelled(Layout):
             values_NC = torch.from_numpy(number_rows(self.coder, [] if empty else labels))
             return replace(batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty), values_NC=values_NC)
         for place, (row, ids) in enumerate(zip(rows, labels, strict=True)):
-            positions = corpus.positions(int(row)).tolist() if corpus.positional else [0]
+            positions = corpus.ids(POSITIONS, int(row)).tolist() if corpus.positional else [0]
             labels_BT[place, positions] = torch.tensor(ids)
         return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
-
-
-def _adds_eos(corpus: Corpus) -> bool:
-    """Return True if eos follows the ids of a row; the documents of packed text, which has one column, have theirs."""
-    return corpus.conventions.adds_eos and len(corpus.columns) > 1
 
 
 def visible_columns(objective: ObjectiveSettings | None, columns: Sequence[str]) -> tuple[str, ...]:
@@ -249,7 +243,7 @@ def layout_of(corpus: Corpus, inputs: Sequence[str], objective: ObjectiveSetting
         assert corpus.labels is not None, "the check of the run expects data=labels"
         return Labelled(inputs[0], corpus.labels)
     sources = [name for name in inputs if name != TARGET]
-    pairs = Sides(sources) if sources else OneSequence()
+    pairs = Sides(sources, adds_eos=corpus.conventions.adds_eos) if sources else OneSequence()
     column = inputs[-1] if inputs[-1] in corpus.columns else TARGET
     match objective.noise(corpus.tokenizer):
         case Hiding() as hiding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -10,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 
 from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
 from tfm_blocks.data.noise import Bools, Diffusion, Masking, Noise
-from tfm_blocks.data.pair_noise import DenoiserMixture, Denoising, PairNoise, Prefix, SpanCorruption
+from tfm_blocks.data.pair_noise import DenoiserMixture, Denoising, Prefix, SpanCorruption
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.data.vocabulary import sentinel
 from tfm_blocks.errors import ConfigError
@@ -98,9 +97,6 @@ class HidingSettings(ObjectiveBase):
     def special(self) -> tuple[str, ...]:
         return (MASK,)
 
-    @abstractmethod
-    def noise(self, tokenizer: Tokenizer) -> Noise: ...
-
 
 class MaskingSettings(HidingSettings):
     """Settings of objectives that hide a fraction of the tokens of a text.
@@ -182,9 +178,6 @@ class MaskedDiffusionSettings(HidingSettings):
 
 class NoisyPairSettings(ObjectiveBase):
     """Settings of objectives that make a source and a target of each row of a text."""
-
-    @abstractmethod
-    def noise(self, tokenizer: Tokenizer) -> PairNoise: ...
 
 
 class SpanCorruptionSettings(NoisyPairSettings):

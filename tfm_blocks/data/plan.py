@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
+Rows = Sequence[int] | Ints
 BITS = 20  # per length in a sort key
 MOST, HALF = (1 << BITS) - 1, 1 << BITS - 1
 POOL = 50  # steps whose rows are sorted together: more means less padding and a less random order
@@ -36,13 +37,13 @@ class PlanStep:
     batch_tokens: int
     draw: tuple[int, int]
 
-    def share(self, rank: int, world: int) -> list[Ints]:
+    def share(self, ranks: Ranks) -> list[Ints]:
         """Return the micro-batches of a rank: row indices, each at most `batch_tokens` padded tokens over all inputs.
 
         The ranks together have every row of the step once. An idle rank gets the first row, with weight 0. A row that
         alone exceeds the cap, which occurs only in val and test, is a separate micro-batch.
         """
-        part = slice(0, 1) if self.idle(rank, world) else slice(rank, None, world)
+        part = slice(0, 1) if self.idle(ranks) else slice(ranks.rank, None, ranks.world)
         widths: list[list[int]] = self.widths_NC[part].tolist()
         cuts: list[int] = []
         start, widest = 0, widths[0]
@@ -53,9 +54,9 @@ class PlanStep:
                 start, widest = row, new
         return np.split(self.rows_N[part], cuts)
 
-    def idle(self, rank: int, world: int) -> bool:
+    def idle(self, ranks: Ranks) -> bool:
         """Return True if the step has no row for this rank."""
-        return rank >= min(world, len(self.rows_N))
+        return ranks.rank >= min(ranks.world, len(self.rows_N))
 
 
 @dataclass(frozen=True, kw_only=True)

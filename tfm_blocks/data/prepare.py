@@ -28,7 +28,7 @@ from tfm_blocks.data.settings import DataSettings, LabelsSettings, LmSettings, T
 from tfm_blocks.data.subword_dropout import WORDS, SubwordDropout, write_words
 from tfm_blocks.data.text import Split, find_splits, join_splits, with_stored_splits
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
-from tfm_blocks.data.tokenizer_files import expect_special, read_tokenizer
+from tfm_blocks.data.tokenizer_files import expect_special, load_tokenizer, read_tokenizer
 from tfm_blocks.errors import ConfigError, DataError, Problem
 from tfm_blocks.language.spec import TARGET
 
@@ -255,7 +255,7 @@ def _learned(
     parts += [train.fingerprint, *([] if len(learned) == len(train.columns) else learned)]
     parts += [tags] if tags else []
     folder = find_or_build(cache / "tokenizers" / cache_key(*parts, *special), build)
-    return Tokenizer.load(folder / "tokenizer.json")
+    return load_tokenizer(folder / "tokenizer.json")
 
 
 def _samples(split: Split) -> int:

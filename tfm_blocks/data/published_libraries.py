@@ -42,23 +42,11 @@ class FastTokenizer(PublishedTokenizer):
     def open(self) -> None:
         Tokenizer.__init__(self, Pieces.from_str(self.files[FAST].decode()))
         self._pieces.encode_special_tokens = bool(self.config.get("split_special_tokens"))
-
-    @cached_property
-    def names(self) -> dict[str, int]:
-        return self._pieces.get_vocab()
-
-    @property
-    def model_names(self) -> Mapping[str, int]:
-        return self._pieces.get_vocab(with_added_tokens=False)
-
-    @property
-    def special(self) -> Mapping[str, int]:
+        self.names = self._pieces.get_vocab()
+        self.largest = max(self._pieces.get_vocab(with_added_tokens=False).values(), default=0)
         added = self._pieces.get_added_tokens_decoder()
-        return {token.content: id for id, token in added.items() if token.special}
-
-    @property
-    def published_special(self) -> frozenset[int]:
-        return frozenset(self.special.values())
+        self.special = {token.content: id for id, token in added.items() if token.special}
+        self.published_special = frozenset(self.special.values())
 
     @cached_property
     def published_unknown(self) -> int | None:
@@ -97,14 +85,16 @@ class SentencePieceTokenizer(PublishedTokenizer):
         self._ids_file = next((name for name in (PAIR[2], TARGET_IDS) if name in self.files), None)
         if self._ids_file:
             names = json.loads(self.files[self._ids_file])
-            self._names = {str(name): int(id) for name, id in names.items()}
-            self._unknown = self._names[UNKNOWN]  # raises
+            self.names = {str(name): int(id) for name, id in names.items()}
+            self._unknown = self.names[UNKNOWN]  # raises
         else:
             (model,) = self._models
-            self._names = {model.id_to_piece(id): id for id in range(len(model))}
+            self.names = {model.id_to_piece(id): id for id in range(len(model))}
             self._unknown = model.unk_id()
         self.matched = self._matched()
-        self._names |= self.matched
+        self.names |= self.matched
+        self.special, self.largest = self.names, max(self.names.values(), default=0)
+        self.published_special = frozenset(self.matched.values())
         self._pattern = re.compile("|".join(map(re.escape, sorted(self.matched, key=len, reverse=True))))
 
     def _matched(self) -> dict[str, int]:
@@ -113,7 +103,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
         Added tokens above the vocabulary of the model are left out.
         """
         if self._ids_file:
-            special = {name: self._names[name] for name in SPECIAL_OF_PAIR if name in self._names}
+            special = {name: self.names[name] for name in SPECIAL_OF_PAIR if name in self.names}
         else:
             (model,) = self._models
             control = [id for id in range(len(model)) if model.is_control(id) or model.is_unknown(id)]
@@ -129,14 +119,6 @@ class SentencePieceTokenizer(PublishedTokenizer):
         return special | {name: id for name, id in added.items() if id < self.vocabulary.size}
 
     @property
-    def names(self) -> dict[str, int]:
-        return self._names
-
-    @property
-    def published_special(self) -> frozenset[int]:
-        return frozenset(self.matched.values())
-
-    @property
     def published_unknown(self) -> int:
         return self._unknown
 
@@ -145,7 +127,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
         return self._models[-1 if self.column == TARGET else 0]
 
     def published_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[self._names.get(name, self._unknown) for name in self._split(text)] for text in texts]
+        return [[self.names.get(name, self._unknown) for name in self._split(text)] for text in texts]
 
     def _split(self, text: str) -> Iterator[str]:
         """Yield the subwords of a text, whose special tokens separate texts that the model splits."""
@@ -163,7 +145,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
 
     @cached_property
     def _texts(self) -> dict[int, str]:
-        return {id: name for name, id in self._names.items()}
+        return {id: name for name, id in self.names.items()}
 
     def text_of(self, published: Sequence[int]) -> str:
         special = {*self.vocabulary.front, *self.matched.values(), self._unknown}

@@ -44,9 +44,17 @@ class PublishedTokenizer(Tokenizer):
 
     `files` are the contents of its files by name. Special tokens that are written in a text are matched. `conventions`
     has the special tokens that it adds around a text.
+
+    `names` has the published id of each subword, and `special` those that can begin or end a sequence. `largest` is
+    the largest id without added tokens, which can have ids beyond the vocabulary of the model. `published_special` are
+    the published ids that stand for no text.
     """
 
     lossless = False  # it can normalise its text, or lack characters
+    names: dict[str, int]
+    largest: int
+    special: Mapping[str, int]
+    published_special: frozenset[int]
 
     def __init__(
         self,
@@ -66,9 +74,8 @@ class PublishedTokenizer(Tokenizer):
                     raise ValueError(f"{name} has {', '.join(keys)}, which names code")
             self.config = dict(json.loads(self.files.get(CONFIG, b"{}")))
             self.open()
-        largest = max(self.model_names.values(), default=0)
-        if largest >= vocabulary.size:
-            rule = f"has the id {largest}, but the vocabulary of the model has {vocabulary.size} ids"
+        if self.largest >= vocabulary.size:
+            rule = f"has the id {self.largest}, but the vocabulary of the model has {vocabulary.size} ids"
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
         around = conventions.before, conventions.after, conventions.refused, (conventions.first,)
         if max(chain(*around), default=0) >= self.size:
@@ -78,21 +85,6 @@ class PublishedTokenizer(Tokenizer):
     @abstractmethod
     def open(self) -> None:
         """Read the files."""
-
-    @property
-    @abstractmethod
-    def names(self) -> dict[str, int]:
-        """Return the published id of each subword."""
-
-    @property
-    def model_names(self) -> Mapping[str, int]:
-        """Return the names without added tokens, which can have ids beyond the vocabulary of the model."""
-        return self.names
-
-    @property
-    def special(self) -> Mapping[str, int]:
-        """Return the published ids of names that can begin or end a sequence."""
-        return self.names
 
     @property
     @abstractmethod
@@ -141,11 +133,6 @@ class PublishedTokenizer(Tokenizer):
     def text(self) -> str:
         """Return the tokenizer as JSON."""
         return stored_text(self.vocabulary, self.files, self.conventions)
-
-    @property
-    @abstractmethod
-    def published_special(self) -> frozenset[int]:
-        """Return the published ids that stand for no text."""
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

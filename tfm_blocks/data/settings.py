@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, Valid
 
 from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
 from tfm_blocks.data.file_settings import (
+    NAME,
     CleanSettings,
     CorpusName,
     Documents,
@@ -27,11 +28,7 @@ from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.errors import ConfigError, shown
 from tfm_blocks.language.spec import TARGET
 
-LabelName = Annotated[
-    str,
-    Field(min_length=1),
-    BeforeValidator(lambda name: str(name) if type(name) is int else name, json_schema_input_type=str | int),
-]
+LabelName = Annotated[str, Field(min_length=1), NAME]
 
 
 class TextSettings(PairSettings):

@@ -15,9 +15,10 @@ from tempfile import TemporaryFile
 import numpy as np
 import numpy.typing as npt
 
-from tfm_blocks.data.corpus import Corpus, Ids
+from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.encoding import CHUNK
 from tfm_blocks.data.noise import SUBWORD, Integers, uniforms
+from tfm_blocks.data.plan import Rows
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET
 
@@ -25,7 +26,7 @@ Numbers = npt.NDArray[np.integer]
 WORDS = "words.bin"  # for each id of a corpus, 1 if it begins a word, across which nothing is merged
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SubwordDropout:
     """Drop each possible merge with the probability `rate`, independently in each step (algorithm 1 of the paper).
 
@@ -47,7 +48,7 @@ class SubwordDropout:
         return Redivided(corpus, self, (seed, epoch))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restored, (self.tokenizer, self.rate, self.max_length)
+        return SubwordDropout, (self.tokenizer, self.rate, self.max_length)
 
     def divide(
         self, column: str, ids: Sequence[Numbers], begins: Sequence[Numbers], keys_R: Integers, *draw: int
@@ -66,10 +67,6 @@ class SubwordDropout:
         lengths_R = np.bincount(row_W[word_S], minlength=len(ids))
         rows: list[Numbers] = [*np.split(divided, np.cumsum(lengths_R)[:-1])]
         return [new if len(new) <= self.max_length else old for new, old in zip(rows, ids, strict=True)]
-
-
-def _restored(tokenizer: Tokenizer, rate: float, max_length: int) -> SubwordDropout:
-    return SubwordDropout(tokenizer=tokenizer, rate=rate, max_length=max_length)
 
 
 @dataclass(frozen=True)
@@ -146,6 +143,7 @@ class Redivided(Corpus):
     def __init__(self, corpus: Corpus, dropout: SubwordDropout, draw: tuple[int, int]) -> None:
         self._corpus, self._dropout, self._draw = corpus, dropout, draw
         self.columns, self.tokenizer, self.conventions = corpus.columns, corpus.tokenizer, corpus.conventions
+        self._stored, self.positional = list(self.columns), False
         self.labels, self.text, self.groups = corpus.labels, corpus.text, corpus.groups
         lengths: list[int] = []
         with TemporaryFile() as file:
@@ -173,18 +171,10 @@ class Redivided(Corpus):
         begins = [self._corpus.begins(name, row) for row in rows.tolist()]
         return self._dropout.divide(name, ids, begins, self._corpus.keys(rows), *self._draw, number)
 
-    def ids(self, column: str, row: int) -> Ids:
-        place = row * len(self.columns) + self.columns.index(column)
-        return self._ids[self._bounds[place] : self._bounds[place + 1]]
-
-    @property
-    def positional(self) -> bool:
-        return False
-
-    def originals(self, rows: Sequence[int] | Integers) -> Integers:
+    def originals(self, rows: Rows) -> Integers:
         return self._corpus.originals(rows)
 
-    def keys(self, rows: Sequence[int] | Integers) -> Integers:
+    def keys(self, rows: Rows) -> Integers:
         return self._corpus.keys(rows)
 
 

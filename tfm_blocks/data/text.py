@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from tfm_blocks.data.cache import cache_key, expand_home, find_or_build
 from tfm_blocks.data.file_settings import HUB, MixedDocuments, MixedPairs
@@ -195,11 +195,5 @@ def _stored_splits(written: str, splits: Sequence[str], address: str, cache: Pat
         help = f"check the name and the network; elsewhere, {load} stores a copy, and data.dir=PATH reads it"
         raise ConfigError(Problem(address, rule, help=help)) from None
     keys = [cache_key("hub", name, config, split, x._fingerprint) for split, x in zip(splits, read, strict=True)]
-    folders = [
-        find_or_build(cache / "datasets" / key, partial(_save, one)) for key, one in zip(keys, read, strict=True)
-    ]
+    folders = [find_or_build(cache / "datasets" / key, one.save_to_disk) for key, one in zip(keys, read, strict=True)]
     return {split: str(folder.absolute()) for split, folder in zip(splits, folders, strict=True)}
-
-
-def _save(dataset: Any, folder: Path) -> None:
-    dataset.save_to_disk(str(folder))

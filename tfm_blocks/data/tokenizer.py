@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
-from tfm_blocks.data.tokenizer_format import LARGEST_OF_RUN, expect_small, has_known_settings, refusing_damage
+from tfm_blocks.data.tokenizer_format import has_known_settings, refusing_damage
 from tfm_blocks.data.vocabulary import MASK as MASK
 from tfm_blocks.data.vocabulary import SENTINEL, Conventions, sentinel
 from tfm_blocks.data.vocabulary import SPECIAL as SPECIAL
@@ -192,7 +192,7 @@ class Tokenizer:
         """Return the ids of a text in which the names of `marks` stand for their ids, with the space before them."""
         first, *rest = re.split(f"({'|'.join(map(re.escape, marks))})", text)
         head = first.removesuffix(" ") if rest else first
-        ids = self._encode_unmarked([head])[0] if head.strip() or not rest else []
+        ids = Tokenizer.encode_batch(self, [head])[0] if head.strip() or not rest else []
         for place in range(0, len(rest), 2):
             part = rest[place + 1]
             part = part.removesuffix(" ") if place + 2 < len(rest) else part
@@ -234,11 +234,7 @@ class Tokenizer:
         return [[self._tags[tag]] if tag else [] for tag in tags], rests
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text, on all cores."""
-        return self._encode_unmarked(texts)
-
-    def _encode_unmarked(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text. No part of it stands for a special token, except a tag at its beginning."""
+        """Encode each text, on all cores. No part stands for a special token except a tag at the beginning."""
         tags, rests = self._split_tags(texts)
         rows = self._plain.encode_batch_fast(rests)
         return [[*tag, *encoding.ids] for tag, encoding in zip(tags, rows, strict=True)]
@@ -293,16 +289,6 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
         path.write_text(self.stored, encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        """Read a file of `save`. Raises RunError if it is missing, damaged or another kind of tokenizer."""
-        if not path.is_file():
-            raise RunError(Problem(str(path), "the tokenizer is missing"))
-        expect_small(path, LARGEST_OF_RUN)
-        with refusing_damage(str(path)):
-            text = path.read_text(encoding="utf-8")
-        return cls.of_text(text, str(path))
 
     @classmethod
     def of_text(cls, text: str, where: str) -> Tokenizer:

@@ -67,27 +67,18 @@ PROGRAM = (
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read the tokenizer of a run. Raises RunError if it is missing, damaged or another kind of tokenizer."""
-    if not _begins_with(path, PUBLISHED_BEGIN, SEPARATE_BEGIN):
-        return Tokenizer.load(path)
+    if not path.is_file():
+        raise RunError(Problem(str(path), "the tokenizer is missing"))
     expect_small(path, LARGEST_OF_RUN)
     with refusing_damage(str(path)):
-        text = path.read_text("utf-8")
-        if not _begins_with(path, SEPARATE_BEGIN):
-            return stored_tokenizer(text, str(path))
-        texts = json.loads(text)
-        source, target = (_of_text(texts[side], str(path)) for side in ("source", "target"))
-        return target.with_source(source)
-
-
-def _begins_with(path: Path, *begins: bytes) -> bool:
-    """Return True if a file exists and begins with one of the bytes."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(max(map(len, begins))).startswith(begins)
+        return _of_text(path.read_text("utf-8"), str(path))
 
 
 def _of_text(text: str, where: str) -> Tokenizer:
+    if text.startswith(SEPARATE_BEGIN.decode()):
+        texts = json.loads(text)
+        source, target = (_of_text(texts[side], where) for side in ("source", "target"))
+        return target.with_source(source)
     is_published = text.startswith(PUBLISHED_BEGIN.decode())
     return stored_tokenizer(text, where) if is_published else Tokenizer.of_text(text, where)
 
@@ -133,7 +124,8 @@ def _read(written: str, address: str) -> Tokenizer:
     if file.suffix == ".json" and file.is_file():
         expect_small(file)
         with refusing_damage(str(file)):
-            is_of_run = _begins_with(file, PUBLISHED_BEGIN, SEPARATE_BEGIN) or is_learned(json.loads(file.read_bytes()))
+            content = file.read_bytes()
+            is_of_run = content.startswith((PUBLISHED_BEGIN, SEPARATE_BEGIN)) or is_learned(json.loads(content))
         if is_of_run:
             return load_tokenizer(file)
     if path.is_dir():

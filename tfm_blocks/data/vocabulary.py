@@ -136,6 +136,11 @@ class OwnVocabulary(Vocabulary):
     def pad(self) -> int:
         return 0
 
+    def to_here(self, ids: Sequence[int]) -> list[int]:
+        return [*ids]
+
+    to_published = to_here
+
     @property
     def first(self) -> int:
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfm_blocks.data.cache import file_digest
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError, cut
 from tfm_blocks.exchange.config import vocabulary_of
@@ -91,10 +91,8 @@ class Certificate(JsonFile):
         if not math.isfinite(largest) or (self.quantization == "float32" and largest > MOST):
             rule = f"the export differs from the run: log probabilities by {largest:.1e}, rounding by at most {MOST}"
             raise RunError(Problem(self.run, rule, help="tfm eject writes the graph as one PyTorch file"))
-        weights = {}
-        for path in sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")):
-            with path.open("rb") as file:
-                weights[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+        weights = {path.name: file_digest(path) for path in files}
         write_json(folder / self.FILE, replace(self, weights=weights).to_json())
 
     def __str__(self) -> str:
@@ -206,9 +204,7 @@ def _task(ours: Translator | Encoder) -> str:
 def _published_ids(tokenizer: Tokenizer) -> Tensor:
     """Return the published id of each id. Padding, which is masked, gets the id of eos."""
     vocabulary = vocabulary_of(tokenizer)
-    if not vocabulary.front:
-        return torch.arange(tokenizer.size)
-    return torch.tensor([vocabulary.eos, *vocabulary.to_published(range(1, tokenizer.size))])
+    return torch.tensor([vocabulary.pad, *vocabulary.to_published(range(1, tokenizer.size))])
 
 
 def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> LogProbabilities:

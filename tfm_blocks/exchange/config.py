@@ -17,9 +17,17 @@ from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import OwnVocabulary, Vocabulary
 from tfm_blocks.errors import ConfigError, Problem, RunError, shown
-from tfm_blocks.exchange.family import MISSING, Family, families, leaves, rope_rows, rope_rows_of, unused_keys
+from tfm_blocks.exchange.family import (
+    MISSING,
+    ConfigRow,
+    Family,
+    families,
+    leaves,
+    rope_rows,
+    rope_rows_of,
+    unused_keys,
+)
 
-FILE = "config.json"
 EOS = "eos_token_id"
 LARGEST = 2**31
 MOST_LAYERS = 1000
@@ -40,6 +48,16 @@ class Published:
     family: Family
     knobs: Mapping[str, Any]
     vocabulary: Vocabulary
+
+    @property
+    def rows(self) -> tuple[ConfigRow, ...]:
+        """Return the rows of config.json. Raises ConfigError if no `rope_type` has the block of the positions."""
+        return (*self.family.config, *(rope_rows_of(self.knobs) if self.family.rope else ()))
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Return the values of all knobs."""
+        return {**knob_defaults(self.family.model, self.family.config_dir), **self.knobs}
 
     def compose(self) -> Composed:
         """Return the model of this project with these knobs. Raises ConfigError."""
@@ -196,12 +214,11 @@ def knob_defaults(model: str, config_dir: Path | None) -> Mapping[str, Any]:
     return {name: value for name, value in mapping.items() if name != "model"}
 
 
-def write_published(published: Published, dtype: str) -> dict[str, Any]:
+def write_published(published: Published) -> dict[str, Any]:
     """Return a config.json, the inverse of `read_published`. Raises ConfigError for a knob without counterpart."""
     family, vocabulary = published.family, published.vocabulary
     flat = dict(family.fixed)
-    rows = (*family.config, *(rope_rows_of(published.knobs) if family.rope else ()))
-    for row in rows:
+    for row in published.rows:
         try:
             flat[row.keys[0]] = row.to_published(published.knobs[row.knob], published.knobs)
         except ValueError as error:
@@ -212,7 +229,7 @@ def write_published(published: Published, dtype: str) -> dict[str, Any]:
             flat[key] = list(islice(cycle(value), flat[layers]))
     if KINDS in family.unused:
         flat[KINDS] = [[[kind], 1] for kind in flat["attention_layers"]]
-    flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
+    flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": "float32"}
     flat |= {"vocab_size": (vocabulary.source or vocabulary).size, EOS: vocabulary.written_eos}
     flat |= {family.target_vocab or "vocab_size": vocabulary.size, family.start[0]: vocabulary.start}
     flat = {"pad_token_id": vocabulary.pad, **flat}  # the default of transformers may be beyond the vocabulary
@@ -238,12 +255,12 @@ def _drop(config: dict[str, Any], key: str) -> None:
     config.pop(inner, None)
 
 
-def with_knobs(config: Mapping[str, Any], stated: Published, published: Published, dtype: str) -> dict[str, Any]:
+def with_knobs(config: Mapping[str, Any], stated: Published, published: Published) -> dict[str, Any]:
     """Return a config.json of `stated` with the knobs of another model of its family and all its other keys."""
     changed, family = deepcopy(dict(config)), published.family
     changed.pop("torch_dtype", None)
-    changed["dtype"] = dtype
-    for row in (*family.config, *(rope_rows_of(published.knobs) if family.rope else ())):
+    changed["dtype"] = "float32"
+    for row in published.rows:
         depends = row.layers is not None and stated.knobs["layers"] != published.knobs["layers"]
         if depends or stated.knobs[row.knob] != published.knobs[row.knob]:
             for key in row.keys:

@@ -33,7 +33,7 @@ from tfm_blocks.exchange.config import (
     write_published,
 )
 from tfm_blocks.exchange.eject.file import eject
-from tfm_blocks.exchange.family import families, is_shipped, rope_rows_of
+from tfm_blocks.exchange.family import families, is_shipped
 from tfm_blocks.exchange.fast_tokenizer import to_fast
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, GENERATION, LEFTOVERS, SINGLE, PublishedFile
 from tfm_blocks.exchange.importing import conversion_of
@@ -73,7 +73,7 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         leftovers = read_tensors(run / LEFTOVERS) if (run / LEFTOVERS).is_file() else {}
         tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
         files = {name: text.encode() for name, text in record.texts.items()}
-        files = files or {CONFIG: to_json(write_published(published, "float32")).encode()}
+        files = files or {CONFIG: to_json(write_published(published)).encode()}
     columns, inputs = SavedModel.read(run).columns, names(network.spec.sources)
     translator = Translator(network, tokenizer, columns) if TARGET in names(network.spec.inputs) else None
     translates = bool(inputs) or len(columns) > 1
@@ -95,7 +95,7 @@ def _generation(translator: Translator, translates: bool, *, use_cache: bool) ->
     search = {
         "do_sample": False,
         "max_new_tokens": int(most if translates else max(1, min(64, most // 2))),
-        "suppress_tokens": vocabulary.to_published(refused[vocabulary.first :]) if vocabulary.front else refused,
+        "suppress_tokens": vocabulary.to_published(refused[vocabulary.first :]),
         "use_cache": use_cache,
     }
     return to_json(special_ids(vocabulary) | search).encode()
@@ -202,7 +202,7 @@ def _record(run: Path, published: Published) -> PublishedFile:
     if not record.tensors:
         if not is_fitting:
             return PublishedFile()
-        text = to_json(with_knobs(config, replace(stated, knobs=knobs), published, "float32"))
+        text = to_json(with_knobs(config, replace(stated, knobs=knobs), published))
         return replace(record, texts={**record.texts, CONFIG: text})
     if not (is_fitting and knobs.items() <= published.knobs.items()):
         raise damaged(where, f"its {CONFIG} is of another model")
@@ -251,7 +251,7 @@ def find_published(
         if (defaults := knob_defaults(family.model, family.config_dir)).keys() <= config.keys():
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             with suppress(ConfigError):  # of knobs without a counterpart in config.json
-                write_published(published, "float32")
+                write_published(published)
                 composed = replace(published, knobs=_stated(published)).compose()
                 if not find_changes(check_model(composed.model, composed.sources), spec, REGISTRY):
                     return published
@@ -260,8 +260,7 @@ def find_published(
 
 def _stated(published: Published) -> dict[str, Any]:
     """Return the knobs that config.json states, and rates of dropout. The others have the values of the model file."""
-    rows = (*published.family.config, *(rope_rows_of(published.knobs) if published.family.rope else ()))
-    stated = {row.knob for row in rows}
+    stated = {row.knob for row in published.rows}
     return {name: value for name, value in published.knobs.items() if name in stated or name.endswith("dropout")}
 
 

@@ -123,8 +123,7 @@ def _ids_of_tokenizer(folder: Path, config: Mapping[str, Any]) -> dict[str, int]
 
 def conversion_of(published: Published) -> Conversion:
     """Return the table of weights for the knobs and the vocabulary of a model."""
-    sizes = {**knob_defaults(published.family.model, published.family.config_dir), **published.knobs}
-    return Conversion(published.family.weights, sizes, published.vocabulary.front)
+    return Conversion(published.family.weights, published.sizes, published.vocabulary.front)
 
 
 @contextmanager
@@ -302,7 +301,7 @@ def with_tied(stored: PublishedFolder, published: Published) -> tuple[PublishedF
     Raises RunError if the copies of a matrix that our model has once differ.
     """
     family, tensors = published.family, dict(stored.tensors)
-    knobs = {**knob_defaults(family.model, family.config_dir), **published.knobs}
+    knobs = published.sizes
     untied: dict[str, None] = {}
     for copy, original in family.tied.items():
         knob = family.output.get(copy)

@@ -24,12 +24,12 @@ class AttentionMap(NamedTuple):
 def attention_nodes(network: Network) -> dict[str, AttentionMap]:
     """Return the attention nodes by address, in graph order, whose queries and keys each come from one input."""
     shapes = network.spec.shapes
-    pairs = {
-        call.address: (_input(shapes[call.node.entry]), _input(shapes[_key_address(call)]))
+    maps = {
+        call.address: AttentionMap(_input(shapes[call.node.entry]), _input(shapes[_key_address(call)]))
         for call in network.calls
         if isinstance(call.block, HasAttentionWeights) and len(_attended(call, shapes)) < 2
     }
-    return {address: AttentionMap(queries, keys) for address, (queries, keys) in pairs.items() if queries and keys}
+    return {address: map for address, map in maps.items() if all(map)}
 
 
 def _input(shape: Shape) -> str:

@@ -74,6 +74,8 @@ class Call:
             if (addresses := node.reads.get(port.name)) and not unread:
                 depends = any(address in target_addresses for address in addresses)
                 self.ports.append(Operand(info.parameters[port.name] if info else "", addresses, port.many, depends))
+        self.moving_ports = [port for port in self.ports[1:] if port.depends_on_target]
+        self.fixed_ports = [port for port in self.ports[1:] if not port.depends_on_target]
         self.mask_axes = {f"{KEEP}{letter}": str(node.axes.get(letter)) for letter in (info.keeps if info else ())}
         self.right_padded_axes = {
             f"{RIGHT_PADDED}{letter}": str(node.axes.get(letter)) for letter in (info.right_padded if info else ())

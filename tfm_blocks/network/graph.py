@@ -197,8 +197,7 @@ class Network(nn.ModuleDict):
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the head uses, tied ones included."""
-        by_id = {id(parameter): parameter for call in self.head_calls for parameter in call.module.parameters()}
-        return list(by_id.values())
+        return [*dict.fromkeys(parameter for call in self.head_calls for parameter in call.module.parameters())]
 
     def keep_masks(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> PaddingMasks:
         """Return keep_BN of every sequence axis of the inputs: from `keep`, else ids that are not 0, else all true.

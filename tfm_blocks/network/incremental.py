@@ -167,7 +167,7 @@ def _start(call: Call, values: Values, keeps: PaddingMasks, shape: CacheShape) -
     block = call.stepping
     if block is None:
         return State()
-    fixed = {port.parameter: port.read(values) for port in call.ports[1:] if not port.depends_on_target}
+    fixed = {port.parameter: port.read(values) for port in call.fixed_ports}
     parameters = inspect.signature(block.start).parameters
     masks = {name: mask for name, mask in call.masks(keeps).items() if name in parameters}
     return block.start(**fixed, **masks, room=shape)
@@ -201,12 +201,12 @@ def _prefill(call: Call, values: Values, keeps: PaddingMasks, state: State) -> T
 
 def _moving(call: Call, values: Values) -> dict[str, Tensor]:
     """Return the operands of the ports after the first that depend on the target."""
-    return {port.parameter: port.read(values) for port in call.ports[1:] if port.depends_on_target}
+    return {port.parameter: port.read(values) for port in call.moving_ports}
 
 
 def _read_by_steps(call: Call) -> list[str]:
     """Return the addresses that each step of the call reads. `start` read the others."""
     if call.stepping is None:
         return [*call.node.read, call.node.residual]
-    moving = [address for port in call.ports[1:] if port.depends_on_target for address in port.addresses]
+    moving = [address for port in call.moving_ports for address in port.addresses]
     return [call.node.entry, call.node.residual, *moving]

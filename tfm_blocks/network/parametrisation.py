@@ -14,11 +14,11 @@ from torch import nn
 
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.state import MatchesBase
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, RuleError
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.weights import LOOKED_UP, Fill, Weight, initial_fills, list_weights
+from tfm_blocks.network.weights import LOOKED_UP, Fill, Weight, declared_of, initial_fills, list_weights
 
 ELEMENTWISE = frozenset({"bias", "gain", "scalar"})
 
@@ -45,6 +45,7 @@ RULES = {
     ),
 }
 DECLARE = "declare width_rules in the class of the block, with one of " + ", ".join(RULES)
+UNFILLED: Sequence[Fill] = [(0, "set", 0.0, 0.0)]
 KEEP = "give the base the same sizes, or replace the block"
 
 
@@ -92,25 +93,20 @@ def scale_initial_values(network: Network, rules: Mapping[str, WeightRule]) -> N
                 values[first:last].mul_(factor)
 
 
-class _NoRuleError(Exception):
-    """Raised with the reason and a fix."""
-
-
 def find_rules(network: Network, base: Network, sources: Sources) -> dict[str, WeightRule]:
     """Return the rule of each weight by its first name. Both networks are on the meta device. Raises ConfigError."""
     fills, base_fills = initial_fills(network), initial_fills(base)
     rules = {}
     problems = _growing_blocks(network, base, sources)
     for weight, small in zip(list_weights(network), list_weights(base), strict=True):
-        own, other = fills.get(weight.name, []), base_fills.get(weight.name, [])
+        own, other = fills.get(weight.name, UNFILLED), base_fills.get(weight.name, UNFILLED)
         try:
             rules[weight.name] = _rule(network, weight, small, own, other)
-        except _NoRuleError as error:
-            reason, help = error.args
+        except RuleError as error:
             axes = " × ".join(f"{size} (base {least})" for size, least in zip(weight.shape, small.shape, strict=True))
             part = weight.name.removeprefix(f"{weight.node.owner}.")
-            rule = f"no rule is known for the weight {part} of {weight.node.block}, {axes}: {reason}"
-            problems.append(sources.problem(weight.node.path, f"{rule} ({', '.join(weight.roles)})", help=help))
+            rule = f"no rule is known for the weight {part} of {weight.node.block}, {axes}: {error}"
+            problems.append(sources.problem(weight.node.path, f"{rule} ({', '.join(weight.roles)})", help=error.help))
     if problems:
         raise ConfigError(list({(problem.address, problem.rule): problem for problem in problems}.values()))
     return rules
@@ -135,15 +131,12 @@ def _widths(node: Node) -> list[object]:
     return [*sizes, *(step.width for step in (*node.pre, *node.post))]
 
 
-def _rule(
-    network: Network, weight: Weight, base: Weight, fills: Sequence[Fill], base_fills: Sequence[Fill]
-) -> WeightRule:
+def _rule(network: Network, weight: Weight, base: Weight, own: Sequence[Fill], small: Sequence[Fill]) -> WeightRule:
     growth = [size / least for size, least in zip(weight.shape, base.shape, strict=True)]
     name, inputs, outputs = _name(network, weight, growth)
-    powers, places = RULES[name], [place for place, *_ in fills] or [0]
-    own, small = (fills or [(0, "set", 0.0, 0.0)]), (base_fills or [(0, "set", 0.0, 0.0)])
+    powers, places = RULES[name], [place for place, *_ in own]
     if len(own) != len(small):
-        raise _NoRuleError("its number of parts differs from the base", KEEP)
+        raise RuleError("its number of parts differs from the base", KEEP)
     sizes, base_sizes = _sizes(own, weight.shape), _sizes(small, base.shape)
     factors = []
     for place, part in enumerate(own):
@@ -163,30 +156,30 @@ def _sizes(fills: Sequence[Fill], shape: Sequence[int]) -> list[int]:
 
 
 def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[str, float, float]:
-    """Return the name of the rule, and the growth of the inputs and of the outputs. Raises _NoRuleError."""
+    """Return the name of the rule, and the growth of the inputs and of the outputs. Raises RuleError."""
     roles = set(weight.roles)
-    module, declared = _declared(network, weight.name, "width_rules")
+    module, declared = declared_of(network, weight.name, "width_rules")
     if all(factor == 1 for factor in growth):
         return "fixed", 1.0, 1.0
     if declared and declared not in RULES:
-        raise _NoRuleError(declared, KEEP)
+        raise RuleError(declared, KEEP)
     if declared in ("vector", "input") or (roles & ELEMENTWISE and not declared):
         return declared or "vector", 1.0, math.prod(growth)
     if "head" in roles and growth[-1] != 1 and len(weight.names) > 1 and not _divides_logits(network, weight):
-        raise _NoRuleError("its output head does not divide its logits", "add match_base to the block of the head")
+        raise RuleError("its output head does not divide its logits", "add match_base to the block of the head")
     if roles & LOOKED_UP:
         return ("fixed" if growth[-1] == 1 else "input"), 1.0, growth[-1]
     skipped = 1 if isinstance(module, ExpertLinear) or "experts" in roles else 0
     if skipped and growth[0] != 1:
-        raise _NoRuleError(
+        raise RuleError(
             "the number of experts differs from the base", "take the knob of their number out of model.base"
         )
     inputs, outputs = math.prod(growth[skipped + 1 :]), growth[skipped]
     if declared == "output":
         inputs, outputs = math.prod(growth), 1.0  # whichever axis grows is summed over
-    known = declared or _declared(network, weight.name, "weight_roles")[1]
+    known = declared or declared_of(network, weight.name, "weight_roles")[1]
     if inputs != outputs and not known and not isinstance(module, nn.Linear | ExpertLinear):
-        raise _NoRuleError("which of its axes is summed over is not known", DECLARE)
+        raise RuleError("which of its axes is summed over is not known", DECLARE)
     if "head" in roles and hasattr(module, "multiplier"):
         return ("fixed" if inputs == 1 else "head"), inputs, 1.0
     if declared:
@@ -200,22 +193,8 @@ def _divides_logits(network: Network, weight: Weight) -> bool:
     return any(hasattr(owner, "multiplier") for owner in owners)
 
 
-def _declared(network: Network, name: str, attribute: str) -> tuple[nn.Module, str]:
-    """Return the innermost module around a weight, and what the outermost one declares for the weight, or ""."""
-    module: nn.Module = network
-    parts = name.split(".")
-    declared = ""
-    for place, part in enumerate(parts):
-        below = ".".join(parts[place:])
-        for kind in type(module).__mro__:
-            declared = declared or vars(kind).get(attribute, {}).get(below, "")
-        if place < len(parts) - 1:
-            module = module.get_submodule(part)
-    return module, declared
-
-
 def _initial_factor(fill: Fill, base: Fill, factor: float, rule: str) -> float:
-    """Return the factor from the standard initial values to `factor` times the base's. Raises _NoRuleError."""
+    """Return the factor from the standard initial values to `factor` times the base's. Raises RuleError."""
     (_, kind, first, second), (_, base_kind, base_first, base_second) = fill, base
     spread, base_spread = (second, base_second) if kind != "constant" else (first, base_first)
     if (kind, first, second) == (base_kind, base_first, base_second) and (factor == 1 or spread == 0):
@@ -224,9 +203,9 @@ def _initial_factor(fill: Fill, base: Fill, factor: float, rule: str) -> float:
     if kind != base_kind or not centred or not spread:
         return _unknown()
     if rule == "vector" and kind != "constant":
-        raise _NoRuleError("its initial values depend on the width, so it is neither a gain nor a bias", DECLARE)
+        raise RuleError("its initial values depend on the width, so it is neither a gain nor a bias", DECLARE)
     return factor * base_spread / spread
 
 
 def _unknown() -> float:
-    raise _NoRuleError("its initial values have no distribution that can be scaled", "fill it with normal_ or uniform_")
+    raise RuleError("its initial values have no distribution that can be scaled", "fill it with normal_ or uniform_")

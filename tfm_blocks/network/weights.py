@@ -159,16 +159,21 @@ def role_of(network: nn.Module, name: str, axes: int) -> tuple[Role, bool]:
     A class declares the roles of its weights in `weight_roles`, by their addresses below the module. The second value
     is True if a class declares the role.
     """
-    module: nn.Module = network
-    parts = name.split(".")
+    if role := declared_of(network, name, "weight_roles")[1]:
+        return role, True
+    return "bias" if axes <= 1 and name.endswith("bias") else BY_AXES[min(axes, 3)], False
+
+
+def declared_of(network: nn.Module, name: str, attribute: str) -> tuple[nn.Module, Any]:
+    """Return the innermost module around a weight, and what the outermost one declares for the weight, or ""."""
+    module, declared, parts = network, "", name.split(".")
     for place, part in enumerate(parts):
         below = ".".join(parts[place:])
         for kind in type(module).__mro__:
-            if below in (declared := vars(kind).get("weight_roles", {})):
-                return declared[below], True
+            declared = declared or vars(kind).get(attribute, {}).get(below, "")
         if place < len(parts) - 1:
             module = module.get_submodule(part)
-    return "bias" if axes <= 1 and parts[-1].endswith("bias") else BY_AXES[min(axes, 3)], False
+    return module, declared
 
 
 def roles_by_shape(block: nn.Module) -> dict[str, tuple[Role, str]]:

@@ -12,10 +12,10 @@ from itertools import count, islice
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import PAD, Batch, Layout, Lengths, Rows
+from tfm_blocks.data.layout import PAD, Batch, Layout
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
-from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, epoch_plan
+from tfm_blocks.data.plan import EpochPlan, Lengths, PlanStep, Ranks, Rows, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
 from tfm_blocks.language.spec import Spec, names
@@ -43,13 +43,13 @@ class PlannedCorpus:
         )
 
     def batches(self, step: PlanStep, ranks: Ranks) -> list[Batch]:
-        corpus, idle = self.corpus.drawn(*step.draw), step.idle(ranks.rank, ranks.world)
+        corpus, idle = self.corpus.drawn(*step.draw), step.idle(ranks)
         layout = self.layout.drawn(*step.draw).for_step(corpus, step.rows_N)
-        return [layout.batch(corpus, rows_B, empty=idle) for rows_B in step.share(ranks.rank, ranks.world)]
+        return [layout.batch(corpus, rows_B, empty=idle) for rows_B in step.share(ranks)]
 
     def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
         """Return the micro-batch of these rows of a step, for scores, which are sums over rows."""
-        return self._batch(step, rows_B, step.idle(ranks.rank, ranks.world))
+        return self._batch(step, rows_B, step.idle(ranks))
 
     def _batch(self, step: PlanStep, rows_B: Rows, empty: bool) -> Batch:
         return self.layout.drawn(*step.draw).batch(self.corpus.drawn(*step.draw), rows_B, empty=empty)
@@ -132,7 +132,7 @@ class TrainStream(IterableDataset[StepBatches]):
                     batches = self.planned_corpus.batches(step, self.ranks)
                     if self.even:
                         world = self.ranks.world
-                        missing = max(len(step.share(rank, world)) for rank in range(world)) - len(batches)
+                        missing = max(len(step.share(Ranks(rank, world))) for rank in range(world)) - len(batches)
                         batches += missing * [self.planned_corpus._batch(step, step.rows_N[:1], True)]
                     rows_N = self.planned_corpus.corpus.drawn(*step.draw).originals(step.rows_N)
                     yield StepBatches(step.tokens, batches, Cursor(epoch, begun), rows_N.tolist())
@@ -149,9 +149,8 @@ class EvalStream(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = _worker()
-        rank, world = self.ranks.rank, self.ranks.world
         planned = replace(self.planned_corpus, layout=self.planned_corpus.layout.evaluating)
-        parts = ((step, rows_B) for step in planned.plan(seed=0, epoch=0) for rows_B in step.share(rank, world))
+        parts = ((step, rows_B) for step in planned.plan(seed=0, epoch=0) for rows_B in step.share(self.ranks))
         for step, rows_B in islice(parts, worker, None, workers):
             yield replace(planned.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
 

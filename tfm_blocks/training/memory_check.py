@@ -177,7 +177,7 @@ def worst(planned_corpus: PlannedCorpus, seed: int, ranks: Ranks) -> Iterator[Ba
         rows_K = np.minimum(np.diff(plan.bounds_K1), np.maximum(1, plan.batch_tokens // widths_KC.sum(1)))
         group = int(np.argmax(rows_K * (widths_KC**power).sum(1)))
         step = int(np.flatnonzero(plan.order_K == group)[0])
-        shares = plan[step].share(ranks.rank, ranks.world)
+        shares = plan[step].share(ranks)
         widths = [plan.widths_NC[rows_B].max(0).astype(np.int64) for rows_B in shares]
         costs = [len(rows_B) * (widths_C**power).sum() for rows_B, widths_C in zip(shares, widths, strict=True)]
         largest.append((step, int(np.argmax(costs))))

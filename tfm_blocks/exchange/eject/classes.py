@@ -129,7 +129,7 @@ class BlockClass:
         """Return the method that returns the tensors of `self.state`, the state before the first token."""
         known = inspect.signature(cast(Any, self.call.stepping).start).parameters
         operands = self._operands()
-        fixed = {port.parameter: operands[port.parameter] for port in self.call.ports[1:] if not port.depends_on_target}
+        fixed = {port.parameter: operands[port.parameter] for port in self.call.fixed_ports}
         fixed |= {key: mask for key, mask in self._masks().items() if key in known}
         like = code("like", (torch.zeros(1, device="meta"),) * RUNS)  # the dtype and device of the caches
         sizes = {"rows": code("rows", BATCHES), "length": code("length", LENGTHS), "like": like}
@@ -148,8 +148,8 @@ class BlockClass:
     def _step(self) -> MethodCode:
         """Return the method that reads the state of one hypothesis."""
         operands, position = self._operands(step=True), code("position", POSITIONS)
-        first, *others = self.call.ports
-        moving = {port.parameter: operands[port.parameter] for port in others if port.depends_on_target}
+        first = self.call.ports[0]
+        moving = {port.parameter: operands[port.parameter] for port in self.call.moving_ports}
         fixed, caches, changing = (
             {key: cast(Any, code(f"state[{key!r}]", tensor.runs)) for key, tensor in tensors.items()}
             for tensors in self._tensors()

@@ -34,8 +34,7 @@ class EjectContext:
         self.calls = [*network.calls, *network.head_calls]
         self.moving = {TARGET, *(node.address for node in spec.nodes if node.sees != "nothing")}
         self.moving_kinds = {block_kind(call) for call in self.calls if call.node.sees != "nothing"}
-        self.shapes = {input.name: input.shape for input in spec.inputs}
-        self.shapes |= {node.address: node.shape for node in spec.nodes}
+        self.shapes = spec.shapes
         self.axes = {axis.name: axis for shape in self.shapes.values() for axis in shape if isinstance(axis, Axis)}
         self.lengths: dict[str, tuple[int, ...]] = {}  # of each sequence axis in each trial run
         for number, tensor in enumerate(spec.inputs):

@@ -126,9 +126,8 @@ class ScopeMethod:
             x = self.read(call.node.entry)
             x = self._operations(call, module.pre, ".pre", x) if call.node.pre else x
             known = {first.parameter: x}
-        for port in others:  # a step reads only those that depend on the target
-            if not stepping or port.depends_on_target:
-                known[port.parameter] = self._operand(port)
+        for port in call.moving_ports if stepping else others:
+            known[port.parameter] = self._operand(port)
         known |= {key: self.read(f"keep:{axis}") for key, axis in call.mask_axes.items() if key in parameters}
         runs = self.context.runs(call.address, step=self.steps)
         path = parse(f"{self._path(call)}.block")
@@ -152,7 +151,7 @@ class ScopeMethod:
         method = block_class(self.context, call).methods.get("start") if call.stepping is not None else None
         if method is None:
             return None
-        known = {port.parameter: self._operand(port) for port in call.ports[1:] if not port.depends_on_target}
+        known = {port.parameter: self._operand(port) for port in call.fixed_ports}
         known |= {key: self.read(f"keep:{axis}") for key, axis in call.mask_axes.items() if key in method.parameters}
         known |= {key: self.read(f"size:{key}") for key in method.parameters if key not in known}
         function = parse(f"{self._path(call)}.block.start")
