@@ -18,10 +18,13 @@ from transformers import (
     Gemma2Config,
     GptOssConfig,
     LlamaConfig,
+    Mamba2Config,
+    MambaConfig,
     MixtralConfig,
     Olmo2Config,
     Qwen2Config,
     Qwen3Config,
+    RecurrentGemmaConfig,
     T5Config,
 )
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention, DeepseekV2RotaryEmbedding
@@ -29,12 +32,15 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2RMSNorm
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRotaryEmbedding
+from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tfm_blocks.network.build import build_network, check_model
@@ -154,6 +160,35 @@ def delta_net(width: int, heads: int, n: int) -> Layer:
     return Qwen3NextGatedDeltaNet(config, 0).train()
 
 
+@named("transformers MambaMixer, a loop over positions")
+def mamba(width: int, heads: int, n: int) -> Layer:
+    return MambaMixer(MambaConfig(hidden_size=width, expand=2, state_size=16, num_hidden_layers=1), 0).train()
+
+
+@named("transformers Mamba2Mixer")
+def mamba2(width: int, heads: int, n: int) -> Layer:
+    config = Mamba2Config(
+        hidden_size=width, expand=2, num_heads=heads, head_dim=2 * width // heads, state_size=128, n_groups=1,
+        num_hidden_layers=1,
+    )  # fmt: skip
+    return Mamba2Mixer(config, 0).train()
+
+
+@named("transformers RecurrentGemmaRglru, a loop over positions")
+def gated_recurrence(width: int, heads: int, n: int) -> Layer:
+    layer = RecurrentGemmaRglru(RecurrentGemmaConfig(hidden_size=width, lru_width=width, num_attention_heads=heads))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=width**-0.5)
+    positions_1N = torch.arange(n)[None]
+
+    def run(x_BND: Tensor) -> Tensor:
+        layer.recurrent_states = None  # it keeps the states of the previous call
+        y_BND: Tensor = layer(x_BND, positions_1N)
+        return y_BND
+
+    return run
+
+
 def recurrent(kind: type[nn.RNNBase]) -> Maker:
     @named(f"torch {kind.__name__}")
     def make(width: int, heads: int, n: int) -> Layer:
@@ -240,6 +275,9 @@ PAIRS: dict[str, tuple[Maker, Maker]] = {
     "convolution": (ours("convolution", kernel_size=3), convolution(0)),
     "depthwise_conv": (ours("depthwise_conv", kernel_size=3), convolution(1)),
     "gated_delta_rule": (ours("gated_delta_rule"), delta_net),
+    "mamba": (ours("mamba"), mamba),
+    "mamba2": (ours("mamba2"), mamba2),
+    "rg_lru": (ours("rg_lru"), gated_recurrence),
 }
 
 LINEAR: dict[str, dict[str, Any]] = {
@@ -249,6 +287,9 @@ LINEAR: dict[str, dict[str, Any]] = {
     "dilated_attention": {},
     "retention": {},
     "gated_delta_rule": {},
+    "mamba": {},
+    "mamba2": {},
+    "rg_lru": {},
     "rnn": CAUSAL,
     "gru": CAUSAL,
     "lstm": CAUSAL,
