@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
         (["trainer.stesp=4"], "did you mean trainer.steps?"),
         (["optimizer.lr=1e-3"], "schedule.scale"),
         (["learning_rate=1e-3"], "schedule.peak"),
-        (["data.batch_size=32"], "data.step_tokens is the target tokens"),
+        (["data.batch_size=32"], "data.step_tokens is the number of target tokens"),
         (["trainer.max_epochs=3"], "trainer.steps"),
         (["num_heads=4"], "write heads=8"),
         (["heads=2,4"], "add -m"),

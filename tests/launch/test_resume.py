@@ -480,9 +480,9 @@ def test_a_resumed_run_reads_its_own_tokenizer_and_learns_none(finished: Path, m
     """Another version could learn other subwords from the same text."""
     find = prepare._tokenizer
 
-    def expect_own(splits: Any, settings: Any, *rest: Any) -> Any:
+    def expect_own(cache: Path, splits: Any, settings: Any, *rest: Any) -> Any:
         assert settings.tokenizer == str(finished), "a tokenizer was learned"
-        return find(splits, settings, *rest)
+        return find(cache, splits, settings, *rest)
 
     monkeypatch.setattr(prepare, "_tokenizer", expect_own)
     go_on(finished, "trainer.steps=10")
