@@ -92,6 +92,11 @@ def test_a_table_with_a_shipped_model_is_exported_as_the_shipped_family(conf):
         (("{vocabulary: true, to: emb", "{vocabluary: true, to: emb"), "weights.model.embed_tokens.weight: did you mean vocabulary?"),
         (("model.layers.{i}.mlp.up_proj", "model.layers.{j}.mlp.up_proj"), "{{i}} stands in the address only\n  --> {table}:30:3"),
         (("  model.norm", "  - model.norm"), "is not YAML"),
+        (("hidden_size: d_model", "hidden_size: [d_model]"), "config.hidden_size: must name text, but names ['d_model']\n  --> {table}:7:3"),
+        (("{lm_head.weight: tie}", "{lm_head.weight: [tie]}"), "output.lm_head.weight: must name text, but names ['tie']"),
+        (("decoder.last.norm.{kind}", "5"), "weights.model.norm.{{kind}}: must name text, but names 5"),
+        (("decoder.last.norm.{kind}", "decoder.last.norm.{i j}"), "has braces that do not contain one name"),
+        (("decoder.last.norm.{kind}", "decoder.last.norm.{}"), "has braces that do not contain one name"),
     ],
 )  # fmt: skip
 def test_a_table_is_checked_like_a_model(change, message, conf):

@@ -90,6 +90,10 @@ class _Check:
             elif not isinstance(value, KINDS[key]):
                 kind = {dict: "a mapping", list: "a list", str: "text", bool: "true or false"}[KINDS[key]]
                 self.report((key,), f"must be {kind}, but is {shown(value)}", NEEDED.get(key, f"write {kind}"))
+        for path, value in _names(self.content) if not self.problems else ():
+            if not isinstance(value, str):
+                rule = f"must name text, but names {shown(value)}"
+                self.report(tuple(map(str, path)), rule, "write a name, in quotes if needed")
 
     def inherit(self) -> None:
         """Add the rows of the table's parent."""
@@ -126,7 +130,12 @@ class _Check:
                     self.report((section, theirs), str(error).removeprefix(f"{theirs}: "), "see docs/families.md")
                     continue
                 for address in row.ours:
-                    found = {weight for weight in weights if wildcards(address, weight) is not None}
+                    try:
+                        found = {weight for weight in weights if wildcards(address, weight) is not None}
+                    except ValueError:
+                        rule = f"has braces that do not contain one name, or arithmetic with it: {address}"
+                        self.report((section, theirs), rule, "write a name for each number in braces, such as {i}")
+                        continue
                     covered |= found
                     if not found:
                         self.report((section, theirs), f"the model has no weight {address}", suggest(address, kinds))
@@ -139,6 +148,22 @@ class _Check:
             self.report(
                 ("weights",), rule, f"add a row: NAME OF THE TENSOR: {re.sub(r'[.][0-9]+[.]', '.{i}.', uncovered[0])}"
             )
+
+
+def _names(content: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], object]]:
+    """Yield the path and the value of each name of a tensor, key, knob or address in a table with the right kinds."""
+    for key in ("start", "unused", "ignored", "zeros", "without"):
+        yield from (((key,), value) for value in content.get(key, ()))
+    for tensor, knob in content.get("output", {}).items():
+        yield from ((("output", tensor), name) for name in (tensor, knob))
+    for key, value in content.get("config", {}).items():
+        row = value if isinstance(value, Mapping) else {"knob": value}
+        yield from ((("config", key), row[option]) for option in ("knob", "is") if option in row)
+    for section in ("weights", "also"):
+        for tensor, value in content.get(section, {}).items():
+            to = value.get("to") if isinstance(value, Mapping) else value
+            addresses = to if isinstance(to, list) else [] if to is None else [to]
+            yield from (((section, tensor), name) for name in (tensor, *addresses))
 
 
 def _weights(composed: Composed) -> set[str]:
