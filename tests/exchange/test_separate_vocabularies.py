@@ -11,6 +11,7 @@ from tests.translation.test_any_graph import sharper
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer, read_tokenizer
+from tfm_blocks.data.tokenizer_format import LARGEST_FILE
 from tfm_blocks.exchange.ctranslate2.export import export_to_ctranslate2
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.onnx.export import export_to_onnx
@@ -94,3 +95,10 @@ def test_the_ejected_file_reads_both_vocabularies(tokenizer, tmp_path):
     ejected = eject_alone({"two": (ours.network.spec, ours.network, inputs)}, tmp_path / "cases")["two"]
     with torch.no_grad():
         torch.testing.assert_close(ejected["logits"], ours.network(**inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_the_limit_of_a_tokenizer_file_is_larger_for_a_run(tokenizer, tmp_path):
+    saved("two_vocabularies", tmp_path / "run", tokenizer)
+    with (tmp_path / "run" / "tokenizer.json").open("a") as file:
+        file.write(" " * LARGEST_FILE)
+    assert read_tokenizer(str(tmp_path / "run")).text == tokenizer.text

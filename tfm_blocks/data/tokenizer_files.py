@@ -122,10 +122,13 @@ def _read(written: str, address: str) -> Tokenizer:
         raise ConfigError(Problem(address, f"there is no file or folder {path}", help=HELP))
     file = path / FAST if path.is_dir() else path
     if file.suffix == ".json" and file.is_file():
+        with file.open("rb") as opened_file:
+            begin = opened_file.read(len(PUBLISHED_BEGIN + SEPARATE_BEGIN))
+        if begin.startswith((PUBLISHED_BEGIN, SEPARATE_BEGIN)):
+            return load_tokenizer(file)
         expect_small(file)
         with refusing_damage(str(file)):
-            content = file.read_bytes()
-            is_of_run = content.startswith((PUBLISHED_BEGIN, SEPARATE_BEGIN)) or is_learned(json.loads(content))
+            is_of_run = is_learned(json.loads(file.read_bytes()))
         if is_of_run:
             return load_tokenizer(file)
     if path.is_dir():
