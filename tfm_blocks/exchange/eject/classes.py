@@ -92,9 +92,10 @@ class BlockClass:
         self.name, place = "", f"{call.node.owner}.block"
         stateless = call.stepping is None and next(call.block.parameters(), None) is None
         short = isinstance(forward.body[0], ast.Return) and len(ast.unparse(forward.body[0])) <= INLINED
+        joins_copies = any(child.isdigit() for child in context.children(call.node.owner))  # in one ModuleDict
         if is_leaf(call.block):
             context.construct(call, place, constructor(call.block))
-        elif not (stateless and short):
+        elif joins_copies or not (stateless and short):
             node = call.node
             prefix = "Causal" if node.arguments.get("mask") == "causal" else "Cross" if "kv" in node.reads else ""
             self.name = add_class(context, call.block, self.methods, prefix + type(call.block).__name__)

@@ -109,11 +109,8 @@ class EjectContext:
         return text
 
     def children(self, address: str) -> Sequence[str]:
-        """Return the names of the ejected modules directly below an address: layers, and modules with weights."""
-        named = self.modules[address]._modules.items() if address in self.modules else ()
-        return [
-            name for name, child in named if name.isdigit() or (child and next(child.parameters(), None) is not None)
-        ]
+        """Return the names of the modules directly below an address."""
+        return list(self.modules[address]._modules) if address in self.modules else ()
 
     def take_constructors(self, home: str) -> dict[str, Any]:
         """Return the constructors of the modules below an address in nested dicts, in the order of their calls.
