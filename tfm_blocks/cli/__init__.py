@@ -94,8 +94,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = command_parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and not (hasattr(arguments, "overrides") and all("=" in text and text[0] != "-" for text in rest)):
-        command = next(text for text in argv if not text.startswith("-"))
-        parser.error(f"unrecognized arguments: {' '.join(rest)}; tfm {command} --help lists the arguments")
+        help = f"tfm {arguments.command} --help lists the arguments"
+        parser.error(f"unrecognized arguments: {' '.join(rest)}; {help}")
     if hasattr(arguments, "overrides"):
         arguments.overrides = [*arguments.overrides, *rest]
         if arguments.overrides or "=" in arguments.model:
@@ -130,7 +130,7 @@ def command_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands, whose modules `train.py` does not import."""
     parser = _Parser("tfm", description="Train, inspect, check and use models.")
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")
     for name in COMMAND_MODULES:
         import_module(f"tfm_blocks.cli.{name}").add_commands(commands)

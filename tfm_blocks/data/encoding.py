@@ -178,7 +178,7 @@ def _labelled(
     needed: bool,
     address: str,
 ) -> Iterator[tuple[tuple[str, ...], list[int], list[int], list[int]]]:
-    """Yield rows with the ids of the text, those of its label, and the place of each word with a label.
+    """Yield rows with the ids of the text, the ids of its label, and the place of each word with a label.
 
     Raises DataError with the row of a wrong label, and if one is `needed` of a missing one.
     """

@@ -173,23 +173,13 @@ def certify(
         raise RunError(Problem(str(run), rule)) from error
     versions = {"tfm-blocks": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
     positions = getattr(config, "max_position_embeddings", None) or math.inf
-    log_p = _compare_log_p(model, ours, positions)
+    log_p, reason = _compare_log_p(model, ours, positions), ""
     try:
-        side = "right" if ours.inputs else "left"
-        options = {"config": config, "padding_side": side, "trust_remote_code": False}
-        theirs = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        if isinstance(ours, Encoder):
-            outputs, reason = _compare_predictions(model, theirs, ours, positions), ""
-        else:
-            own = folder / TARGET_FOLDER
-            decoder = transformers.AutoTokenizer.from_pretrained(own) if own.is_dir() else theirs
-            outputs, reason = _compare_outputs(model, theirs, decoder, ours, translates, positions), ""
+        outputs = _compare_texts(model, folder, ours, translates, positions)
     except Exception as error:  # such as a missing library
         outputs, reason = None, cut(" ".join(str(error).split()))
-    kind = str(config.dtype).removeprefix("torch.")
-    certificate = Certificate(
-        named_folder(run).name, "huggingface", kind, versions, log_p, outputs, not_compared=reason
-    )
+    name, kind = named_folder(run).name, str(config.dtype).removeprefix("torch.")
+    certificate = Certificate(name, "huggingface", kind, versions, log_p, outputs, not_compared=reason)
     certificate.write(folder)
     return certificate
 
@@ -202,7 +192,7 @@ def _task(ours: Translator | Encoder) -> str:
 
 
 def _published_ids(tokenizer: Tokenizer) -> Tensor:
-    """Return the published id of each id. Padding, which is masked, gets the id of eos."""
+    """Return the published id of each id. Padding, which is masked, gets the vocabulary's id for it."""
     vocabulary = vocabulary_of(tokenizer)
     return torch.tensor([vocabulary.pad, *vocabulary.to_published(range(1, tokenizer.size))])
 
@@ -233,6 +223,21 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
 
     first = vocabulary_of(ours.tokenizer).first
     return compare_with_engine(ours.network, log_p_of_model, first, positions, excluded)
+
+
+def _compare_texts(
+    model: Any, folder: Path, ours: Translator | Encoder, translates: bool, positions: float
+) -> Translations | None:
+    """Compare the predictions or outputs for texts that AutoTokenizer encodes with the files of the folder."""
+    from transformers import AutoTokenizer
+
+    side = "right" if ours.inputs else "left"
+    theirs = AutoTokenizer.from_pretrained(folder, config=model.config, padding_side=side, trust_remote_code=False)
+    if isinstance(ours, Encoder):
+        return _compare_predictions(model, theirs, ours, positions)
+    own = folder / TARGET_FOLDER
+    decoder = AutoTokenizer.from_pretrained(own) if own.is_dir() else theirs
+    return _compare_outputs(model, theirs, decoder, ours, translates, positions)
 
 
 @torch.inference_mode()
