@@ -4,7 +4,7 @@ A graph consists of two arms that begin at one node. The source lists the edges 
 end of one arm; the target is the path between them. Both models train under the same seeds, and the score is the
 percentage of test graphs whose whole path is correct. The same command resumes.
 
-    python tests/benchmarks/star_graphs.py star --seeds 1 2 3
+    python tests/benchmarks/star_graphs.py star --seeds 1 2 3 [--steps 10000]
 """
 
 import argparse
@@ -24,7 +24,7 @@ SIZES = {"test": 1000, "val": 200, "train": 50_000}
 SHARED = [
     "d_model=64", "d_ff=256", "heads=4", "layers=3", "vocab=300", "dropout=0", "label_smoothing=0", "optimizer=adamw",
     "schedule=linear", "schedule.peak=2e-3", "schedule.warmup=0.05", "data=text", "data.dir=.", "data.max_length=60",
-    "data.step_tokens=384", "data.batch_tokens=100000", "trainer.steps=6000", "trainer.validate_every=250",
+    "data.step_tokens=384", "data.batch_tokens=100000", "trainer.validate_every=250",
     "trainer.validate_sentences=0", "trainer.average=1", "trainer.checkpoint_every=1000", "logger=csv",
 ]  # fmt: skip
 MODELS = {
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for the texts and the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--edges", type=int, default=3, help="of each arm")
+    parser.add_argument("--steps", type=int, default=10_000, help="of training")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(arguments.folder)
@@ -88,7 +89,8 @@ def main() -> None:
     paths = Path("test.tgt").read_text().splitlines()
     scores: dict[str, list[float]] = {}
     for seed in arguments.seeds:
-        runs = {model: train(f"{model}-{seed}", [*words, f"seed={seed}"]) for model, words in MODELS.items()}
+        run_words = [f"seed={seed}", f"trainer.steps={arguments.steps}"]
+        runs = {model: train(f"{model}-{seed}", [*words, *run_words]) for model, words in MODELS.items()}
         for label, model, steps in (
             ("diffusion, 4 steps", "diffusion", 4),
             ("1 step", "diffusion", 1),
