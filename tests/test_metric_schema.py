@@ -99,9 +99,9 @@ def test_the_page_on_tracking_has_every_medium_and_fact() -> None:
 
 def test_every_column_is_of_one_key() -> None:
     text = columns(["encoder.0.ffn"], ["de", "en"], ["a", "b"])
-    probe = columns(["encoder.0.ffn"], ["40", "64"], answered=True)
-    labels = columns([], [], labelled=True)
-    packed = columns([], [], documented=True)
+    probe = columns(["encoder.0.ffn"], ["40", "64"], kinds=["answered"])
+    labels = columns([], [], kinds=["labelled"])
+    packed = columns([], [], kinds=["documented"])
     for names in (text, probe, labels):
         assert len(names) == len(set(names))
     assert {find_key(name).name for name in (*text, *probe, *labels, *packed)} == {key.name for key in METRIC_KEYS}

@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format, surrogate, line and paragraph separator
@@ -110,6 +111,9 @@ def print_warnings(warnings: Iterable[Problem]) -> None:
         print(warning, file=sys.stderr)
 
 
+PREEMPTED = 75  # exit status of a run that a signal ended, EX_TEMPFAIL of sysexits.h: a scheduler may restart it
+
+
 class TfmError(Exception):
     """Base of errors for users. Commands print it without a traceback and exit with `exit_status`."""
 
@@ -168,3 +172,13 @@ def suggest(name: str, options: Iterable[str]) -> str:
     listed = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
     hint = f"did you mean {matches[0]}? " if matches else ""
     return f"{hint}one of: {listed}" if known else hint.strip()
+
+
+def unknown_option(
+    group: str, name: str, options: Iterable[str], place: Place | None = None, origin: str = ""
+) -> Problem:
+    """Return the problem of a name that no file of a config group has, such as of a model."""
+    help = f"{suggest(name, options)}; your own: --config-dir DIR, with DIR/{group}/NAME.yaml"
+    if name.endswith((".yaml", ".yml")):
+        help = f"put the file into FOLDER/{group}/ and write --config-dir FOLDER {group}={Path(name).stem}"
+    return Problem(group, f"no {group} is called {shown(name)}", place, origin, help)

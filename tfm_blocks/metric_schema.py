@@ -6,7 +6,7 @@ All other modules read it. To add a metric, add a row here and the code that com
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -28,9 +28,9 @@ class Key:
     values are better, or the metric only grows; last: neither.
     form: format in tables with fixed digits. progress: format on progress lines, or "".
     best: `tfm compare` and `tfm show` have a column for the best validation. chart: `tfm report` plots it.
-    headline: `tfm runs` shows the measured metric with the lowest number. translated: it requires translations.
-    answered: it requires a probe task. labelled: it requires objective=label. documented: it requires a language model
-    of packed text.
+    headline: `tfm runs` shows the measured metric with the lowest number. kinds: the kinds of runs, one of which it
+    requires. translated: the texts are translated; answered: of a probe task; labelled: of objective=label; documented:
+    of a language model of packed text.
 
     A name that ends in {node}, {group}, {corpus} or {length} stands for several keys: one for each block with an
     auxiliary loss, each group of the text, each corpus of a mix, or each test length of a probe task.
@@ -44,10 +44,7 @@ class Key:
     best: bool = False
     chart: bool = False
     headline: int | None = None
-    translated: bool = False
-    answered: bool = False
-    labelled: bool = False
-    documented: bool = False
+    kinds: Sequence[str] = ()
 
     @property
     def summarised(self) -> str:
@@ -128,7 +125,7 @@ SPLIT_KEYS = (  # of val/ and test/
         "bits per byte of the text of `data=lm`, in which the end of each document counts as a byte",
         "min",
         progress="{:.3f} bits per byte",
-        documented=True,
+        kinds=("documented",),
     ),
     Key(
         "token_accuracy",
@@ -144,9 +141,11 @@ SPLIT_KEYS = (  # of val/ and test/
         best=True,
         chart=True,
         headline=1,
-        translated=True,
+        kinds=("translated",),
     ),
-    Key("chrf", "sacreBLEU's chrF of TEXTS, 0 to 100", "max", progress="chrF {:.2f}", chart=True, translated=True),
+    Key(
+        "chrf", "sacreBLEU's chrF of TEXTS, 0 to 100", "max", progress="chrF {:.2f}", chart=True, kinds=("translated",)
+    ),
     Key(
         "exact_match",
         "fraction of TEXTS that equal their references, 0 to 1",
@@ -155,15 +154,15 @@ SPLIT_KEYS = (  # of val/ and test/
         best=True,
         chart=True,
         headline=2,
-        translated=True,
+        kinds=("translated",),
     ),
-    Key("length_ratio", "tokens of TEXTS per token of their references", translated=True),
-    Key("exact_match/{group}", "the same for TEXTS of the group, 0 to 1", "max", translated=True),
+    Key("length_ratio", "tokens of TEXTS per token of their references", kinds=("translated",)),
+    Key("exact_match/{group}", "the same for TEXTS of the group, 0 to 1", "max", kinds=("translated",)),
     Key("loss/{corpus}", "the loss of a corpus of `data.mix`", "min"),
     Key("perplexity/{corpus}", "the perplexity of a corpus of `data.mix`", "min"),
     Key("token_accuracy/{corpus}", "the token accuracy of a corpus of `data.mix`, 0 to 1", "max"),
-    Key("bleu/{corpus}", "BLEU of TEXTS of a corpus of `data.mix`, 0 to 100", "max", translated=True),
-    Key("chrf/{corpus}", "chrF of TEXTS of a corpus of `data.mix`, 0 to 100", "max", translated=True),
+    Key("bleu/{corpus}", "BLEU of TEXTS of a corpus of `data.mix`, 0 to 100", "max", kinds=("translated",)),
+    Key("chrf/{corpus}", "chrF of TEXTS of a corpus of `data.mix`, 0 to 100", "max", kinds=("translated",)),
 )
 ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
     Key(
@@ -174,29 +173,32 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
         best=True,
         chart=True,
         headline=5,
-        answered=True,
-        labelled=True,
+        kinds=("answered", "labelled"),
     ),
     Key(
-        "exact", "fraction of answers that are entirely correct, 0 to 1", "max", progress="exact {:.1%}", answered=True
+        "exact",
+        "fraction of answers that are entirely correct, 0 to 1",
+        "max",
+        progress="exact {:.1%}",
+        kinds=("answered",),
     ),
     Key(
         "scaled_accuracy",
         "(accuracy - chance) / (1 - chance), with the accuracy of guesses as chance",
         "max",
-        answered=True,
+        kinds=("answered",),
     ),
     Key(
         "teacher_forced_accuracy",
         "accuracy of the tokens of generated answers if all earlier tokens are the correct ones, 0 to 1",
         "max",
         progress="teacher-forced {:.1%}",
-        answered=True,
+        kinds=("answered",),
     ),
 )
 LABEL_KEYS = (  # of val/ and test/
-    Key("f1", "F1 of a class, mean over classes, 0 to 1", "max", progress="F1 {:.3f}", best=True, labelled=True),
-    Key("mcc", "Matthews' correlation of classes, -1 to 1", "max", progress="MCC {:.3f}", labelled=True),
+    Key("f1", "F1 of a class, mean over classes, 0 to 1", "max", progress="F1 {:.3f}", best=True, kinds=("labelled",)),
+    Key("mcc", "Matthews' correlation of classes, -1 to 1", "max", progress="MCC {:.3f}", kinds=("labelled",)),
     Key(
         "spearman",
         "Spearman's rank correlation of numbers, -1 to 1",
@@ -205,7 +207,7 @@ LABEL_KEYS = (  # of val/ and test/
         best=True,
         chart=True,
         headline=6,
-        labelled=True,
+        kinds=("labelled",),
     ),
 )
 
@@ -225,7 +227,7 @@ TEST_KEYS = [replace(key, summary="last", best=False, chart=False) for key in _o
 TEST_KEYS += [
     replace(key, name=f"{key.name}@{{length}}", unit="the same for answers of a length", progress="", headline=None)
     for key in TEST_KEYS
-    if key.answered
+    if "answered" in key.kinds
 ]
 METRIC_KEYS = (*TRAIN_KEYS, *VAL_KEYS, *TEST_KEYS)
 IMPROVABLE = {key.name: key for key in VAL_KEYS if key.summary != "last"}  # a search or early stopping can follow these
@@ -281,23 +283,16 @@ def columns(
     nodes: Sequence[str],
     groups: Sequence[str],
     corpora: Sequence[str] = (),
-    *,
-    answered: bool = False,
-    labelled: bool = False,
-    documented: bool = False,
+    kinds: Collection[str] = ("translated",),
 ) -> list[str]:
     """Return the keys of a run with auxiliary losses at `nodes`, and with these groups or mixed corpora in its text.
 
-    In a run of a probe task, which is `answered`, the groups are test lengths. A run of labels is `labelled`, and a
-    language model of packed text is `documented`.
+    `kinds` are those of Key that the run is of. In a run of a probe task the groups are test lengths.
     """
-    absent = {"translated": answered or labelled, "answered": not answered, "labelled": not labelled}
-    absent["documented"] = not documented
     suffixes = {"": [""], "node}": nodes, "corpus}": corpora}
     names: list[str] = []
     for key in METRIC_KEYS:
-        required = [absent[kind] for kind in absent if getattr(key, kind)]
-        if not required or not all(required):
+        if not key.kinds or any(kind in kinds for kind in key.kinds):
             head, _, kind = key.name.partition("{")
             names += [head + suffix for suffix in suffixes.get(kind, groups)]
     return names

@@ -41,7 +41,7 @@ def test_ranks_with_different_texts_stop_before_the_first_step_with_the_differen
     precision = choose_precision("fp32", "cpu")
     job = RunSpec(config, tmp_path / "run", RunFile(300, "x"), "python train.py resume=run", precision)
     job.folder.mkdir()
-    start_folder(job, prepared, Base(), [])
+    start_folder(job, read_run(config), prepared, Base(), [])
     with pytest.raises(RunError, match="process 1 has another vocabulary than process 0"):
         spawn_ranks(read_another, 2, job)
     assert not list((job.folder / "checkpoints").iterdir())

@@ -19,7 +19,6 @@ from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import Learning, list_weights
 from tfm_blocks.training.groups import (
-    Factors,
     assign,
     build_optimizer,
     count_state,
@@ -47,7 +46,7 @@ def network() -> Network:
 
 
 def learned(optimizer: OptimizerSettings) -> dict[str, Learning]:
-    return {one.weight.name: one.learning for one in assign(optimizer, list_weights(network()))}
+    return {one.weight.name: one.learning for one in assign(optimizer, network())}
 
 
 def test_each_weight_is_in_the_first_group_that_matches_it() -> None:
@@ -63,7 +62,7 @@ def test_each_weight_is_in_the_first_group_that_matches_it() -> None:
 
 
 def test_the_rows_of_groups_count_every_parameter_once() -> None:
-    rows = group_rows(assign(settings(groups=ISSUE), list_weights(network())))
+    rows = group_rows(assign(settings(groups=ISSUE), network()))
     assert sum(row["parameters"] for row in rows) == sum(one.numel() for one in network().parameters())
     assert {row["group"]: row["rates"] for row in rows}["deep"] == pytest.approx([0.81, 1.0])
 
@@ -205,7 +204,7 @@ def test_the_state_that_each_optimizer_keeps_is_counted_without_a_step_of_the_mo
     optimizer = build_optimizer(chosen, model)
     step(optimizer, model)
     kept = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-    learned = assign(chosen, list_weights(model))
+    learned = assign(chosen, model)
     assert count_state(learned) == sum(value.numel() for value in kept if value.dim())
     assert count_trained(learned) == sum(one.numel() for one in model.parameters() if one.requires_grad)
 
@@ -236,15 +235,20 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(name: str) -> None:
         assert all(torch.equal(*pair) != moves for pair in zip(before, model.parameters(), strict=True))
 
 
-def test_factors_of_a_weight_multiply_its_rate_decay_and_eps() -> None:
-    model, name = network(), "decoder.0.ffn.block.inner.weight"
-    chosen = settings(weight_decay=0.1, eps=1e-8, groups={"deep": {"where": {"node": "decoder"}, "rate": 3}})
-    optimizer = build_optimizer(chosen, model, factors={name: Factors(rate=0.5, weight_decay=2.0, eps=0.25)})
-    (group,) = [one for one in optimizer.param_groups if any(own is model.get_parameter(name) for own in one["params"])]
-    assert (group["rate"], group["weight_decay"], group["eps"]) == (1.5, 0.2, 2.5e-9)
-    assert len(group["params"]) == 1 and sum(len(one["params"]) for one in optimizer.param_groups) == len(
-        list(model.parameters())
+def test_a_parametrisation_multiplies_the_rate_decay_and_eps_of_a_group() -> None:
+    """A matrix of four times the width of its base has a quarter of the rate and of eps, and four times the decay."""
+    sizes = ["d_model=32", "d_ff=48", "heads=2", "layers=1", "vocab=30"]
+    keys = ["model.parametrisation=mup", "model.base.d_model=8", "model.base.d_ff=12"]
+    composed = compose_model("tiny", [*sizes, *keys])
+    model, name = (
+        build_network(check_model(composed.model, composed.sources), seed=1),
+        "decoder.0.ffn.block.inner.weight",
     )
+    chosen = settings(weight_decay=0.1, eps=1e-8, groups={"deep": {"where": {"node": "decoder"}, "rate": 3}})
+    optimizer = build_optimizer(chosen, model)
+    (group,) = [one for one in optimizer.param_groups if any(own is model.get_parameter(name) for own in one["params"])]
+    assert (group["rate"], group["weight_decay"], group["eps"]) == (0.75, 0.4, 2.5e-9)
+    assert sum(len(one["params"]) for one in optimizer.param_groups) == len(list(model.parameters()))
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "muon"])

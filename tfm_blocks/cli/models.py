@@ -188,19 +188,18 @@ def _run_rates(spec: Spec, settings: RunSettings) -> RunRates:
     import numpy as np
 
     from tfm_blocks.network.build import network_without_values, weight_rules
-    from tfm_blocks.network.weights import list_weights
-    from tfm_blocks.report.coordinates import GroupRates, RunRates
+    from tfm_blocks.report.coordinates import RunRates
     from tfm_blocks.training.groups import assign
 
     rules = weight_rules(spec)
     factors: dict[tuple[str, str], list[float]] = {}
-    for one in assign(settings.optimizer, list_weights(network_without_values(spec))):
+    for one in assign(settings.optimizer, network_without_values(spec)):
         rule = rules.get(one.weight.name)
         factor = one.rate * (rule.with_optimizer(one.optimizer).rate if rule else 1.0)
         factors.setdefault((one.group, one.optimizer or "frozen"), []).append(factor)
     steps = np.unique(np.linspace(1, settings.trainer.steps, POINTS).round().astype(np.int64))
     rates = np.array([settings.schedule.rate(step) for step in steps.tolist()])
-    groups = [GroupRates(*names, (min(own), max(own))) for names, own in factors.items()]
+    groups = {group: (min(own), max(own)) for group, own in factors.items()}
     followers = settings.schedule.model_dump(include={"momentum", "weight_decay"}, exclude_none=True)
     return RunRates(settings.schedule.name, steps, rates, groups, followers)
 
@@ -224,11 +223,10 @@ def _expect_effects(arguments: argparse.Namespace) -> None:
 def _learned_weights(arguments: argparse.Namespace, spec: Spec, composed: Composed | None) -> dict[str, Learning]:
     """Return the optimizer, rate and decay of each weight of a run folder, or of a model with overrides of a run."""
     from tfm_blocks.network.build import network_without_values
-    from tfm_blocks.network.weights import list_weights
     from tfm_blocks.training.groups import assign
 
     run = _run_settings(arguments, composed)
-    learned = assign(run.optimizer, list_weights(network_without_values(spec))) if run else []
+    learned = assign(run.optimizer, network_without_values(spec)) if run else []
     return {one.weight.name: one.learning for one in learned}
 
 

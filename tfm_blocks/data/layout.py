@@ -60,6 +60,10 @@ class Batch:
         """Return the factor of the loss of each label, or None if all are 1."""
         return None if self.weights_B is None else self.weights_B[self.kept_N // self.labels_BT.shape[1]]
 
+    def kept(self, x_BT: Tensor) -> Tensor:
+        """Return what `x_BT` has at the labels: x_BT -> x_N, x_BTD -> x_ND."""
+        return x_BT.flatten(0, 1).index_select(0, self.kept_N)
+
     def to(self, device: torch.device) -> Batch:
         """Copy to the device asynchronously."""
         return self._each(lambda ids: ids.to(device, non_blocking=True))

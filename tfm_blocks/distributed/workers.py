@@ -74,16 +74,22 @@ class LoaderContext(ForkServerContext):
     Process = LoaderWorker
 
 
-def worker_options(workers: int) -> dict[str, Any]:
-    """Return the options of torch's DataLoader for this number of workers, and start their fork server."""
-    if not workers:
-        return {}
+def start_fork_server(modules: list[str]) -> LoaderContext:
+    """Start a fork server that imports `modules` in the background; return the start method of its processes."""
     context = LoaderContext()
     with block_signals():
         resource_tracker.ensure_running()  # which unblocks SIGINT and SIGTERM
     with block_signals():
-        context.set_forkserver_preload(PRELOADED)
+        context.set_forkserver_preload(modules)
         forkserver.ensure_running()
+    return context
+
+
+def worker_options(workers: int) -> dict[str, Any]:
+    """Return the options of torch's DataLoader for this number of workers, and start their fork server."""
+    if not workers:
+        return {}
+    context = start_fork_server(PRELOADED)
     return {"num_workers": workers, "multiprocessing_context": context, "worker_init_fn": begin_worker}
 
 

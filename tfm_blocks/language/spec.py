@@ -136,6 +136,11 @@ class Node:
         return "; ".join(f"{', '.join(maps)}: {text}" for text, maps in alike.items())
 
     @property
+    def key(self) -> str:
+        """Return the key of the node in the config, such as `model.graph.encoder`."""
+        return ".".join(self.path)
+
+    @property
     def entry(self) -> str:
         """Return the first address that the first port reads."""
         return next(iter(self.reads.values()))[0]

@@ -17,7 +17,7 @@ from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ReplacedTokenSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_sizes
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.data.settings import read_data
+from tfm_blocks.data.settings import DataSettings, read_data
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
@@ -36,7 +36,6 @@ from tfm_blocks.network.build import check_model, network_without_values, read_m
 from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import GENERATOR, Network
-from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.checkpoints import Checkpoint
 from tfm_blocks.runs.saved_run import SavedRun
@@ -190,7 +189,7 @@ def _check(
         problems = _problems(lambda: settings.append(read_run(config)))
         problems += _problems(lambda: check_devices(config))
         if not any(problem.address.startswith("plugins") for problem in problems):
-            problems += failures or _problems(lambda: specs.append(_check_network(composed, make_spec)))
+            problems += failures or _problems(lambda: specs.append(_check_network(composed, data, make_spec)))
         if problems:
             raise ConfigError(problems)
     (run,), (spec,) = settings, specs
@@ -205,7 +204,7 @@ def _check(
             if problems := list(find_generator_problems(network, replacer, run, config["vocab"])):
                 raise ConfigError(problems)
             attach_generator(network, replacer)
-        learned = assign(run.optimizer, list_weights(network))
+        learned = assign(run.optimizer, network)
         if problems := [*find_optimizer_problems(spec, run, learned), *find_loss_problems(spec, run)]:
             raise ConfigError(problems)
         expect_optimizers(learned)
@@ -277,11 +276,11 @@ def _check_devices(config: Mapping[str, Any]) -> None:
         expect_devices(settings, find_rank_info(settings, os.environ))
 
 
-def _check_network(composed: Composed, make_spec: Callable[..., Spec]) -> Spec:
+def _check_network(composed: Composed, data: DataSettings | None, make_spec: Callable[..., Spec]) -> Spec:
     """Check the model, and that the data of the config can train it; return its spec. Raises ConfigError."""
     composed.expect_vocab()
     spec = make_spec(composed.model, composed.sources)
-    data, objective = read_data(composed.mapping["data"]), read_objective(composed.mapping.get("objective"))
+    objective = read_objective(composed.mapping.get("objective"))
     problems = list(find_data_problems(spec, data, objective)) if objective else []  # else `read_run` reports it
     width, (vocab, source) = spec.sink.shape[-1], composed.vocabulary
     if source is not None:

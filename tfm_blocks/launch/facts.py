@@ -27,7 +27,6 @@ from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.metric_schema import columns
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import is_of_generator
-from tfm_blocks.network.weights import list_weights
 from tfm_blocks.runs.folder import METRICS, step_of
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.saved_run import NO_EXPERIMENT
@@ -45,16 +44,17 @@ def record_facts(job: RunSpec, settings: RunSettings, network: Network, rank_inf
     """Write the facts of this start of the run to run.json, and return them for the loggers."""
     start = job.start
     commands, kind = start.commands or ("",), choose_device(settings.trainer.accelerator)
+    counts = parameters_by_node(network)
     versions = {"tfm-blocks": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     facts = {  # FACTS in tfm_blocks/metric_schema.py describes each
         "model": start.choices.get("model", ""),
-        "parameters": sum(parameters_by_node(network).values()),
+        "parameters": sum(counts.values()),
         "parameters_asked": job.asked_parameters,
-        "parameters_by_node": parameters_by_node(network),
-        "optimizer_groups": group_rows(assign(settings.optimizer, list_weights(network))),
+        "parameters_by_node": counts,
+        "optimizer_groups": group_rows(assign(settings.optimizer, network)),
         "config_hash": config_hash(job.config),
         "git_commit": git_commit(),
         "seed": job.config["seed"],
@@ -133,7 +133,7 @@ def open_loggers(
             for row in rows:
                 logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
         kinds = measured_kinds(settings.data, settings.objective)
-        yield [CsvLogger(path, columns(losses, list(groups), prepared.train.mixed, **kinds)), *loggers]
+        yield [CsvLogger(path, columns(losses, list(groups), prepared.train.mixed, kinds)), *loggers]
     except BaseException as error:
         end = _end(error)
         raise

@@ -8,7 +8,6 @@ from pathlib import Path
 from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.objectives import read_objective
 from tfm_blocks.errors import Problem, RunError, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.run_spec import RunSpec
@@ -24,7 +23,7 @@ from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news, validated_steps
 from tfm_blocks.training.module import TrainingModule
-from tfm_blocks.training.settings import TrainerSettings
+from tfm_blocks.training.settings import RunSettings, TrainerSettings
 from tfm_blocks.translation.fill import visible_sources
 
 
@@ -85,7 +84,7 @@ def finish(
     status.write(job.folder)
     for logger in loggers:
         logger.log_weights(job.folder)
-    for line in _summary(job, status):
+    for line in _summary(job, module.settings, status):
         print(printable(line))
 
 
@@ -96,7 +95,7 @@ def scored_set(corpus: Corpus) -> ScoredSet:
     return ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns)))
 
 
-def _summary(job: RunSpec, status: Status) -> Iterator[str]:
+def _summary(job: RunSpec, settings: RunSettings, status: Status) -> Iterator[str]:
     yield f"done: {status.steps} steps in {status.seconds:.0f} s"
     if status.reason:
         yield status.reason
@@ -111,21 +110,19 @@ def _summary(job: RunSpec, status: Status) -> Iterator[str]:
     for metric in status.translation:
         yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in SavedModel.read(job.folder).plugins)
-    probe = job.config["data"]["kind"] == "probe"
-    labels = job.config["data"]["kind"] == "labels"
-    written = status.translation or probe or labels
+    kind: str = settings.data.kind
+    written = status.translation or kind in ("probe", "labels")
     files = [METRICS, STATUS, *([TRANSLATIONS] if written else []), LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
-    if probe:
+    if kind == "probe":
         yield f"next: tfm show {job.folder}"
         return
-    if labels:
+    if kind == "labels":
         yield f"next: echo 'your text' | tfm classify {job.folder}{plugins}"
         return
-    objective = read_objective(job.config.get("objective"))
-    if objective and not objective.generates:
+    if not settings.objective.generates:
         sources = r"your text\t" * len(visible_sources(job.config))
-        example = rf"printf '{sources}<mask>\n' | tfm fill" if sources else objective.example
+        example = rf"printf '{sources}<mask>\n' | tfm fill" if sources else settings.objective.example
         yield f"next: {example} {job.folder}{plugins}"
         return
     command = "translate" if status.translation else "generate"

@@ -45,7 +45,7 @@ def find_generator_problems(network: Network, replacer: Network, run: RunSetting
     if (outputs := spec.sink.shape[-1]) != first + 1:
         rule = f"has {int(str(outputs)) - first} outputs, but objective=replaced_token needs one: was it replaced?"
         help = "write model=electra_discriminator, or at the last node block: unembed, vocab: 2, first_id: 1"
-        yield Problem(".".join(map(str, spec.sink.path)), rule, help=help)
+        yield Problem(spec.sink.key, rule, help=help)
     if run.trainer.strategy == "fsdp2":
         yield Problem("trainer.strategy", NOT_DIVIDED, help="write trainer.strategy=ddp")
     if any(node.address.partition(".")[0] == GENERATOR for node in spec.nodes):

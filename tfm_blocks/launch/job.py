@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from tfm_blocks.data.layout import SOURCE
-from tfm_blocks.data.objectives import NoisyPairSettings, read_objective
+from tfm_blocks.data.objectives import NoisyPairSettings
 from tfm_blocks.data.prepare import Prepared, with_saved_tokenizer
 from tfm_blocks.devices import choose_device
 from tfm_blocks.distributed.cluster import find_rank_info
@@ -159,7 +159,7 @@ def _begin(
     job = _decide(rendezvous, claim)
     with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
         if rank_info.rank == 0:
-            start_folder(job, prepared, base, plugins_of_model(sized))
+            start_folder(job, settings, prepared, base, plugins_of_model(sized))
         _train(rendezvous, job, sized, prepared, callbacks)
     return job.folder
 
@@ -287,11 +287,11 @@ def _write_end(job: RunSpec, error: BaseException) -> None:
         print(printable(f"resume: {job.command}"), file=sys.stderr)
 
 
-def start_folder(job: RunSpec, prepared: Prepared, base: Base, plugins: Sequence[str]) -> None:
+def start_folder(job: RunSpec, settings: RunSettings, prepared: Prepared, base: Base, plugins: Sequence[str]) -> None:
     """Write the files of a run folder that are known before the first step. The model needs `plugins`."""
     write_config(job.folder, job.config)
     columns = (TARGET,) if prepared.train.positional else prepared.train.columns
-    if isinstance(read_objective(job.config.get("objective")), NoisyPairSettings):
+    if isinstance(settings.objective, NoisyPairSettings):
         columns = (SOURCE, TARGET)
     write_model(job.folder, job.config["model"], plugins, columns, base)
     prepared.tokenizer.save(job.folder / TOKENIZER)

@@ -42,7 +42,6 @@ from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import fill, is_of_generator, saved_weights
-from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
@@ -190,7 +189,7 @@ class _Rank:
             self.report(load_matching_weights(self.network, self.prepared.tokenizer, Path(settings.init_from)))
             if self.leads:
                 inherit_record(Path(settings.init_from), self.job.folder)
-        rows = group_rows(assign(settings.optimizer, list_weights(self.network)))
+        rows = group_rows(assign(settings.optimizer, self.network))
         for row in rows if len({row["group"] for row in rows}) > 1 else ():
             self.report(describe_group(row))
         self.report(precision)

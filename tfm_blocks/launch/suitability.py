@@ -99,15 +99,13 @@ def find_vocabulary_problems(
     for node in (*(node for node in spec.tables if node.entry == TARGET), spec.sink):
         if source := of_sources.get(table_of[node.address]):
             rule = f"has the weights of {source.address}, whose rows are ids of {source.entry}, not of {TARGET}"
-            key, own = ("same", "{same: null, block: embedding}") if node.shares else ("tie", "null")
-            place = ".".join([*map(str, node.path), *(["tie"] if key == "tie" else [])])
+            place, own = (node.key, "{same: null, block: embedding}") if node.shares else (f"{node.key}.tie", "null")
             yield Problem(place, rule, help=f"write {place}={own}")
     for node in spec.tables:
         size, knob = (vocab, "vocab") if node.entry == TARGET else (source_vocab, SOURCE_VOCAB)
         if node.arguments["vocab"] != size and not node.shares:
             rule = f"has {node.arguments['vocab']} ids, but {node.entry} has {size}"
-            path = ".".join((*map(str, node.path), "vocab"))
-            yield Problem(path, rule, help=f"write {path}='${{{knob}}}'")
+            yield Problem(f"{node.key}.vocab", rule, help=f"write {node.key}.vocab='${{{knob}}}'")
 
 
 def _pair_problems(spec: Spec, objective: NoisyPairSettings) -> Iterator[Problem]:
@@ -130,7 +128,7 @@ def _ahead_problems(spec: Spec, objective: ObjectiveSettings) -> Iterator[Proble
         for node in nodes:
             rule = f"predicts later tokens, which objective={objective.name} does not train"
             help = "write objective=several_tokens, or remove the node and its branches with null"
-            yield Problem(".".join(map(str, node.path)), rule, help=help)
+            yield Problem(node.key, rule, help=help)
     elif TARGET not in names(spec.inputs):
         rule = (
             f"objective=several_tokens predicts tokens of {TARGET}, but the model reads {', '.join(names(spec.inputs))}"
@@ -142,7 +140,7 @@ def _ahead_problems(spec: Spec, objective: ObjectiveSettings) -> Iterator[Proble
         yield Problem("model.graph", rule, help=help)
     elif len(nodes) > 1 or nodes[0] != spec.nodes[-spec.head - 1]:
         rule = "is not the node before the output, whose input the later tokens share"
-        yield Problem(".".join(map(str, nodes[0].path)), rule, help="write one predict_ahead, before the unembed")
+        yield Problem(nodes[0].key, rule, help="write one predict_ahead, before the unembed")
 
 
 def find_hiding_problems(spec: Spec, objective: str) -> Iterator[Problem]:
@@ -190,7 +188,7 @@ def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSetti
         help = (
             f"write classes={data.coder.outputs}, and at the last node block: unembed, vocab: classes + 1, first_id: 1"
         )
-        yield Problem(".".join(map(str, sink.path)), rule, help=help)
+        yield Problem(sink.key, rule, help=help)
     yield from _weight_problems(data, objective)
     if data.predict != "words" and sight_of(spec, inputs[0], REGISTRY) != "all":
         rule = f"the label is predicted at the first position, which sees no later tokens of {inputs[0]}"
@@ -202,7 +200,7 @@ def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSetti
     )
     if data.predict == "words" and pooled:
         rule = f"gives all words the same vector ({pooled.arguments['kind']}), but data.predict=words labels each word"
-        yield Problem(".".join(map(str, pooled.path)), rule, help="write pooling=none")
+        yield Problem(pooled.key, rule, help="write pooling=none")
 
 
 def _weight_problems(data: LabelsSettings, objective: LabelSettings) -> Iterator[Problem]:

@@ -143,22 +143,16 @@ def draw_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str, path: Pa
 
 
 @dataclass(frozen=True)
-class GroupRates:
-    """The optimizer of a group, "frozen" without one, and the least and the largest factor of its learning rate."""
-
-    group: str
-    optimizer: str
-    factors: tuple[float, float]
-
-
-@dataclass(frozen=True)
 class RunRates:
-    """The learning rates of a schedule at some steps, and the groups of weights, which multiply them."""
+    """The learning rates of a schedule at some steps, and the groups of weights, which multiply them.
+
+    `groups` has for the name and the optimizer of a group, "frozen" without one, the least and the largest factor.
+    """
 
     name: str
     steps: npt.NDArray[np.int64]
     rates: npt.NDArray[np.float64]
-    groups: list[GroupRates]
+    groups: dict[tuple[str, str], tuple[float, float]]
     followers: dict[str, float]  # at a rate of 0: the momentum, and the factor of the weight decay
 
 
@@ -166,10 +160,10 @@ def show_rates(run: RunRates, title: str) -> None:
     """Print a row for each group, and the curve of the schedule."""
     columns = [*texts("group", "optimizer", "factor"), *numbers("{}", "step 1", "largest", "last step")]
     rows: list[list[Value]] = []
-    for group in run.groups:
+    for group, factors in run.groups.items():
         rates = (1.0, run.rates[0], run.rates.max(), run.rates[-1])
-        spans = [" to ".join(dict.fromkeys(f"{factor * rate:.3g}" for factor in group.factors)) for rate in rates]
-        rows.append([group.group, group.optimizer, *(spans if any(group.factors) else [""] * 4)])
+        spans = [" to ".join(dict.fromkeys(f"{factor * rate:.3g}" for factor in factors)) for rate in rates]
+        rows.append([*group, *(spans if any(factors) else [""] * 4)])
     print_table(Table(f"learning rates of {title}", columns, rows))
     sampled = np.interp(np.linspace(1, run.steps[-1], CURVE), run.steps, run.rates)
     bars = (sampled / run.rates.max() * (len(BARS) - 1)).round().astype(int)
@@ -181,7 +175,7 @@ def show_rates(run: RunRates, title: str) -> None:
 
 def rate_records(run: RunRates) -> dict[str, object]:
     """Return the rates for JSON."""
-    groups = [{"group": one.group, "optimizer": one.optimizer, "factors": list(one.factors)} for one in run.groups]
+    groups = [{"group": group, "optimizer": name, "factors": list(own)} for (group, name), own in run.groups.items()]
     rates = {"steps": run.steps.tolist(), "rates": run.rates.tolist(), "groups": groups}
     return {"schedule": run.name, **rates, **run.followers}
 
@@ -191,11 +185,11 @@ def draw_rates(run: RunRates, title: str, path: Path) -> None:
     with drawing_style():
         drawn = Figure(figsize=(PAGE, 2.4), layout="constrained")
         axes = drawn.subplots()
-        trained = [group for group in run.groups if any(group.factors)]
-        for number, group in enumerate(trained):
-            least, most = (factor * run.rates for factor in group.factors)
+        trained = [(group, factors) for group, factors in run.groups.items() if any(factors)]
+        for number, (group, factors) in enumerate(trained):
+            least, most = (factor * run.rates for factor in factors)
             style = line_style(number) | {"marker": ""}
-            axes.plot(run.steps, most, label=f"{group.group}: {group.optimizer}", **style)
+            axes.plot(run.steps, most, label=": ".join(group), **style)
             axes.fill_between(run.steps, least, most, color=style["color"], alpha=0.2)
         axes.set_xlabel("step")
         axes.set_ylabel("learning rate")

@@ -60,7 +60,7 @@ def _facts(model: ViewedModel, size: ModelSize) -> Iterator[dict[str, Any]]:
         files = [(file, file.written[node.path]) for file in sources.by_file() if node.path in file.written]
         yield {
             "block": node.block or "",
-            "path": ".".join(node.path),
+            "path": node.key,
             "shape": shapes[node.address],
             "add_norm": write_add_norm(written, REGISTRY) if written else " → ".join(write_steps(node.post, REGISTRY)),
             "weights": "; ".join(filter(None, (origin, node.adapter_text and f"adapters: {node.adapter_text}"))),

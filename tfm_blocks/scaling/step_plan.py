@@ -12,7 +12,6 @@ from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.network.weights import list_weights
 from tfm_blocks.report.table import Cell, Column, Table, Value
 from tfm_blocks.scaling.kernels import KERNELS
 from tfm_blocks.scaling.step_trace import PLAIN_OBJECTIVE, Batching, PlannedObjective, StepTrace, trace_step
@@ -123,7 +122,7 @@ def plan_steps(
             raise ConfigError(Problem("--devices", rule, help=f"write --devices {full}"))
     bf16, recomputes = settings.precision == "bf16", settings.activation_checkpointing
     network, teacher = training.networks(spec)
-    learned = assign(optimizer or read_optimizer({"name": "adam"}), list_weights(network))
+    learned = assign(optimizer or read_optimizer({"name": "adam"}), network)
     frozen = frozen_by_groups(learned)
     trace = trace_step(
         spec, batching, device=card.device, bf16=bf16, recomputes=recomputes, frozen=frozen, training=training

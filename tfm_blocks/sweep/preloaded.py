@@ -9,13 +9,12 @@ import runpy
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver, get_context, parent_process, resource_tracker
+from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tfm_blocks.distributed.signals import block_signals
 from tfm_blocks.distributed.threads import set_threads
-from tfm_blocks.distributed.workers import LoaderContext
+from tfm_blocks.distributed.workers import start_fork_server
 from tfm_blocks.sweep.supervisor import SIGNALS, die_with_supervisor, record_signals, supervise
 
 # torch imports the last two for the first optimizer and for a model without values
@@ -25,13 +24,7 @@ FIRST_NUMBER = re.compile(r"\s*([1-9]\d{0,3})\b")  # of a list such as 4,2, whic
 
 def start_supervised(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
     """Run `python ARGUMENTS` under a supervisor, and return the supervisor, which ends with this process."""
-    context = LoaderContext()
-    with block_signals():
-        resource_tracker.ensure_running()  # which unblocks SIGINT and SIGTERM
-    with block_signals():
-        context.set_forkserver_preload(MODULES)
-        forkserver.ensure_running()  # imports the modules of a run in the background
-    supervisor = context.Process(target=_supervise, args=(list(arguments), log, dict(environment)))
+    supervisor = start_fork_server(MODULES).Process(target=_supervise, args=(list(arguments), log, dict(environment)))
     supervisor.start()
     return supervisor
 

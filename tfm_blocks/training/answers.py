@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,7 @@ from tfm_blocks.data.layout import EOS, SOURCE, Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.training.gather import gather_json
-from tfm_blocks.training.metrics import RowAnswers
+from tfm_blocks.training.metrics import RowSums
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.split_scorer import Generation, Predictions, SplitScorer
 from tfm_blocks.translation.translator import Translator
@@ -32,11 +30,13 @@ class AnswerScorer(SplitScorer):
     tokens after the correct ones is a second score. Without one, the model answers at positions of the input.
     """
 
+    counts_rows = True
+
     def __init__(self, translator: Translator | None, prepared: Prepared, ranks: Ranks, chance: float) -> None:
         rows = max(len(prepared.val), len(prepared.last_scored[1]))
         super().__init__(ranks, rows)
         self.translator, self.tokenizer, self.chance = translator, prepared.tokenizer, chance
-        self.forced, self.generated = RowAnswers(rows), RowAnswers(rows)
+        self.forced, self.generated = RowSums(rows, 2), RowSums(rows, 2)
         self.answers: dict[int, list[int]] = {}
 
     def restart(self, corpus: Corpus) -> None:
@@ -46,16 +46,12 @@ class AnswerScorer(SplitScorer):
         self.generated.reset()
         self.answers = {}
 
-    def count(self, objective: Objective, batch: Batch) -> None:
-        """Add a batch of a validation, and count each of its answers."""
-        self.count_rows(objective, batch)
-
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
         """Add the losses of a batch, and its answer tokens given the correct ones before."""
         predictions = super().count_rows(objective, batch)
         answer_N = predictions.labels_N != EOS
-        correct_N = (predictions.best_N == predictions.labels_N).to(self.forced.sums.dtype)[answer_N]
-        self.forced.update(correct_N, torch.ones_like(correct_N), predictions.row_N[answer_N])
+        correct_N = (predictions.best_N == predictions.labels_N)[answer_N]
+        self.forced.update(torch.stack([correct_N, torch.ones_like(correct_N)], 1), predictions.row_N[answer_N])
         if self.translator is None:
             for row, token in zip(predictions.row_N.tolist(), predictions.best_N.tolist(), strict=True):
                 self.answers.setdefault(row, []).append(token)
@@ -68,38 +64,28 @@ class AnswerScorer(SplitScorer):
         if not math.isfinite(scores["loss"]):
             return scores
         forced = answer_scores(self.forced.compute().cpu().numpy(), corpus.groups, self.chance)
+        if self.translator is not None:
+            with generation.precision:
+                rows = range(min(generation.rows, len(corpus)))[self.ranks.rank :: self.ranks.world]
+                longest = int(corpus.lengths_N(TARGET).max()) + 1
+                search = replace(generation.search, longest=(0.0, longest), max_tokens=longest)
+                counts: list[list[int]] = []
+                outputs = self.translator.search(
+                    [corpus.text[SOURCE][row] for row in rows], search, stop=generation.stop
+                )
+                for row, (best, *_) in zip(rows, outputs, strict=True):
+                    answer = corpus.ids(TARGET, row).tolist()
+                    self.answers[row] = list(best.ids)
+                    correct = sum(token == right for token, right in zip(best.ids, answer, strict=False))
+                    counts.append([correct, max(len(best.ids), len(answer))])
+                counts_R2 = self.generated.sums.new_tensor(counts).view(-1, 2)
+                self.generated.update(counts_R2, torch.tensor(rows, dtype=torch.int64, device=counts_R2.device))
+        self.keep_outputs(corpus, {row: " ".join(map(self.tokenizer.piece, ids)) for row, ids in self.answers.items()})
         if self.translator is None:
-            self._keep_samples(corpus)
             return scores | forced
-        with generation.precision:
-            rows = range(min(generation.rows, len(corpus)))[self.ranks.rank :: self.ranks.world]
-            longest = int(corpus.lengths_N(TARGET).max()) + 1
-            search = replace(generation.search, longest=(0.0, longest), max_tokens=longest)
-            counts: list[list[int]] = []
-            questions = [corpus.text[SOURCE][row] for row in rows]
-            outputs = self.translator.search(questions, search, stop=generation.stop)
-            for row, (best, *_) in zip(rows, outputs, strict=True):
-                answer = corpus.ids(TARGET, row).tolist()
-                self.answers[row] = list(best.ids)
-                correct = sum(token == right for token, right in zip(best.ids, answer, strict=False))
-                counts.append([correct, max(len(best.ids), len(answer))])
-            counts_R2 = self.generated.sums.new_tensor(counts).view(-1, 2)
-            self.generated.update(counts_R2[:, 0], counts_R2[:, 1], torch.tensor(rows, device=counts_R2.device))
-        self._keep_samples(corpus)
         generated = answer_scores(self.generated.compute().cpu().numpy(), corpus.groups, self.chance)
         accuracies = {name: value for name, value in forced.items() if name.partition("@")[0] == "accuracy"}
         return scores | generated | {f"teacher_forced_{name}": value for name, value in accuracies.items()}
-
-    def _keep_samples(self, corpus: Corpus) -> None:
-        answers = list(self.answers.items())
-        if self.ranks.world > 1:
-            answers = list(chain.from_iterable(gather_json(answers)))
-        by_row = sorted((int(row), ids) for row, ids in answers)
-        self.outputs = [" ".join(map(self.tokenizer.piece, ids)) for _, ids in by_row]
-        texts = [(corpus.text[SOURCE][row], corpus.text[TARGET][row]) for row, _ in by_row]
-        self.samples = [
-            (question, output, right) for output, (question, right) in zip(self.outputs, texts, strict=True)
-        ]
 
 
 def answer_scores(counts_R2: Floats, groups: Sequence[str], chance: float) -> dict[str, float]:

@@ -14,7 +14,7 @@ import torch.distributed
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tfm_blocks.errors import Problem, RunError, TfmError
+from tfm_blocks.errors import PREEMPTED, Problem, RunError, TfmError
 from tfm_blocks.runs.checkpoints import read_checkpoint, write_checkpoint
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
@@ -25,7 +25,7 @@ AGREE_EVERY = 0.5  # seconds between two exchanges of the ranks, estimated from 
 class PreemptedError(TfmError):
     """The run stopped after a signal and saved its state. `help` is the command that resumes it."""
 
-    exit_status = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may restart the job
+    exit_status = PREEMPTED
 
     def __str__(self) -> str:
         return f"{self.problems[0].rule}\nresume: {self.problems[0].help}"

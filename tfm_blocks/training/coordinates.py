@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from tfm_blocks.blocks.embedding import Unembed
+from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, network_without_values
 from tfm_blocks.network.graph import Network
@@ -140,7 +141,7 @@ def logit_nodes(spec: Spec) -> set[str]:
 
 def fold(address: str) -> str:
     """Return an address with `i` in place of the indices of layers."""
-    return ".".join("i" if part.isdigit() else part for part in address.split("."))
+    return pattern(address).replace("*", "i")
 
 
 def _mean(x: Tensor) -> float:

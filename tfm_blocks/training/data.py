@@ -47,11 +47,8 @@ class PlannedCorpus:
         layout = self.layout.drawn(*step.draw).for_step(corpus, step.rows_N)
         return [layout.batch(corpus, rows_B, empty=idle) for rows_B in step.share(ranks)]
 
-    def batch(self, step: PlanStep, rows_B: Rows, ranks: Ranks) -> Batch:
+    def batch(self, step: PlanStep, rows_B: Rows, *, empty: bool = False) -> Batch:
         """Return the micro-batch of these rows of a step, for scores, which are sums over rows."""
-        return self._batch(step, rows_B, step.idle(ranks))
-
-    def _batch(self, step: PlanStep, rows_B: Rows, empty: bool) -> Batch:
         return self.layout.drawn(*step.draw).batch(self.corpus.drawn(*step.draw), rows_B, empty=empty)
 
 
@@ -133,7 +130,7 @@ class TrainStream(IterableDataset[StepBatches]):
                     if self.even:
                         world = self.ranks.world
                         missing = max(len(step.share(Ranks(rank, world))) for rank in range(world)) - len(batches)
-                        batches += missing * [self.planned_corpus._batch(step, step.rows_N[:1], True)]
+                        batches += missing * [self.planned_corpus.batch(step, step.rows_N[:1], empty=True)]
                     rows_N = self.planned_corpus.corpus.drawn(*step.draw).originals(step.rows_N)
                     yield StepBatches(step.tokens, batches, Cursor(epoch, begun), rows_N.tolist())
             skip -= min(skip, len(plan))
@@ -152,7 +149,7 @@ class EvalStream(IterableDataset[Batch]):
         planned = replace(self.planned_corpus, layout=self.planned_corpus.layout.evaluating)
         parts = ((step, rows_B) for step in planned.plan(seed=0, epoch=0) for rows_B in step.share(self.ranks))
         for step, rows_B in islice(parts, worker, None, workers):
-            yield replace(planned.batch(step, rows_B, self.ranks), rows=tuple(map(int, rows_B)))
+            yield replace(planned.batch(step, rows_B, empty=step.idle(self.ranks)), rows=tuple(map(int, rows_B)))
 
 
 def _worker() -> tuple[int, int]:

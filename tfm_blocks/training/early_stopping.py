@@ -87,7 +87,14 @@ class StoppedEarly(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["stopped_early"] = self._reason(trainer, pl_module)
         for one in self.callbacks:
-            _expect_readable(one, checkpoint["callbacks"].get(one.state_key))
+            file = BytesIO()
+            torch.save(checkpoint["callbacks"].get(one.state_key), file)
+            try:
+                torch.load(BytesIO(file.getvalue()), weights_only=True)
+            except PickleError:  # loading a checkpoint never runs code
+                rule = "its state_dict has objects that a checkpoint cannot hold"
+                help = "return numbers, text, tensors, and lists and dicts of them"
+                raise RunError(Problem(f"callbacks.{type(one).__name__}", rule, help=help)) from None
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.reason = checkpoint["stopped_early"]
@@ -99,16 +106,3 @@ class StoppedEarly(Callback):
         reasons = [getattr(callback, "stopping_reason_message", None) for callback in self.callbacks]
         names = ", ".join(type(callback).__name__ for callback in self.callbacks)
         return self.reason or next(filter(None, reasons), f"a callback stopped it: {names}")
-
-
-def _expect_readable(callback: Callback, state: Any) -> None:
-    """Raise RunError if a checkpoint with this state could not be loaded, because loading never runs code."""
-    file = BytesIO()
-    torch.save(state, file)
-    try:
-        torch.load(BytesIO(file.getvalue()), weights_only=True)
-    except PickleError:
-        name = type(callback).__name__
-        rule = "its state_dict has objects that a checkpoint cannot hold"
-        help = "return numbers, text, tensors, and lists and dicts of them"
-        raise RunError(Problem(f"callbacks.{name}", rule, help=help)) from None

@@ -53,8 +53,8 @@ class Scorer(SplitScorer):
         first_B = torch.from_numpy(self.documents.first_R).to(row_B.device)[row_B]
         piece_BT = first_B[:, None] + is_end_BT.cumsum(1) - is_end_BT
         document_P = torch.from_numpy(self.documents.document_P).to(row_B.device)
-        document_N = document_P[piece_BT.flatten().index_select(0, batch.kept_N)]
-        self.rows.update(loss_N, nll_N, document_N, torch.ones_like(document_N), document_N)
+        document_N = document_P[batch.kept(piece_BT)]
+        self.rows.update(torch.stack([loss_N, nll_N, torch.ones_like(loss_N)], 1), document_N)
 
     def row_losses(self, corpus: Corpus) -> Losses:
         """Return losses_N4 of the counted rows of the split, or of the documents of packed text with their bytes."""

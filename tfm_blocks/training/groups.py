@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from tfm_blocks.errors import ConfigError, Problem, listed
 from tfm_blocks.network.build import weight_rules
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.parametrisation import WeightRule
 from tfm_blocks.network.weights import Learning, Weight, find_where_problems, list_weights, matches
 from tfm_blocks.registry.expression import evaluate
 from tfm_blocks.registry.optimizers import OPTIMIZERS, OptimizerInfo
@@ -51,9 +52,9 @@ class Learned:
         return Learning(self.group, self.optimizer or "frozen", self.rate, self.settings.get("weight_decay", 0.0))
 
 
-def assign(settings: OptimizerSettings, weights: Sequence[Weight]) -> list[Learned]:
-    """Return how each weight learns, in the order of `weights`. Raises ConfigError with all problems."""
-    problems: list[Problem] = []
+def assign(settings: OptimizerSettings, network: Network) -> list[Learned]:
+    """Return how each weight learns, in the order of `list_weights`. Raises ConfigError with all problems."""
+    weights, problems = list_weights(network), list[Problem]()
     adapted = any("adapter" in weight.roles for weight in weights)
     base = [weight for weight in weights if adapted and "adapter" not in weight.roles]  # model.adapt freezes them
     learned = {weight.name: Learned(weight, BASE, "", 0.0, {}) for weight in base}
@@ -142,35 +143,21 @@ def _no_weights(
         yield Problem(f"{address}.where", rule, help="leave a key out; tfm show MODEL --weights lists the weights")
 
 
-class Factors(NamedTuple):
-    """Factors of the settings of one weight, such as the factors of a parametrisation."""
-
-    rate: float = 1.0
-    weight_decay: float = 1.0
-    eps: float = 1.0
-
-
-def build_optimizer(
-    settings: OptimizerSettings, network: Network, *, peak: float = 1.0, factors: Mapping[str, Factors] | None = None
-) -> Optimizer:
+def build_optimizer(settings: OptimizerSettings, network: Network, *, peak: float = 1.0) -> Optimizer:
     """Return the optimizer of a network. The schedule sets `lr` of each group, times the group's `rate`.
 
-    `peak` is the largest rate of the schedule, which an independent decay needs. `factors` maps names of
-    weights to factors, by default the factors of the parametrisation. One optimizer with torch's fused kernels is
-    torch's own; all others are one JointOptimizer.
+    `peak` is the largest rate of the schedule, which an independent decay needs. The parametrisation multiplies the
+    rate, the decay and eps of its weights. One optimizer with torch's fused kernels is torch's own; all others are one
+    JointOptimizer.
     """
     order = {name: place for place, name in enumerate((*settings.groups, DEFAULT, OTHERS))}
     parameters = dict(network.named_parameters())
-    learned = assign(settings, list_weights(network))
-    if factors is None:
-        rules, optimizers_by_name = weight_rules(network.spec), {one.weight.name: one.optimizer for one in learned}
-        own = {name: rule.with_optimizer(optimizers_by_name[name]) for name, rule in rules.items()}
-        factors = {name: Factors(rule.rate, rule.decay, rule.eps) for name, rule in own.items()}
+    rules, learned = weight_rules(network.spec), assign(settings, network)
     trained = [one for one in learned if one.optimizer and parameters[one.weight.name].requires_grad]
     trained.sort(key=lambda one: (order[one.group], not one.weight.decays))
     members: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for one in trained:
-        values = _group_values(one, peak, factors.get(one.weight.name, Factors()))
+        values = _group_values(one, peak, rules.get(one.weight.name))
         key = one.group, *map(str, values.values())
         group = members.setdefault(one.optimizer, {}).setdefault(key, {"params": [], "lr": 1.0, **values})
         group["params"].append(parameters[one.weight.name])
@@ -187,20 +174,21 @@ def _make(info: OptimizerInfo, groups: list[dict[str, Any]]) -> Optimizer:
     return made
 
 
-def _group_values(one: Learned, peak: float, factors: Factors) -> dict[str, Any]:
-    """Return the values of torch's parameter group for a weight."""
+def _group_values(one: Learned, peak: float = 1.0, rule: WeightRule | None = None) -> dict[str, Any]:
+    """Return the values of torch's parameter group for a weight, which `rule` multiplies by its factors."""
     values = {key: value for key, value in one.settings.items() if key not in ("cautious", "independent_decay")}
-    values["rate"] = one.rate * factors.rate
+    rule = rule and rule.with_optimizer(one.optimizer)
+    values["rate"] = one.rate * rule.rate if rule else one.rate
     if "weight_decay" in values:
         independent = one.settings.get("independent_decay")
-        values["weight_decay"] *= 1 / (peak * values["rate"]) if independent else factors.weight_decay
+        values["weight_decay"] *= 1 / (peak * values["rate"]) if independent else rule.decay if rule else 1.0
         values["peak_decay"] = values["weight_decay"]
         if one.settings.get("cautious"):
             values |= {"cautious_decay": values["weight_decay"], "weight_decay": 0.0}
     if momentum := momentum_of(values):
         values["peak_momentum"] = momentum[0]
-    if isinstance(values.get("eps"), float):
-        values["eps"] *= factors.eps
+    if rule and isinstance(values.get("eps"), float):
+        values["eps"] *= rule.eps
     if OPTIMIZERS[one.optimizer].roles:
         parts = zip(one.weight.parts, one.weight.heads, strict=True)
         heads = [[width // count] * count if values.get("per_head") else [width] for width, count in parts]
@@ -246,7 +234,7 @@ def find_followers_problems(schedule: ScheduleSettings, learned: Sequence[Learne
 
 def freeze(settings: OptimizerSettings, network: Network) -> None:
     """Exclude the weights of groups with `train: false` from training."""
-    if frozen := frozen_by_groups(assign(settings, list_weights(network))):
+    if frozen := frozen_by_groups(assign(settings, network)):
         network.freeze(frozen)
 
 
@@ -267,7 +255,7 @@ def count_state(learned: Sequence[Learned]) -> int:
     for one in learned:
         if one.optimizer:
             shape = one.weight.shape
-            values = {**_group_values(one, 1.0, Factors()), "lr": 1.0}
+            values = {**_group_values(one), "lr": 1.0}
             if "parts" in values:
                 values["parts"] = None
             kind = one.optimizer, *map(str, (len(shape), *values.values()))
@@ -299,7 +287,7 @@ def expect_optimizers(learned: Sequence[Learned]) -> None:
     problems = {}
     for one in learned:
         if one.optimizer:
-            values = {**_group_values(one, 1.0, Factors()), "params": [torch.zeros(2, 2)], "lr": 1.0}
+            values = {**_group_values(one), "params": [torch.zeros(2, 2)], "lr": 1.0}
             try:
                 _make(OPTIMIZERS[one.optimizer], [values])
             except (ValueError, RuntimeError, TypeError) as error:

@@ -16,12 +16,11 @@ from torchmetrics.functional.classification import multiclass_f1_score, multilab
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.labels import NONE, LabelCoder
-from tfm_blocks.data.layout import SOURCE, Batch
+from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.objectives import LabelSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.split_scorer import Generation, Predictions, SplitScorer
 
@@ -57,12 +56,12 @@ class LabelObjective(Objective):
         loss, nll = loss_N.sum(), nll_N.sum()
         return self.total(batch, loss, [loss, nll], losses)
 
-    def label_outputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the loss and -log p of each label, the labels, and the outputs_NC."""
+    def label_outputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss and -log p of each label, and the outputs_NC."""
         x_ND, labels_N, _ = self._predicted(batch)
         with torch.autocast(x_ND.device.type, enabled=False):
             outputs_NC = self._outputs(x_ND.float())
-            return *self._losses(outputs_NC, labels_N, batch), labels_N, outputs_NC
+            return *self._losses(outputs_NC, labels_N, batch), outputs_NC
 
     def _outputs(self, x_ND: Tensor) -> Tensor:
         return self.network.head(x_ND)[:, self.network.first_predicted :].float()
@@ -121,6 +120,8 @@ def _classes(texts: Sequence[str], coder: LabelCoder) -> Tensor:
 class LabelScorer(SplitScorer):
     """Compute the loss and the scores of the labels of one split at a time."""
 
+    counts_rows = True
+
     def __init__(self, prepared: Prepared, ranks: Ranks) -> None:
         super().__init__(ranks, max(len(prepared.val), len(prepared.last_scored[1])), prepared.train.mixed)
         coder = prepared.train.labels
@@ -133,15 +134,11 @@ class LabelScorer(SplitScorer):
         super().restart(corpus)
         self.predicted = {}
 
-    def count(self, objective: Objective, batch: Batch) -> None:
-        """Add a batch of a validation, and count each label."""
-        self.count_rows(objective, batch)
-
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
         """Add the losses and the outputs of a batch."""
         assert isinstance(objective, LabelObjective), "the module makes both"
-        loss_N, nll_N, labels_N, outputs_NC = objective.label_outputs(batch)
-        predictions = self.add(batch, loss_N, nll_N, labels_N, outputs_NC.argmax(1) + 1)
+        loss_N, nll_N, outputs_NC = objective.label_outputs(batch)
+        predictions = self.add(batch, loss_N, nll_N, outputs_NC.argmax(1) + 1)
         for row, outputs in zip(predictions.row_N.tolist(), outputs_NC.tolist(), strict=True):
             self.predicted.setdefault(row, []).append(outputs)
         return predictions
@@ -155,14 +152,5 @@ class LabelScorer(SplitScorer):
         self.outputs, self.samples = [], []
         if not math.isfinite(scores["loss"]):
             return scores
-        rows = list(self.predicted.items())
-        if self.ranks.world > 1:
-            rows = list(chain.from_iterable(gather_json(rows)))
-        by_row = {int(row): outputs for row, outputs in rows}
-        places = sorted(by_row)
-        self.outputs = [self.coder.text_of(by_row[row]) for row in places]
-        self.samples = [
-            (corpus.text[SOURCE][row], output, corpus.text[TARGET][row])
-            for row, output in zip(places, self.outputs, strict=True)
-        ]
+        self.keep_outputs(corpus, {row: self.coder.text_of(outputs) for row, outputs in self.predicted.items()})
         return scores | label_scores(self.outputs, [label for _, _, label in self.samples], self.coder)

@@ -21,7 +21,6 @@ from tfm_blocks.devices import CPU, fork_generators, peak_memory
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import saved_weights
-from tfm_blocks.network.weights import list_weights
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.fsdp2 import units_of
 from tfm_blocks.training.groups import assign, count_cautious, count_state, count_trained
@@ -53,7 +52,7 @@ def copies_of(settings: RunSettings, network: Network, world: int) -> Copies:
     Both strategies hold the state of the optimizers. DDP also holds a buffer to exchange gradients. FSDP2 holds a shard
     of the state, the weights and the gradients. It needs all weights, which the check allocates, for a validation.
     """
-    learned = assign(settings.optimizer, list_weights(network))
+    learned = assign(settings.optimizer, network)
     trained, state = count_trained(learned), count_state(learned)
     stepping = count_cautious(learned) / trained
     if world > 1 and settings.trainer.strategy == "fsdp2":
@@ -82,22 +81,19 @@ class MemoryCheck:
     def run(self, seed: int) -> str:
         """Return a line with the peak memory of the first epoch. Raises RunError if memory is insufficient."""
         cap = self.planned_corpus.settings.batch_tokens
-        if not self._fits(cap, seed):
-            raise RunError(self._too_large(cap, seed))
-        return f"memory: {_peak(self.device)} before step 1, with micro-batches of up to {cap:,} tokens"
-
-    def _too_large(self, cap: int, seed: int) -> Problem:
+        if self._fits(cap, seed):
+            return f"memory: {_peak(self.device)} before step 1, with micro-batches of up to {cap:,} tokens"
         least = smallest_cap(self.planned_corpus)
         rule = f"is {cap}: the largest micro-batch of the plan does not fit in memory"
         if cap <= least or not self._fits(least, seed):
             help = f"lower the sizes of the model, or the longest row: not even {least} tokens fit"
-            return Problem("data.batch_tokens", rule, help=help)
+            raise RunError(Problem("data.batch_tokens", rule, help=help))
         fits, fails = least, cap
         for _ in range(ROUNDS):
             middle = (fits + fails) // 2
             fits, fails = (middle, fails) if self._fits(middle, seed) else (fits, middle)
         fits = max(least, int(MARGIN * fits))
-        return Problem("data.batch_tokens", rule, help=f"data.batch_tokens={fits} fits; it changes no result")
+        raise RunError(Problem("data.batch_tokens", rule, help=f"data.batch_tokens={fits} fits; it changes no result"))
 
     def _fits(self, cap: int, seed: int) -> bool:
         """Return True if the largest micro-batches with at most `cap` tokens run forward and backward."""

@@ -187,36 +187,21 @@ class PartScores(_Sums):
         return scores
 
 
-class RowLosses(_Sums):
-    """Sums over the tokens of each row of a split: loss, -log p and tokens."""
+class RowSums(_Sums):
+    """Sums over the tokens of each row of a split, of `width` values such as the loss, -log p and the tokens."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(3 * rows)
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows * width)
+        self.width = width
 
-    def update(self, loss_N: Tensor, nll_N: Tensor, row_N: Tensor, tokens_B: Tensor, row_B: Tensor) -> None:
-        """Add the losses of labels, with the row of each, and the tokens of the rows."""
-        sums_R3 = self.sums.view(-1, 3)
-        sums_R3[:, :2].index_add_(0, row_N, torch.stack([loss_N, nll_N], 1).to(self.sums.dtype))
-        sums_R3[:, 2].index_add_(0, row_B, tokens_B.to(self.sums.dtype))
-
-    def compute(self) -> Tensor:
-        """Return losses_N3."""
-        return self.sums.view(-1, 3)
-
-
-class RowAnswers(_Sums):
-    """Sums over the answer tokens of each row of a split: correct tokens, and all tokens."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__(2 * rows)
-
-    def update(self, correct_N: Tensor, tokens_N: Tensor, row_N: Tensor) -> None:
-        """Add numbers of tokens, with the row of each."""
-        self.sums.view(-1, 2).index_add_(0, row_N, torch.stack([correct_N, tokens_N], 1))
+    def update(self, values_NK: Tensor, row_N: Tensor, first: int = 0) -> None:
+        """Add values, with the row of each, to the sums from `first` on."""
+        sums_RK = self.sums.view(-1, self.width)[:, first : first + values_NK.shape[1]]
+        sums_RK.index_add_(0, row_N, values_NK.to(sums_RK.dtype))
 
     def compute(self) -> Tensor:
-        """Return counts_R2."""
-        return self.sums.view(-1, 2)
+        """Return the sums_RK of the rows."""
+        return self.sums.view(-1, self.width)
 
 
 class ExactMatch(_Sums):

@@ -251,12 +251,7 @@ class TrainingModule(LightningModule):
 
     def _is_stopping(self) -> bool:
         """Return True if a stop was requested on this rank during training. Later, a signal exits immediately."""
-        return self._fitting and bool(self.stop_signal())
-
-    @property
-    def _fitting(self) -> bool:
-        """Return True during training, including its validations."""
-        return self.trainer.state.fn == TrainerFn.FITTING
+        return self.trainer.state.fn == TrainerFn.FITTING and bool(self.stop_signal())
 
     def on_test_epoch_start(self) -> None:
         self.scorer.restart(self.prepared.last_scored[1])

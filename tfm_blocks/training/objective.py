@@ -102,8 +102,7 @@ class Objective:
     def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor, Values]:
         """Return the trunk's output and the labels of the predicted positions, and the auxiliary losses."""
         x_BTD, losses = self.trunk(batch.inputs)
-        labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
-        return x_BTD.flatten(0, 1).index_select(0, batch.kept_N), labels_N, losses
+        return batch.kept(x_BTD), batch.kept(batch.labels_BT), losses
 
     def _sums(
         self,
@@ -150,9 +149,8 @@ class SeveralTokensObjective(Objective):
             ended_BT = F.pad(labels_BT == EOS, (0, distance)).unfold(1, distance, 1)[:, : labels_BT.shape[1]].any(2)
             kept_BT = (later_BT != 0) & ~ended_BT
             later_BT = torch.where(kept_BT, later_BT, labels_BT)  # the loss of a label that has no logit is not finite
-            later_N, kept_N = (x_BT.flatten().index_select(0, batch.kept_N) for x_BT in (later_BT, kept_BT))
-            weights_N = kept_N.float()
-            x_ND = losses[f"{TAP}{address}"].flatten(0, 1).index_select(0, batch.kept_N)
+            later_N, weights_N = batch.kept(later_BT), batch.kept(kept_BT).float()
+            x_ND = batch.kept(losses[f"{TAP}{address}"])
             later = later + self._sums(x_ND, later_N, weights_N).total
         for address in set(self.ahead):
             del losses[f"{TAP}{address}"]
@@ -196,7 +194,7 @@ class DistilObjective(Objective):
         if next(teacher.parameters()).device != device:
             teacher.to(device)
         x_BTD, values = teacher.trunk_with_losses(batch.inputs)
-        x_ND = x_BTD.flatten(0, 1).index_select(0, batch.kept_N)
+        x_ND = batch.kept(x_BTD)
         first = max(teacher.first_predicted, self.network.first_predicted)
         return Lesson(lambda rows: teacher.head(x_ND[rows]).detach(), self.temperature, first), values
 
@@ -237,10 +235,8 @@ class ReplacedTokenObjective(Objective):
         x_ND, _, _ = self._masked._predicted(batch)
         replaced_BT, keep_BT, loss_BT, logits_BT, _ = self._decide(batch, x_ND)
         labels_BT = (1 + replaced_BT.long()) * keep_BT
-        kept_N = labels_BT.flatten().nonzero()[:, 0]
-        decided_BT = 1 + (logits_BT > 0).long()
-        loss_N, decided_N = (x_BT.flatten().index_select(0, kept_N) for x_BT in (loss_BT, decided_BT))
-        return replace(batch, labels_BT=labels_BT, kept_N=kept_N), loss_N, decided_N
+        decided = replace(batch, labels_BT=labels_BT, kept_N=labels_BT.flatten().nonzero()[:, 0])
+        return decided, decided.kept(loss_BT), 1 + (decided.kept(logits_BT) > 0).long()
 
     @property
     def _masked(self) -> Objective:

@@ -300,10 +300,7 @@ class RunSettings(Settings):
             return callbacks
         key, data = find_key(stop.monitor), info.data.get("data")
         objective = info.data.get("objective", NEXT_TOKEN)
-        kinds = measured_kinds(data, objective) if data else {}
-        required = [kind for kind in kinds if getattr(key, kind)]
-        is_translated = key.translated and (kinds.get("answered") or kinds.get("labelled"))
-        if (required and not any(kinds[kind] for kind in required)) or is_translated:
+        if data and key.kinds and measured_kinds(data, objective).isdisjoint(key.kinds):
             rule = f"early_stopping monitors {stop.monitor}, which a run of this data and objective does not measure"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
         head, corpus, _ = key.name.partition("{corpus}")
@@ -314,7 +311,7 @@ class RunSettings(Settings):
                 f"early_stopping monitors {stop.monitor}, but the corpora of data.mix with validation text are: {known}"
             )
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}, or the name of a corpus")
-        if not key.translated:
+        if "translated" not in key.kinds:
             return callbacks
         reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
         reason = "plain text is not translated" if isinstance(data, LmSettings) else reason
@@ -325,13 +322,16 @@ class RunSettings(Settings):
         return callbacks
 
 
-def measured_kinds(data: DataSettings, objective: ObjectiveSettings) -> dict[str, bool]:
-    """Return for each kind of metric that some runs lack whether a run with these settings has it."""
-    return {
-        "answered": data.kind == "probe",
-        "labelled": objective.name == "label",
+def measured_kinds(data: DataSettings, objective: ObjectiveSettings) -> set[str]:
+    """Return the kinds of a run with these settings, by the names of `Key.kinds`."""
+    answered, labelled = data.kind == "probe", objective.name == "label"
+    kinds = {
+        "translated": not answered and not labelled,
+        "answered": answered,
+        "labelled": labelled,
         "documented": data.kind == "lm" and objective.generates,
     }
+    return {kind for kind, is_of_it in kinds.items() if is_of_it}
 
 
 def run_settings() -> type[RunSettings]:

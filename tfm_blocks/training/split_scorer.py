@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.layout import SOURCE, Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.devices import sum_dtype
+from tfm_blocks.language.spec import TARGET
 from tfm_blocks.runs.row_results import Losses
 from tfm_blocks.training.gather import gather_json
-from tfm_blocks.training.metrics import PartScores, RowLosses, TokenScores
+from tfm_blocks.training.metrics import PartScores, RowSums, TokenScores
 from tfm_blocks.training.objective import Objective, ReplacedTokenObjective
 from tfm_blocks.translation.settings import Search
 
@@ -50,13 +51,16 @@ class SplitScorer(nn.Module):
     """Compute the loss, the perplexity and the token accuracy of one split at a time. Subclasses also score outputs.
 
     `outputs` are the newest outputs, and `samples` the same with their texts as (source, output, reference).
-    `parts` are the scores of each corpus of a mix.
+    `parts` are the scores of each corpus of a mix. A test counts the losses of each row, and with `counts_rows` also a
+    validation.
     """
+
+    counts_rows = False
 
     def __init__(self, ranks: Ranks, rows: int, mixed: Sequence[str] = ()) -> None:
         super().__init__()
         self.ranks = ranks
-        self.tokens, self.rows, self.parts = TokenScores(), RowLosses(rows), PartScores(mixed)
+        self.tokens, self.rows, self.parts = TokenScores(), RowSums(rows, 3), PartScores(mixed)
         self.outputs: list[str] = []
         self.samples: list[tuple[str, str, str]] = []
         self._part_R: Tensor | None = None  # of the split, the number of the corpus of each row
@@ -70,12 +74,13 @@ class SplitScorer(nn.Module):
 
     def count(self, objective: Objective, batch: Batch) -> None:
         """Add the losses of a batch of a validation."""
-        if self._part_R is None:
+        if self.counts_rows:
+            self.count_rows(objective, batch)
+        elif self._part_R is None:
             self.tokens.update(*objective.scores(batch), batch.tokens, len(batch.kept_N))
-            return
-        loss_N, nll_N, best_N = objective.position_scores(batch)
-        labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
-        self._sum(batch, loss_N, nll_N, best_N == labels_N)
+        else:
+            loss_N, nll_N, best_N = objective.position_scores(batch)
+            self._sum(batch, loss_N, nll_N, best_N == batch.kept(batch.labels_BT))
 
     def _sum(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, correct_N: Tensor) -> None:
         """Add sums over all rows, and over the rows of each corpus of a mix."""
@@ -89,11 +94,11 @@ class SplitScorer(nn.Module):
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
         """Add the losses of a batch and of each of its rows, and return its predictions."""
         loss_N, nll_N, best_N = objective.position_scores(batch)
-        labels_N = batch.labels_BT.flatten().index_select(0, batch.kept_N)
-        return self.add(batch, loss_N, nll_N, labels_N, best_N)
+        return self.add(batch, loss_N, nll_N, best_N)
 
-    def add(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, labels_N: Tensor, best_N: Tensor) -> Predictions:
+    def add(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, best_N: Tensor) -> Predictions:
         """Add the losses of the labels of a batch and of each of its rows, and return the predictions `best_N`."""
+        labels_N = batch.kept(batch.labels_BT)
         row_B = torch.tensor(batch.rows, device=labels_N.device)
         row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
         self._sum(batch, loss_N, nll_N, best_N == labels_N)
@@ -102,7 +107,8 @@ class SplitScorer(nn.Module):
 
     def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_N: Tensor, row_B: Tensor) -> None:
         """Add the losses of the predicted positions of a batch to the sums of its rows."""
-        self.rows.update(loss_N, nll_N, row_N, batch.counts_B, row_B)
+        self.rows.update(torch.stack([loss_N, nll_N], 1), row_N)
+        self.rows.update(batch.counts_B[:, None], row_B, 2)
 
     def row_losses(self, corpus: Corpus) -> Losses:
         """Return losses_N4 of the counted rows of the split: loss, -log p, tokens, and 0 bytes."""
@@ -117,18 +123,29 @@ class SplitScorer(nn.Module):
         scores: dict[str, float] = self.tokens.compute()
         return scores
 
+    def gather(self, of_row: Mapping[int, Any]) -> dict[int, Any]:
+        """Return what all ranks have of the rows, in their order."""
+        items = list(of_row.items())
+        if self.ranks.world > 1:
+            items = list(chain.from_iterable(gather_json(items)))
+        return dict(sorted(items))
+
+    def keep_outputs(self, corpus: Corpus, output_of: Mapping[int, str]) -> None:
+        """Set `outputs` and `samples` to the outputs of all ranks, by row."""
+        by_row = self.gather(output_of)
+        self.outputs = [*by_row.values()]
+        self.samples = [(corpus.text[SOURCE][row], text, corpus.text[TARGET][row]) for row, text in by_row.items()]
+
 
 class ReplacedScorer(SplitScorer):
     """Compute the loss and the accuracy of the decisions of objective=replaced_token, which concern all tokens."""
 
-    def count(self, objective: Objective, batch: Batch) -> None:
-        self.count_rows(objective, batch)
+    counts_rows = True
 
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
         assert isinstance(objective, ReplacedTokenObjective), "the module makes both"
         decided, loss_N, best_N = objective.decisions(batch)
-        labels_N = decided.labels_BT.flatten().index_select(0, decided.kept_N)
-        return self.add(decided, loss_N, loss_N, labels_N, best_N)
+        return self.add(decided, loss_N, loss_N, best_N)
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all tokens, except the perplexity, which needs predictions of tokens."""
@@ -174,10 +191,9 @@ class MaskedScorer(SplitScorer):
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all hidden tokens; nothing is generated."""
-        samples = list(self.sample_of.items())
-        if self.ranks.world > 1:
-            samples = list(chain.from_iterable(gather_json(samples)))
-        self.samples = [(source, output, reference) for _, (source, output, reference) in sorted(samples)]
+        self.samples = [
+            (source, output, reference) for source, output, reference in self.gather(self.sample_of).values()
+        ]
         return super().score(corpus, generation)
 
 
