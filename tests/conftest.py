@@ -12,6 +12,7 @@ import torch
 
 import tfm_blocks as tfm
 from tfm_blocks.compose.composition import Composer
+from tfm_blocks.compose.folders import config_folders
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job
@@ -26,7 +27,7 @@ from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
-COMPOSER = Composer(None)  # shared by all tests of a process
+COMPOSER = Composer(config_folders(None))  # shared by all tests of a process
 GROUPS = (
     "{embeddings: {where: {role: [embedding, head]}, rate: 2, name: sgd}, deep: {where: {node: decoder}, rate: 'i+1'}}"
 )

@@ -290,7 +290,7 @@ def test_commands_on_models_take_what_train_takes(capsys, tmp_path, monkeypatch)
         ("translate run --top-k 3 --seed 2", 2, "--top-k, --seed: no effect without --sample"),
         ("check base data=parity trainer.steps=-4", 2, "trainer.steps: must be at least 1, but is -4"),
         ("check data=in_context_recall model=probe_encoder", 2, "model.inputs: reads all of src"),
-        ("check base data=partiy", 2, "data: there is no data called 'partiy'"),
+        ("check base data=partiy", 2, "data: no data is called 'partiy'"),
         ("check base seed=1 hedas=2", 2, "hedas: no such key: hedas=2"),
         ("show heads=2,4", 2, "heads: heads=2,4 has several values"),
         ("show x.yaml seed=2", 2, "x.yaml: is a path, and overrides of a run"),

@@ -29,7 +29,7 @@ WRONG = {
     "misspelt key": (["model.graph.encoder.layer.attn.haeds=4"], "attn.haeds: unknown key", "base.yaml:20:9", "did you mean heads?"),
     "misspelt root key": (["haeds=4"], "haeds: no such key", "haeds=4", "did you mean heads?"),
     "misspelt block": (["model.graph.encoder.layer.ffn.block=fnn"], "no block is called 'fnn'", "base.yaml:21", "did you mean ffn?"),
-    "misspelt group option": (["model=bsae"], "there is no model called 'bsae'", "model=bsae", "did you mean base?"),
+    "misspelt group option": (["model=bsae"], "no model is called 'bsae'", "command line: model=bsae", "did you mean base?"),
     "wrong value type": (["heads=2.5"], "model.args.heads: heads must be an int, but is 2.5", "base.yaml:12", "command line: heads=2.5"),
     "wrong setting type": (["trainer.steps=many"], "trainer.steps: must be an int, but is 'many'", "default.yaml:1:1", "trainer.steps=many"),
     "indivisible heads": (["heads=7"], "D % heads == 0", "base.yaml:20:9", "command line: heads=7", "heads can be 1, 2, 4"),

@@ -16,6 +16,8 @@ from statistics import median
 import torch
 
 from tfm_blocks.compose.command_line import parse_request
+from tfm_blocks.compose.composition import Composer
+from tfm_blocks.compose.folders import config_folders
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.prepare import prepare
@@ -35,7 +37,7 @@ def at_all_positions(batch: Batch) -> Batch:
 
 
 def main() -> None:
-    run = check_run(compose_job(parse_request([*TASK, *sys.argv[1:]]).texts, None))
+    run = check_run(compose_job(parse_request([*TASK, *sys.argv[1:]]).texts, Composer(config_folders(None))))
     prepared = prepare(run.settings.data, run.composed.mapping["vocab"], tell=lambda text: None)
     network = build_network(run.spec, seed=1)
     planned_corpus, objective = plan_corpus(run.spec, prepared, run.settings.data), Objective(network, 0.0)

@@ -27,7 +27,7 @@ def test_a_file_of_a_subfolder_is_an_option_and_its_parents_come_before_it():
 def test_a_file_with_an_underscore_is_inherited_but_cannot_be_chosen():
     assert "_probe" not in list_options("data", [CONF])
     assert [path.stem for path in group_files("data", "parity", [CONF])] == ["_probe", "parity"]
-    with pytest.raises(ConfigError, match="no data called '_probe'"):
+    with pytest.raises(ConfigError, match="no data is called '_probe'"):
         parse_request(["data=_probe"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from hydra import initialize_config_dir
 
 from tfm_blocks.compose.composition import Composer, add_plus
-from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.folders import CONF, config_folders
 from tfm_blocks.compose.run import compose_job, compose_run
 from tfm_blocks.errors import ConfigError
 
@@ -32,7 +32,7 @@ def composed_alone(overrides):
 
 
 def test_a_job_has_the_config_and_the_locations_of_a_single_run():
-    composer = Composer(None)
+    composer = Composer(config_folders(None))
     for overrides in reversed(JOBS):
         compose_job(overrides, composer)
     for overrides in JOBS:
@@ -52,7 +52,7 @@ def test_a_job_has_the_config_and_the_locations_of_a_single_run():
     ],
 )
 def test_a_wrong_override_of_a_job_is_an_error_with_similar_keys_or_hydras_reason(wrong, message):
-    composer = Composer(None)
+    composer = Composer(config_folders(None))
     composer.compose(["seed=1"])
     with pytest.raises(ConfigError) as caught:
         composer.compose(["seed=1", wrong])
@@ -62,7 +62,7 @@ def test_a_wrong_override_of_a_job_is_an_error_with_similar_keys_or_hydras_reaso
 def test_a_folder_of_ones_own_has_its_groups(tmp_path: Path):
     (tmp_path / "optimizer").mkdir()
     (tmp_path / "optimizer" / "slow.yaml").write_text("name: adam\nbetas: [0.9, 0.98]\neps: 1e-9\nweight_decay: 0.5\n")
-    composer = Composer(tmp_path)
+    composer = Composer(config_folders(tmp_path))
     for seed in (1, 2):
         composed = compose_job(["optimizer=slow", f"seed={seed}"], composer)
         assert composed.mapping["optimizer"]["weight_decay"] == 0.5 and composed.mapping["seed"] == seed

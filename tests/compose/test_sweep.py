@@ -3,7 +3,9 @@
 import pytest
 
 from tfm_blocks.compose.command_line import parse_request
-from tfm_blocks.compose.sweep import combinations, join_parts, parse_parts, read_sweep
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.overrides import parse_overrides
+from tfm_blocks.compose.sweep import combinations, join_parts, list_parts, read_sweep
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.sweep.command import job_names
 from tfm_blocks.sweep.settings import read_sweep_settings
@@ -65,7 +67,7 @@ def test_a_group_that_cannot_move_together_is_refused_with_the_rule(overrides, m
 
 
 def test_parts_that_are_in_no_group_stay():
-    parts = parse_parts(["heads=2,4", "seed=1,2"], None)
+    parts = list_parts(parse_overrides(["heads=2,4", "seed=1,2"]), [CONF])
     assert join_parts(parts, []) == parts
 
 

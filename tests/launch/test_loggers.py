@@ -19,6 +19,7 @@ from PIL import Image
 from tests.launch.test_job import records, wandb_exit_code, wandb_summary
 from tests.launch.test_resume import begin, go_on, handlers, state, stopping  # noqa: F401  a fixture
 from tests.preloaded import run_python
+from tfm_blocks.compose.command_line import parse_request
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
@@ -330,7 +331,9 @@ def test_a_run_of_a_wandb_agent_has_the_agents_id_and_values(
         "model=tiny", "heads=2,4", "optimizer=adamw,adam", "optimizer.eps=1e-9,1e-8", "trainer.steps=1,2", "data.test=null",
         "logger=wandb",
     ]  # fmt: skip
-    parameters = yaml.safe_load(sweep_file(arguments, None, "grid", "val/loss", "project"))["parameters"]
+    parameters = yaml.safe_load(sweep_file(parse_request(["-m", *arguments]), "grid", "val/loss", "project"))[
+        "parameters"
+    ]
     chosen = {key: {"value": one["values"][-1] if "values" in one else one["value"]} for key, one in parameters.items()}
     save_config_file_from_dict(str(tmp_path / "of_agent.yaml"), chosen)
     own = {"SWEEP_ID": "of4gent", "RUN_ID": "0123abcd", "SWEEP_PARAM_PATH": str(tmp_path / "of_agent.yaml")}

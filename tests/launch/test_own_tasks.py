@@ -13,6 +13,8 @@ import pytest
 
 from tests.sweep.launchers.conftest import cluster  # noqa: F401  a fixture
 from tfm_blocks.cli import main
+from tfm_blocks.compose.composition import Composer
+from tfm_blocks.compose.folders import config_folders
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.probe_corpora import probe_corpora
 from tfm_blocks.errors import ConfigError
@@ -53,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def checked(*overrides: str) -> CheckedRun:
-    return check_run(compose_job([*SHORT, *overrides], Path("my_conf")))
+    return check_run(compose_job([*SHORT, *overrides], Composer(config_folders(Path("my_conf")))))
 
 
 def test_a_task_of_a_plug_in_has_its_vocabulary_sizes_settings_and_cache(folder: Path) -> None:

@@ -7,14 +7,16 @@ import pytest
 from tests.preloaded import run_python
 from tfm_blocks.cli import main
 from tfm_blocks.compose.command_line import parse_request
-from tfm_blocks.compose.sweep import combinations, parse_parts, read_sweep
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.overrides import parse_overrides
+from tfm_blocks.compose.sweep import combinations, list_parts, read_sweep
 from tfm_blocks.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_jobs_are_every_combination_in_hydras_order():
-    jobs = combinations(parse_parts(["heads=2,4", "seed=1", "model.add_norm=pre,post"], None))
+    jobs = combinations(list_parts(parse_overrides(["heads=2,4", "seed=1", "model.add_norm=pre,post"]), [CONF]))
     assert jobs == [
         [f"heads={heads}", "seed=1", f"model.add_norm={add_norm}"] for heads in (2, 4) for add_norm in ("pre", "post")
     ]
@@ -27,7 +29,7 @@ def test_a_pattern_stands_for_the_options_of_its_group():
 
 def test_an_interval_has_no_list_of_jobs():
     with pytest.raises(ConfigError, match=r"schedule\.scale: is an interval from 0\.1 to 2"):
-        combinations(parse_parts(["schedule.scale=interval(0.1,2)"], None))
+        combinations(list_parts(parse_overrides(["schedule.scale=interval(0.1,2)"]), [CONF]))
 
 
 def test_check_lists_the_parameters_of_each_job_and_invalid_combinations(capsys):

@@ -10,7 +10,9 @@ import optuna
 import pytest
 
 from tests.sweep.jobs import Small, job_of, settings_of
-from tfm_blocks.compose.sweep import parse_parts
+from tfm_blocks.compose.folders import CONF
+from tfm_blocks.compose.overrides import parse_overrides
+from tfm_blocks.compose.sweep import list_parts
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
@@ -43,7 +45,7 @@ def start(small: Small, tmp_path: Path) -> Start:
         (tmp_path / folder).mkdir(exist_ok=True)
         known = SweepFolder(tmp_path / folder, [], "", [], {})
         read = settings_of(**OPTUNA | settings)
-        return Study(known, parse_parts(SPACE, None), read, make)
+        return Study(known, list_parts(parse_overrides(SPACE), [CONF]), read, make)
 
     return search
 
@@ -69,7 +71,7 @@ def work(search: Study, jobs: int) -> list[list[str]]:
 
 
 def test_values_come_from_the_space_in_hydra_syntax(start: Start) -> None:
-    for job in [*work(start("one"), 12), *draw_jobs(parse_parts(SPACE, None), 12, 1)]:
+    for job in [*work(start("one"), 12), *draw_jobs(list_parts(parse_overrides(SPACE), [CONF]), 12, 1)]:
         scale, heads, seed, layers, d_ff = (text.partition("=")[2] for text in job)
         assert 0.01 <= float(scale) <= 10 and heads in "24" and seed == "7" and layers in "135"
         assert 8 <= int(d_ff) <= 64
@@ -152,10 +154,13 @@ def test_a_metric_that_is_better_when_it_is_larger_is_maximised(start: Start) ->
 
 
 def test_random_jobs_are_distinct_and_more_trials_keep_the_first_ones() -> None:
-    space = parse_parts(["heads=2,4", "seed=range(1,4)"], None)
+    space = list_parts(parse_overrides(["heads=2,4", "seed=range(1,4)"]), [CONF])
     assert len(draw_jobs(space, 50, 1)) == 6
-    few, many = draw_jobs(parse_parts(SPACE, None), 5, 3), draw_jobs(parse_parts(SPACE, None), 9, 3)
-    assert many[:5] == few and draw_jobs(parse_parts(SPACE, None), 5, 4) != few
+    few, many = (
+        draw_jobs(list_parts(parse_overrides(SPACE), [CONF]), 5, 3),
+        draw_jobs(list_parts(parse_overrides(SPACE), [CONF]), 9, 3),
+    )
+    assert many[:5] == few and draw_jobs(list_parts(parse_overrides(SPACE), [CONF]), 5, 4) != few
 
 
 # Replaces a training in the sweep's folder: 000 scores 1 and continues until 001 is stopped, which scores 2
@@ -178,7 +183,7 @@ def test_a_pruned_trial_stops_with_a_checkpoint_and_never_resumes(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composed, overrides = small(), ["schedule.scale=interval(1,2)"]
-    parts = parse_parts(overrides, None)
+    parts = list_parts(parse_overrides(overrides), [CONF])
     settings = settings_of(**OPTUNA | {"trials": 2, "parallel": 2})
     (tmp_path / "trains.sh").write_text(TRAINS)
     for _ in ("trained", "repeated"):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.preloaded import run_python
-from tfm_blocks.compose.folders import CONF, list_options, read_yaml
+from tfm_blocks.compose.composition import Composer
+from tfm_blocks.compose.folders import CONF, config_folders, list_options, read_yaml
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.facts import logged_config
@@ -117,7 +118,7 @@ def test_panels_can_show_exactly_the_settings_that_runs_log() -> None:
 
 def logged_by(*overrides: str) -> set[str]:
     """Return the addresses in the config of a run, except addresses in its graph."""
-    config = logged_config(compose_job(overrides, None).mapping, "tiny")
+    config = logged_config(compose_job(overrides, Composer(config_folders(None))).mapping, "tiny")
     names = set()
     for key, value in config.items():
         if key not in ("graph", "resume"):

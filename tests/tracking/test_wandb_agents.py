@@ -21,7 +21,7 @@ ASKED = ["model=tiny", "heads=2,4", "schedule.scale=0.05,1e-1", "model.add_norm=
 
 def test_train_py_accepts_the_command_of_an_agent() -> None:
     """Each job composes to the requested values, with null and numbers as such."""
-    spec = yaml.safe_load(sweep_file(ASKED, None, "grid", "val/loss", "project"))
+    spec = yaml.safe_load(sweep_file(parse_request(["-m", *ASKED]), "grid", "val/loss", "project"))
     assert spec["command"] == ["${env}", "${interpreter}", "${program}", "${args_no_hyphens}"]
     assert (spec["program"], spec["metric"]) == ("train.py", {"name": "val/loss", "goal": "minimize"})
     assert spec["parameters"]["heads"] == {"values": [2, 4]} and spec["parameters"]["data.test"] == {"value": "null"}
@@ -41,7 +41,11 @@ def test_train_py_accepts_the_command_of_an_agent() -> None:
 def test_the_agent_finds_own_models(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\nheads: 2\n")
-    spec = yaml.safe_load(sweep_file(["model=glob(min*)", "heads=2,4"], tmp_path, "bayes", "val/bleu", "p"))
+    spec = yaml.safe_load(
+        sweep_file(
+            parse_request(["-m", "-cd", str(tmp_path), "model=glob(min*)", "heads=2,4"]), "bayes", "val/bleu", "p"
+        )
+    )
     assert spec["parameters"]["model"] == {"value": "mine"}
     assert spec["command"][3:] == ["--config-dir", str(tmp_path), "${args_no_hyphens}"]
     assert (spec["method"], spec["metric"]["goal"]) == ("bayes", "maximize")
@@ -59,7 +63,7 @@ def test_the_agent_finds_own_models(tmp_path: Path) -> None:
 )
 def test_an_interval_has_the_same_distribution_in_wandb(value: str, expected: BaseDistribution) -> None:
     """Read the file with W&B's own scheduler."""
-    spec = yaml.safe_load(sweep_file(["model=tiny", f"d_ff={value}"], None, "random", "val/loss", "p"))
+    spec = yaml.safe_load(sweep_file(parse_request(["-m", "model=tiny", f"d_ff={value}"]), "random", "val/loss", "p"))
     assert sweep_parameter_to_distribution(spec["parameters"]["d_ff"]) == expected
 
 
@@ -68,7 +72,7 @@ def test_an_interval_has_the_same_distribution_in_wandb(value: str, expected: Ba
     [
         (["model=tiny", "heads=2"], "val/loss", "has only one value for each key"),
         (["model=tiny", "haeds=2,4"], "val/loss", "no such key"),
-        (["model=tinny", "heads=2,4"], "val/loss", "there is no model called"),
+        (["model=tinny", "heads=2,4"], "val/loss", "no model is called"),
         (["model=tiny", "heads=2,4"], "val/lr", "is not a metric of a run"),
         (
             ["model=tiny", "dropout=interval(0,0.3)"],
@@ -79,4 +83,4 @@ def test_an_interval_has_the_same_distribution_in_wandb(value: str, expected: Ba
 )
 def test_a_sweep_that_train_py_would_refuse_is_refused(overrides: list[str], metric: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        sweep_file(overrides, None, "grid", metric, "project")
+        sweep_file(parse_request(["-m", *overrides]), "grid", metric, "project")

@@ -49,14 +49,14 @@ def add_commands(commands: options.Commands) -> None:
     sweep.set_defaults(data=True)
 
 
-def _read_dashboards(arguments: argparse.Namespace, names: list[str]) -> dict[str, Dashboard]:
+def _read_dashboards(arguments: argparse.Namespace) -> dict[str, Dashboard]:
     from tfm_blocks.compose.folders import config_folders, list_options
     from tfm_blocks.tracking.dashboard import GROUP, read_dashboard
 
     folders = config_folders(arguments.config_dir)
     problems: list[Problem] = []
     by_name = {}
-    for name in names or list_options(GROUP, folders):
+    for name in arguments.names or list_options(GROUP, folders):
         try:
             by_name[name] = read_dashboard(name, folders)
         except ConfigError as error:
@@ -67,7 +67,7 @@ def _read_dashboards(arguments: argparse.Namespace, names: list[str]) -> dict[st
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name, dashboard in _read_dashboards(arguments, arguments.names).items():
+    for name, dashboard in _read_dashboards(arguments).items():
         print(f"{name}: fine, {sum(map(len, dashboard.sections.values()))} panels")
 
 
@@ -83,7 +83,7 @@ def _workspace(arguments: argparse.Namespace, dashboard: Dashboard) -> Any:
 
 
 def _render(arguments: argparse.Namespace) -> None:
-    (dashboard,) = _read_dashboards(arguments, arguments.names).values()
+    (dashboard,) = _read_dashboards(arguments).values()
     from tfm_blocks.tracking.dashboard import rendered
 
     options.write_output(json.dumps(rendered(_workspace(arguments, dashboard)), indent=1) + "\n", arguments.path)
@@ -92,20 +92,21 @@ def _render(arguments: argparse.Namespace) -> None:
 def _push(arguments: argparse.Namespace) -> None:
     from tfm_blocks.tracking.dashboard import save_workspace
 
-    for name, dashboard in _read_dashboards(arguments, arguments.names).items():
+    for name, dashboard in _read_dashboards(arguments).items():
         print(f"{name}: {save_workspace(_workspace(arguments, dashboard))}")
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.compose.command_line import parse_request
     from tfm_blocks.compose.composition import Composer
     from tfm_blocks.launch.check import check_remote_run
     from tfm_blocks.sweep.checks import JobChecker, refuse_wrong
     from tfm_blocks.tracking.dashboard import jobs_to_check, sweep_file
 
-    config_dir, method = arguments.config_dir, arguments.method
+    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
     plugins = [f"plugins=[{','.join(arguments.plugins)}]"] if arguments.plugins else []  # for the agents
-    overrides = [f"model={arguments.model}", *plugins, *arguments.overrides]
-    text = sweep_file(overrides, config_dir, method, arguments.metric, arguments.project)
-    checker = JobChecker(Composer(config_dir), check_remote_run)
-    refuse_wrong([checker.check_job(job) for job in jobs_to_check(overrides, config_dir, method)])
+    request = parse_request(["-m", *folder, f"model={arguments.model}", *plugins, *arguments.overrides])
+    text = sweep_file(request, arguments.method, arguments.metric, arguments.project)
+    checker = JobChecker(Composer(request.folders), check_remote_run)
+    refuse_wrong([checker.check_job(job) for job in jobs_to_check(request, arguments.method)])
     options.write_output(text, arguments.path)

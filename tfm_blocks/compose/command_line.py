@@ -33,7 +33,7 @@ from tfm_blocks.compose.overrides import (
     refuse_sweeps,
     written,
 )
-from tfm_blocks.errors import ConfigError, Problem, cut, printable, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, cut, printable, shown, suggest, unknown_option
 
 LONG = {
     "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",
@@ -134,7 +134,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
     models = _models(chosen, folders)
     knobs = {model: {key for file in model_chain(model, folders) for key in file.value} for model in models}
     if overrides and not PRINTING.union({"--multirun"}).isdisjoint(flags):
-        composer, first = Composer(request.config_dir), {group: names[0] for group, names in chosen.items()}
+        composer, first = Composer(folders), {group: names[0] for group, names in chosen.items()}
         values = {
             override.key_or_group: first_of_sweep(override)
             for override in overrides
@@ -192,7 +192,7 @@ def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
     request = arguments if isinstance(arguments, Request) else parse_request(arguments)
     texts = [override.input_line or "" for override in request.overrides]
     branches = {"cooldown", "schedule"} & set(map(override_key, texts)) == {"cooldown"}
-    return Composer(request.config_dir).compose(texts, *["schedule=wsd"] * branches)
+    return Composer(request.folders).compose(texts, *["schedule=wsd"] * branches)
 
 
 def print_hydras(request: Request) -> None:
@@ -230,11 +230,8 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
                 help = suggest("", known)
                 raise ConfigError(Problem(group, f"a run needs this group: {written(override)}", help=help))
             if name != "null" and name not in known:
-                help = suggest(name, known)
-                if name.endswith((".yaml", ".yml")):
-                    help = f"put the file into FOLDER/{group}/ and write --config-dir FOLDER {group}={Path(name).stem}"
-                rule = f"there is no {group} called {shown(name)}: {written(override)}"
-                raise ConfigError(Problem(group, rule, help=help))
+                origin = f"{group} comes from the command line: {written(override)}"
+                raise ConfigError(unknown_option(group, name, known, origin=origin))
         chosen[group] = [name for name in names if name != "null"]
         for name in singles if group != "model" else ():
             if name != "null":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,6 +91,7 @@ def _addresses(mapping: Mapping[str, Any], around: str = "") -> Iterable[str]:
             yield f"{around}{name}"
 
 
+@lru_cache
 def read_definitions() -> JsonSchema:
     """Return the definitions of the schema, by name."""
     return cast(JsonSchema, json.loads((CONF / "model.schema.json").read_text("utf-8"))["$defs"])
@@ -105,20 +107,18 @@ def list_names(key: str, config: Mapping[str, Any]) -> list[str]:
 
     `config` has the knobs of the chosen model, and its key `model`.
     """
-    definitions = read_definitions()
     path = key.split(".")
     paths = [path] if path[0] == "model" else _readers(f"${{{key}}}", config.get("model"), ["model"])
-    names = (name for parts in paths for name in _names(_schema_at(parts, config, definitions), definitions))
+    names = (name for parts in paths for name in _names(_schema_at(parts, config)))
     return list(dict.fromkeys(names))
 
 
 def list_model_keys(config: Mapping[str, Any]) -> list[str]:
     """Return the keys of the chosen model, including keys of its blocks that its files do not set."""
-    definitions = read_definitions()
     model = config.get("model")
-    of_blocks = {name for block in _blocks(model) for name in _properties(block, definitions)}
-    shared = {"dropout", "norm", *of_blocks} & set(definitions["args"]["properties"])
-    return list(dict.fromkeys(_keys_below(model, "model", shared, definitions)))
+    of_blocks = {name for block in _blocks(model) for name in _properties(block)}
+    shared = {"dropout", "norm", *of_blocks} & set(read_definitions()["args"]["properties"])
+    return list(dict.fromkeys(_keys_below(model, "model", shared)))
 
 
 def _readers(text: str, value: Any, path: list[str]) -> list[list[str]]:
@@ -127,31 +127,31 @@ def _readers(text: str, value: Any, path: list[str]) -> list[list[str]]:
     return [path] if value == text else []
 
 
-def _schema_at(path: Sequence[str], config: Mapping[str, Any], definitions: JsonSchema) -> JsonSchema:
+def _schema_at(path: Sequence[str], config: Mapping[str, Any]) -> JsonSchema:
     """Return the schema of the value at a path of a model, or {}."""
     *around, name = path
-    node = definitions["node"]
+    node = read_definitions()["node"]
     if name == "block":
         parent = around[-2] if len(around) > 1 else ""
         is_node = parent in ("graph", "layer", "parallel") or parent.lstrip("-").isdigit()
-        part = {} if is_node else _schema_at(around, config, definitions)  # else an argument, such as `position`
-        return part if any(_names(part, definitions)) else cast(JsonSchema, node["properties"]["block"])
+        part = {} if is_node else _schema_at(around, config)  # else an argument, such as `position`
+        return part if any(_names(part)) else cast(JsonSchema, node["properties"]["block"])
     mapping: Any = config
     for key in around:
         mapping = mapping.get(key) if isinstance(mapping, dict) else None
-    known = _properties(mapping.get("block") if isinstance(mapping, dict) else None, definitions)
+    known = _properties(mapping.get("block") if isinstance(mapping, dict) else None)
     if not known and around and around[-1] in ("model", "args"):
-        known = definitions[around[-1]]["properties"]
+        known = read_definitions()[around[-1]]["properties"]
     any_block = node["allOf"][-1]["then"]["properties"]  # the keys of a node whose block is not known
     return cast(JsonSchema, (known or any_block).get(name, {}))
 
 
-def _names(schema: JsonSchema, definitions: JsonSchema) -> Iterator[str]:
+def _names(schema: JsonSchema) -> Iterator[str]:
     if "$ref" in schema:
-        yield from _names(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        yield from _names(read_definitions()[schema["$ref"].rpartition("/")[2]])
     yield from (option for option in schema.get("enum", ()) if isinstance(option, str))
     for member in schema.get("anyOf", ()):
-        yield from _names(member, definitions)
+        yield from _names(member)
 
 
 def _blocks(value: Any) -> set[str]:
@@ -162,11 +162,11 @@ def _blocks(value: Any) -> set[str]:
     return {*inner, *([named] if isinstance(named, str) else [])}
 
 
-def _properties(block: object, definitions: JsonSchema) -> JsonSchema:
-    return cast(JsonSchema, definitions.get(f"{BLOCK}{block}", {"properties": {}})["properties"])
+def _properties(block: object) -> JsonSchema:
+    return cast(JsonSchema, read_definitions().get(f"{BLOCK}{block}", {"properties": {}})["properties"])
 
 
-def _keys_below(value: Any, path: str, shared: set[str], definitions: JsonSchema) -> Iterator[str]:
+def _keys_below(value: Any, path: str, shared: set[str]) -> Iterator[str]:
     """Yield the keys below a path; `shared` are the keys of `args`."""
     if value is None:  # removed by a child file
         return
@@ -174,8 +174,8 @@ def _keys_below(value: Any, path: str, shared: set[str], definitions: JsonSchema
         yield path
         return
     *_, last = path.split(".")
-    fixed = {"model": set(definitions["model"]["properties"]), "args": shared}.get(last, set())
-    added = (fixed | set(_properties(value.get("block"), definitions))) - set(value)
+    fixed = {"model": set(read_definitions()["model"]["properties"]), "args": shared}.get(last, set())
+    added = (fixed | set(_properties(value.get("block")))) - set(value)
     yield from (f"{path}.{name}" for name in sorted(added))
     for name, inner in value.items():
-        yield from _keys_below(inner, f"{path}.{name}", shared, definitions)
+        yield from _keys_below(inner, f"{path}.{name}", shared)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -20,8 +19,9 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.compose.folders import CONF, FAMILIES, config_folders, list_options, root_keys
+from tfm_blocks.compose.folders import CONF, list_options, root_keys
 from tfm_blocks.compose.overrides import error_reason, override_key, parse_override
+from tfm_blocks.compose.resolve import to_plain
 from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, suggest
 from tfm_blocks.language.files import read_yaml_file
@@ -68,17 +68,12 @@ def read_files_once() -> None:
 class Composer:
     """Composes configs. Those that select the same options of groups share one composition by Hydra.
 
-    Each file is read once, so files that may have changed need a new composer. `compositions` holds the config for each
-    selection of options, before any value is set.
+    Each file is read once, so files that may have changed need a new composer. `folders` are those of `config_folders`.
+    `compositions` holds the config for each selection of options, before any value is set.
     """
 
-    config_dir: Path | None
+    folders: list[Path]
     compositions: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
-
-    @cached_property
-    def folders(self) -> list[Path]:
-        """Return the config folders. Raises ConfigError."""
-        return config_folders(self.config_dir)
 
     def compose(self, overrides: Sequence[str], *further: str) -> DictConfig:
         """Compose train.yaml with its groups, and set values; Hydra's own settings are below `hydra`.
@@ -101,7 +96,7 @@ class Composer:
     def unused(self, overrides: Sequence[str]) -> list[str]:
         """Return the overrides of knobs that the model lacks or does not read."""
         values, config = self._select(overrides)
-        raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+        raw = to_plain(config)
         read = find_knobs({**raw, "hydra": None}) | find_knobs(values) | root_keys()
         return [text for text in values if "." not in (key := override_key(text)) and key not in read]
 
@@ -115,7 +110,7 @@ class Composer:
         return values, self.compositions[key]
 
     def _compose(self, selection: Sequence[str]) -> DictConfig:
-        folders = [str(path.resolve()).replace("'", r"\'") for path in (self.config_dir, FAMILIES) if path]
+        folders = [str(path.resolve()).replace("'", r"\'") for path in self.folders[1:]]
         read_files_once()
         search = ", ".join(f"'file://{folder}'" for folder in folders)
         try:

@@ -6,16 +6,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.comments import Comment, merge_comments, read_comments
 from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.folders import CONF, chosen_files, list_groups, list_options, model_chain
 from tfm_blocks.compose.overrides import first_of_sweep
+from tfm_blocks.compose.resolve import to_plain
 from tfm_blocks.errors import LONGEST_VALUE, cut
 from tfm_blocks.language.files import YamlFile, read_yaml_file
 
@@ -57,16 +57,17 @@ def help_text(request: Request, program: str) -> str:
     first = [
         first_of_sweep(override, list(list_options(override.key_or_group, folders))) for override in request.overrides
     ]
-    config = Composer(request.config_dir).compose(first)
+    config = Composer(folders).compose(first)
     known = {name: sorted(list_options(name, folders)) for name in list_groups(folders)}
     groups = [f"  {name}: {', '.join(choices)}" for name, choices in known.items() if choices]
     comments: dict[tuple[str, ...], Comment] = {}
-    for file, group in _files(config.hydra.runtime.choices, folders):
+    chosen = list(_files(config.hydra.runtime.choices, folders))
+    for file, group in chosen:
         own = read_comments(file, (group,) if group and group != "model" else ())
         comments = merge_comments(comments, own | ({("model",): own[()]} if group == "model" else {}))
-    keys = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    keys = to_plain(config)
     del keys["hydra"]
-    files = [f"  {file.shown}" for file, _ in _files(config.hydra.runtime.choices, folders)]
+    files = [f"  {file.shown}" for file, _ in chosen]
     return TEXT.format(
         program=program, groups="\n".join(groups), files="\n".join(files), keys="\n".join(_lines(keys, (), comments))
     )

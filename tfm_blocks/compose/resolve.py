@@ -54,16 +54,12 @@ class Composed:
         Raises ConfigError if the model lacks the knob `vocab`, or for a separate vocabulary `source_vocab`.
         """
         self.expect_vocab()
-        raw = self.raw.copy()
-        if source is not None and SOURCE_VOCAB not in raw:
+        if source is not None and SOURCE_VOCAB not in self.raw:
             rule = "has a separate vocabulary of sources, but the model has no knob source_vocab"
             help = "write model=two_vocabularies, or name one tokenizer for sources and targets"
             raise ConfigError(Problem("data.tokenizer", rule, help=help))
-        with open_dict(raw):
-            raw["vocab"] = size
-            if SOURCE_VOCAB in raw:
-                raw[SOURCE_VOCAB] = size if source is None else source
-        return replace(resolve(raw, self.sources, self.chain), choices=self.choices)
+        of_sources = {SOURCE_VOCAB: size if source is None else source} if SOURCE_VOCAB in self.raw else {}
+        return self.with_values({"vocab": size, **of_sources})
 
     def with_model(self, model: Mapping[str, Any]) -> Composed:
         """Return the config with the mapping of the checked model, which lacks the arguments of replaced blocks."""
@@ -100,9 +96,14 @@ def _inner_paths(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]
         yield from _inner_paths(inner, (*path, str(key)))
 
 
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """Return a config as plain data, with each `${…}` as text."""
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+
+
 def resolve(config: DictConfig, sources: Sources, chain: Sequence[YamlFile]) -> Composed:
     """Resolve every `${…}`. Raises ConfigError for an unknown key in `${…}`, and for knobs without effect."""
-    raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    raw = to_plain(config)
     _unread_knobs(raw, sources, chain)
     model = _merge_layers(raw.get("model"))
     if model != raw.get("model"):
@@ -135,7 +136,7 @@ def _resolve_base(mapping: dict[str, Any], config: DictConfig, sources: Sources)
     if not isinstance(base, dict) or WHERE in base:
         return
     base = {knob: value for knob, value in base.items() if value is not None}
-    raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    raw = to_plain(config)
     known = sorted(knob for knob in find_knobs(raw["model"]) if type(mapping.get(knob)) is int)
     problems = []
     for knob, value in base.items():

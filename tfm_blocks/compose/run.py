@@ -19,7 +19,7 @@ from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
 from tfm_blocks.compose.overrides import error_reason, override_key
-from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
+from tfm_blocks.compose.resolve import Composed, chain_sources, resolve, to_plain
 from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown, suggest
 from tfm_blocks.language.files import SAFE_LOADER, YamlFile, read_yaml_file
 from tfm_blocks.language.sources import Sources
@@ -257,9 +257,9 @@ def shorten_name(name: str, longest: int) -> str:
     return f"{name[: longest - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def compose_job(overrides: Sequence[str], composer: Composer | Path | None = None) -> Composed:
-    """Compose the config of a sweep's job with a composer, or with a new one of a config folder. Raises ConfigError."""
-    return compose_run((composer if isinstance(composer, Composer) else Composer(composer)).compose(overrides))
+def compose_job(overrides: Sequence[str], composer: Composer) -> Composed:
+    """Compose the config of a sweep's job. Raises ConfigError."""
+    return compose_run(composer.compose(overrides))
 
 
 def job_record(composed: Composed, changes: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def job_record(composed: Composed, changes: Mapping[str, Any], command: Sequence
         changes: Root keys that the sweep sets, such as `name`.
         command: The command line that trains the same run without the sweep.
     """
-    raw, sources = cast(dict[str, Any], OmegaConf.to_container(composed.raw, resolve=False)), composed.sources
+    raw, sources = to_plain(composed.raw), composed.sources
     return {
         "format": FORMAT,
         "command": list(command),

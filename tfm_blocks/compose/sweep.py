@@ -13,12 +13,11 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.composition import Composer, sets_value
-from tfm_blocks.compose.folders import OF_A_SWEEP, config_folders, list_options, root_keys
+from tfm_blocks.compose.folders import OF_A_SWEEP, list_options, root_keys
 from tfm_blocks.compose.overrides import (
     first_of_sweep,
     list_texts,
     override_key,
-    parse_overrides,
     refuse_sweeps,
     written,
 )
@@ -101,12 +100,12 @@ def read_sweep(request: Request) -> SweepRequest:
     options = {item.key_or_group: list(list_options(item.key_or_group, folders)) for item in overrides}
     known = root_keys() | {key for key in options if options[key] or "." in key}  # without knobs of single models
     first = [first_of_sweep(item, options[item.key_or_group]) for item in overrides if item.key_or_group in known]
-    composer = Composer(request.config_dir)
+    composer = Composer(folders)
     config = composer.compose(first)
     settings, launcher, match, ladder = (read_value(config, key) for key in ("sweep", "launcher", "match", LADDER))
     if settings.get("name") is not None:
         expect_name("sweep.name", settings["name"], Sources())
-    parts = tuple(_part(item, folders) for item in overrides if item not in of_sweep)
+    parts = tuple(list_parts([item for item in overrides if item not in of_sweep], folders))
     texts = tuple(
         item.input_line or ""
         for item in overrides
@@ -115,13 +114,18 @@ def read_sweep(request: Request) -> SweepRequest:
     return SweepRequest(parts, settings, launcher, match, ladder, texts, composer)
 
 
-def _part(override: Override, folders: list[Path]) -> OpenKey:
-    value = override.value()
-    if isinstance(value, IntervalSweep):
-        assert value.start is not None and value.end is not None
-        return Interval(override.key_or_group, value.start, value.end, "log" in value.tags)
-    options = list(list_options(override.key_or_group, folders))
-    return Choices(override.key_or_group, tuple(list_texts(override, options)), isinstance(value, RangeSweep))
+def list_parts(overrides: Sequence[Override], folders: list[Path]) -> list[OpenKey]:
+    """Return the values of each override of jobs, which do not configure the sweep itself. Raises ConfigError."""
+    parts: list[OpenKey] = []
+    for override in overrides:
+        key, value = override.key_or_group, override.value()
+        if isinstance(value, IntervalSweep):
+            assert value.start is not None and value.end is not None
+            parts.append(Interval(key, value.start, value.end, "log" in value.tags))
+        else:
+            texts = tuple(list_texts(override, list(list_options(key, folders))))
+            parts.append(Choices(key, texts, isinstance(value, RangeSweep)))
+    return parts
 
 
 def combinations(parts: Sequence[Part]) -> list[list[str]]:
@@ -208,12 +212,6 @@ def sample_space(parts: Sequence[Part], folders: list[Path]) -> list[list[str]]:
         ]
         jobs += [[*job[:place], row, *job[place + 1 :]] for job in jobs for place, row in others]
     return [list(chain(*job)) for job in jobs]
-
-
-def parse_parts(texts: Sequence[str], config_dir: Path | None) -> list[OpenKey]:
-    """Parse the overrides of jobs, which do not configure the sweep itself. Raises ConfigError."""
-    folders = config_folders(config_dir)
-    return [_part(override, folders) for override in parse_overrides(texts)]
 
 
 def list_values(texts: Sequence[str], keys: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.errors import ConfigError, Place, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, unknown_option
 from tfm_blocks.language.files import NAME, YamlFile, read_model_file
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Path as KeyPath
@@ -41,8 +41,7 @@ def _find(name: str, folders: Sequence[Path], place: Place | None = None) -> Pat
         if NAME.fullmatch(name) and path.is_file():
             return path
     known = {path.stem for folder in folders for path in folder.glob("*.yaml")}
-    help = f"{suggest(name, known)}; your own: --config-dir DIR, with DIR/model/NAME.yaml"
-    raise ConfigError(Problem("model", f"no model is called {shown(name)}", place, help=help))
+    raise ConfigError(unknown_option("model", name, known, place))
 
 
 class _Chain:

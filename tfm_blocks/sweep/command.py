@@ -25,7 +25,7 @@ from tfm_blocks.compose.sweep import (
     sample_space,
 )
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import PREEMPTED, ConfigError, Problem
 from tfm_blocks.launch.check import CheckedModel
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import show_tables, tables_of
@@ -45,7 +45,6 @@ from tfm_blocks.sweep.sources import JobSource, TunedGrid, draw_jobs, expect_tun
 from tfm_blocks.sweep.view import show_end
 
 ROOT = Path("runs")
-PREEMPTED = 75
 LONGEST_NAME = 80  # characters; leaves room for .log and a number
 
 
@@ -159,7 +158,7 @@ def make_trial(
 
     Raises ConfigError if files of conf/ changed the config of the sample since the search started.
     """
-    composer = Composer(checker.composer.config_dir)
+    composer = Composer(checker.composer.folders)
     if replace(sample, composed=compose_job(sample.overrides, composer)).config != sample.config:
         rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
         raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))

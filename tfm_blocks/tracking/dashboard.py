@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from tfm_blocks.compose.command_line import parse_request
+from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, group_files, list_options, read_yaml
-from tfm_blocks.compose.sweep import Interval, combinations, parse_parts, vary_one_key
+from tfm_blocks.compose.sweep import Interval, combinations, list_parts, vary_one_key
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, suggest
 from tfm_blocks.language.files import display_path
@@ -220,18 +220,17 @@ def _convert(panel: Panel) -> Any:
     return panels.RunComparer(diff_only="split")
 
 
-def sweep_file(overrides: Sequence[str], config_dir: Path | None, method: str, metric: str, project: str) -> str:
+def sweep_file(request: Request, method: str, metric: str, project: str) -> str:
     """Return the YAML for `wandb sweep`, in which the keys with several values vary. Its agents start train.py.
 
-    Raises ConfigError for overrides that train.py or the method does not accept.
+    Raises ConfigError for overrides that the method does not accept.
     """
-    options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
-    parse_request([*options, "-m", *overrides])
+    options = ["--config-dir", str(request.config_dir.resolve())] if request.config_dir else []
     goals = {key.name: GOALS[key.summary] for key in METRIC_KEYS if key.summary in GOALS and "{" not in key.name}
     if metric not in goals:
         raise ConfigError(Problem("--metric", f"is not a metric of a run: {metric}", help=suggest(metric, goals)))
     parameters: dict[str, dict[str, Any]] = {}
-    for part in parse_parts(overrides, config_dir):
+    for part in list_parts(request.overrides, request.folders):
         if not isinstance(part, Interval):
             values = [_number(text.partition("=")[2]) for text in part.texts]
             key = part.texts[0].partition("=")[0]
@@ -255,9 +254,9 @@ def sweep_file(overrides: Sequence[str], config_dir: Path | None, method: str, m
     return str(yaml.safe_dump(sweep, sort_keys=False, allow_unicode=True))
 
 
-def jobs_to_check(overrides: Sequence[str], config_dir: Path | None, method: str) -> list[list[str]]:
+def jobs_to_check(request: Request, method: str) -> list[list[str]]:
     """Return the overrides of all jobs of a grid, or for another method, of jobs that have each value once."""
-    parts = parse_parts(overrides, config_dir)
+    parts = list_parts(request.overrides, request.folders)
     return combinations(parts) if method == "grid" else vary_one_key(parts)
 
 
