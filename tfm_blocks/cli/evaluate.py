@@ -99,31 +99,28 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
         if arguments.context:
             rule = "has no effect, because an encoder reads whole documents"
             raise ConfigError(Problem("--context", rule, help="leave it out"))
-        loading = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
-        filler = Filler.load(arguments.folder, **loading)
+        filler = Filler.load(arguments.folder, **options.loading_of(arguments))
         with options.precision_of(arguments, filler.network):
             result = pseudo_perplexity(filler, documents, batch_tokens=arguments.batch_tokens)
         show_perplexity(result, str(arguments.folder), as_json=arguments.json)
         return
     translator = options.translator_of(arguments)
-    context = _context(arguments, translator)
+    context = _context(arguments, translator, settings.get("data.context"))
     with options.precision_of(arguments, translator.network):
         result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
     translator.warn_of_unknown()
     show_perplexity(result, str(arguments.folder), as_json=arguments.json)
 
 
-def _context(arguments: argparse.Namespace, translator: Translator) -> int:
+def _context(arguments: argparse.Namespace, translator: Translator, trained: object) -> int:
     """Return the context length, at most the model's positions. Raises ConfigError for a longer --context."""
     from tfm_blocks.language.spec import TARGET
-    from tfm_blocks.runs.saved_run import SavedRun
     from tfm_blocks.scoring.perplexity import DEFAULT_CONTEXT
 
     longest = translator.network.longest(TARGET).tokens
     if arguments.context and arguments.context > longest:
         rule = f"must be at most {longest}, the model's positions, but is {arguments.context}"
         raise ConfigError(Problem("--context", rule, help=f"--context {longest}"))
-    trained = SavedRun(arguments.folder).settings.get("data.context")
     return arguments.context or int(min((type(trained) is int and trained) or DEFAULT_CONTEXT, longest))
 
 

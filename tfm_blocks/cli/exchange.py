@@ -20,25 +20,21 @@ def add_commands(commands: options.Commands) -> None:
     what = "a table of a family that is not shipped, next to the YAML file of its model"
     command.add_argument("--family", type=Path, metavar="FILE", help=what)
     options.add_shared(command, *options.MODEL_OPTIONS)
-    _add_output(command, "RUN", "the new run folder")
+    command.add_argument("-o", **options.OUTPUT | {"metavar": "RUN"}, required=True, help="the new run folder")
     what = "merge a run of adapters into plain weights: the weights of its base plus the adapters"
     help = "add the adapters of a run to its weights"
     command = options.add_command(commands, "merge", _merge, help, what, ["folder"])
-    _add_output(command, "RUN", "the new run folder")
+    command.add_argument("-o", **options.OUTPUT | {"metavar": "RUN"}, required=True, help="the new run folder")
     options.add_shared(command, "--plugins")
     what = "write a run as a folder that transformers, peft, CTranslate2 or ONNX Runtime loads"
     command = options.add_command(commands, "export", _export, "write a run for another library", what, ["folder"])
     command.add_argument("--to", required=True, choices=LIBRARIES, help="the library")
-    _add_output(command, "FOLDER", "the new folder")
+    command.add_argument("-o", **options.OUTPUT | {"metavar": "FOLDER"}, required=True, help="the new folder")
     add = command.add_argument
     add("--quantization", choices=QUANTIZATIONS, help="ctranslate2: the type of the weights (float32)")
     add("--src", type=Path, metavar="FILE", help="ctranslate2: compare the translations of these lines with the run's")
     add("--ref", type=Path, metavar="FILE", help="ctranslate2: also compare BLEU, by these references")
     options.add_shared(command, "--plugins")
-
-
-def _add_output(command: argparse.ArgumentParser, metavar: str, help: str) -> None:
-    command.add_argument("-o", type=Path, required=True, dest="path", metavar=metavar, help=help)
 
 
 def _import(arguments: argparse.Namespace) -> None:

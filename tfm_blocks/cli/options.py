@@ -98,13 +98,17 @@ def load_requested_plugins(arguments: argparse.Namespace) -> None:
         load_plugins(arguments.plugins)
 
 
+def loading_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `load`: the device, the plug-ins and the checkpoint of the command line."""
+    return {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
+
+
 def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Translator:
     """Load the run and checkpoint of the command line, or the final weights of `run`. Raises RunError."""
     from tfm_blocks.translation.translator import Translator
 
-    checkpoint = arguments.checkpoint if run is None else None
-    options = {"device": arguments.device, "plugins": arguments.plugins, "checkpoint": checkpoint}
-    return Translator.load(run or arguments.folder, **options)
+    final = {"checkpoint": None} if run else {}
+    return Translator.load(run or arguments.folder, **loading_of(arguments) | final)
 
 
 def add_search(command: argparse.ArgumentParser) -> None:

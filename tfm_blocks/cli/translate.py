@@ -28,12 +28,6 @@ def add_commands(commands: options.Commands) -> None:
     command = _add(commands, "generate", _generate, "continue prompts", what)
     what = "maximum number of tokens to generate before eos (64)"
     command.add_argument("--tokens", type=options.count, default=64, metavar="N", help=what)
-    _add_fill(commands)
-    _add_encoding(commands)
-    _add_serve(commands)
-
-
-def _add_fill(commands: options.Commands) -> None:
     what = "replace each <mask> in the lines of stdin by the most probable token; tabs separate sources from the target"
     command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what, ["folder", "--checkpoint"])
     command.set_defaults(data=True)
@@ -43,33 +37,40 @@ def _add_fill(commands: options.Commands) -> None:
     command.add_argument("--steps", type=options.count, default=1, metavar="N", help=what)
     command.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
     options.add_computing(command)
-
-
-def _add_encoding(commands: options.Commands) -> None:
     what = "print the label of each line of a file or of stdin, with a run of objective=label"
-    command = options.add_command(commands, "classify", _classify, "predict labels", what)
-    command.add_argument("--scores", action="store_true", help="print a JSON object with the probability of each class")
-    embed_help = "print the vector of each line of a file or of stdin as JSON, with a run of an encoder"
-    embed = options.add_command(commands, "embed", _embed, "compute vectors of texts", embed_help)
+    classify = options.add_command(commands, "classify", _classify, "predict labels", what)
+    classify.add_argument(
+        "--scores", action="store_true", help="print a JSON object with the probability of each class"
+    )
+    what = "print the vector of each line of a file or of stdin as JSON, with a run of an encoder"
+    embed = options.add_command(commands, "embed", _embed, "compute vectors of texts", what)
     embed.add_argument("--pooling", choices=("mean", "first"), default="mean", help="of the positions (%(default)s)")
     embed.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all vectors as FILE.npy instead")
-    for one in (command, embed):
+    for one in (classify, embed):
         one.set_defaults(data=True)
         options.add_shared(one, "folder")
         one.add_argument("text", nargs="?", type=Path, metavar="FILE", help="lines of text (stdin)")
         options.add_shared(one, "--checkpoint")
         one.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
         options.add_computing(one)
+    _add_serve(commands)
+
+
+def _lines_of_stdin(arguments: argparse.Namespace) -> Iterator[list[str]]:
+    """Return chunks of the lines of stdin; on a terminal, each line as it is typed."""
+    from tfm_blocks.translation.stream import chunks, typed
+
+    return typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
 
 
 @contextmanager
 def _lines(arguments: argparse.Namespace, command: str) -> Iterator[Iterator[Sequence[str]]]:
     """Yield chunks of the lines of the file, or of stdin. Raises DataError."""
-    from tfm_blocks.translation.stream import chunks, typed
+    from tfm_blocks.translation.stream import chunks
 
     _expect_streams(command)
     if arguments.text is None:
-        yield typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
+        yield _lines_of_stdin(arguments)
         return
     try:
         file = arguments.text.open("rb")
@@ -83,8 +84,7 @@ def _lines(arguments: argparse.Namespace, command: str) -> Iterator[Iterator[Seq
 def _classify(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.classify import Classifier, write_classified
 
-    named = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
-    classifier, first = Classifier.load(arguments.folder, **named), 1
+    classifier, first = Classifier.load(arguments.folder, **options.loading_of(arguments)), 1
     with options.precision_of(arguments, classifier.network), _lines(arguments, "tfm classify RUN") as source:
         for lines in source:
             sizes = {"batch_tokens": arguments.batch_tokens, "first": first}
@@ -97,8 +97,7 @@ def _embed(arguments: argparse.Namespace) -> None:
 
     from tfm_blocks.translation.encoder import Encoder
 
-    named = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
-    encoder, first, kept = Encoder.load(arguments.folder, **named), 1, []
+    encoder, first, kept = Encoder.load(arguments.folder, **options.loading_of(arguments)), 1, []
     how = {"pooling": arguments.pooling, "batch_tokens": arguments.batch_tokens}
     with options.precision_of(arguments, encoder.network), _lines(arguments, "tfm embed RUN") as source:
         for lines in source:
@@ -117,14 +116,11 @@ def _embed(arguments: argparse.Namespace) -> None:
 
 def _fill(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.fill import Filler, write_filled
-    from tfm_blocks.translation.stream import chunks, typed
 
     _expect_streams("tfm fill RUN")
-    named = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
-    filler, first = Filler.load(arguments.folder, **named), 1
+    filler, first = Filler.load(arguments.folder, **options.loading_of(arguments)), 1
     with options.precision_of(arguments, filler.network):
-        source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
-        for lines in source:
+        for lines in _lines_of_stdin(arguments):
             options_of_lines = {"batch_tokens": arguments.batch_tokens, "first": first, "steps": arguments.steps}
             write_filled(filler, lines, sys.stdout, top=arguments.top, **options_of_lines)
             first += len(lines)
@@ -165,12 +161,12 @@ def _generate(arguments: argparse.Namespace) -> None:
 def _write(arguments: argparse.Namespace, work: Translating) -> None:
     from tfm_blocks.launch.process_settings import keep_freed_memory
     from tfm_blocks.report.screen import counting
-    from tfm_blocks.translation.stream import chunks, stream, typed
+    from tfm_blocks.translation.stream import stream
 
     keep_freed_memory()
-    source = typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
     with counting("lines") as tell, options.precision_of(arguments, work.translator.network):
-        stream(work, source, sys.stdout, prefix=arguments.prefix, scores=arguments.scores, tell=tell)
+        lines = _lines_of_stdin(arguments)
+        stream(work, lines, sys.stdout, prefix=arguments.prefix, scores=arguments.scores, tell=tell)
     work.translator.warn_of_unknown()
 
 
@@ -215,8 +211,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise ConfigError(Problem("tfm serve", f"needs {error.name}, which is not installed", help=help)) from None
 
     keep_freed_memory()
-    loading = {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}
-    loaded = load_any(arguments.folder, **loading)
+    loaded = load_any(arguments.folder, **options.loading_of(arguments))
     model = TextReader(loaded) if isinstance(loaded, Encoder) else loaded
     if not 0 <= arguments.wait <= 1000:
         raise ConfigError(Problem("--wait", f"must be from 0 to 1000, but is {arguments.wait:g}", help="--wait 5"))

@@ -119,14 +119,10 @@ def write_corpus(
                 yield from (column_ids[:limit] for column_ids in ids)
                 for column, text, column_ids in () if lossless or row_filter else zip(columns, texts, ids, strict=True):
                     text = shown.get(column, "") + text
-                    lines[column].append(_encoded_part(text, column_ids, tokenizer.of(column)))
+                    begin = column_ids[:LONGEST]
+                    lines[column].append(text if begin == column_ids else tokenizer.of(column).decode(begin))
 
     _write(folder, columns, encoded_rows(), tokenizer, counts, lines=lines)
-
-
-def _encoded_part(text: str, ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Return a text without what follows its first LONGEST tokens."""
-    return tokenizer.decode(ids[:LONGEST]) if len(ids) > LONGEST else text
 
 
 def write_labelled(

@@ -42,8 +42,10 @@ def read_conventions(
     to_here, vocabulary = published.vocabulary.to_here, published.vocabulary
     with refusing_damage("tokenizer_config.json"):
         before, after = map(to_here, frame := _frame(opened, published, config))
-        if isinstance(opened.source, PublishedTokenizer):
-            _expect_same_frame(opened.source, published, config, frame)
+        other = isinstance(opened.source, PublishedTokenizer) and _frame(opened.source, published, config)
+        if other and other != frame:
+            rule = f"has the ids {other} for the tokens around a text, but the vocabulary of the target has {frame}"
+            raise RunError(Problem("vocab.json", rule, help="give these tokens the same ids in both vocabularies"))
     ends, pairs = after[-1:] == [EOS], published.family.pairs
     longest, shortest = (_output_length(generation, kind, pairs) for kind in ("max", "min"))
     first = _number(generation, "forced_bos_token_id", vocabulary.size) if pairs else None
@@ -73,13 +75,6 @@ def ids_of_encoder(files: Mapping[str, bytes]) -> dict[str, int]:
     keys = {"bos_token_id": ("cls_token", "[CLS]"), "eos_token_id": ("sep_token", "[SEP]")}
     ids = {key: pieces.token_to_id(_content(named.get(token) or usual)) for key, (token, usual) in keys.items()}
     return {key: id for key, id in ids.items() if id is not None}
-
-
-def _expect_same_frame(source: PublishedTokenizer, published: Published, config: Mapping[str, Any], frame: Any) -> None:
-    """Raise RunError if a separate vocabulary of sources has other ids for the tokens around a text."""
-    if (other := _frame(source, published, config)) != frame:
-        rule = f"has the ids {other} for the tokens around a text, but the vocabulary of the target has {frame}"
-        raise RunError(Problem("vocab.json", rule, help="give these tokens the same ids in both vocabularies"))
 
 
 def _named_tokens(files: Mapping[str, bytes]) -> dict[str, Any]:

@@ -252,16 +252,12 @@ def find_published(
             published = Published(family, {name: config[name] for name in defaults}, vocabulary)
             with suppress(ConfigError):  # of knobs without a counterpart in config.json
                 write_published(published)
-                composed = replace(published, knobs=_stated(published)).compose()
+                stated = {row.knob for row in published.rows}  # the others have the values of the model file
+                knobs = {key: config[key] for key in defaults if key in stated or key.endswith("dropout")}
+                composed = replace(published, knobs=knobs).compose()
                 if not find_changes(check_model(composed.model, composed.sources), spec, REGISTRY):
                     return published
     return None
-
-
-def _stated(published: Published) -> dict[str, Any]:
-    """Return the knobs that config.json states, and rates of dropout. The others have the values of the model file."""
-    stated = {row.knob for row in published.rows}
-    return {name: value for name, value in published.knobs.items() if name in stated or name.endswith("dropout")}
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor], record: PublishedFile) -> None:

@@ -86,14 +86,14 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     generated = generation or config
     own = family or family_of(config, where)
     named = with_current_names(written, own)
-    ids = _ids_of_tokenizer(folder, config) if own.encoder else {}
+    files, keys = read_folder(folder)
+    ids = _ids_of_tokenizer(files, folder, config) if own.encoder else {}
     published = read_published(own, config | ids, generation, len(named.tensors), where)
     stored, published = with_tied(named, published)
     composed, spec = _checked(published, folder)
     conversion = replace(conversion_of(published), rows=rows_of(own, stored.tensors))
     with _naming_the_table(own):
         zeros = _expect_tensors(stored, conversion, spec, own.zeros)
-        files, keys = read_folder(folder)
         tokenizer = _tokenizer(files, folder, published, config, generated)
         tensors = stored.load() | zeros
         weights, leftovers = conversion.present(tensors).to_ours(tensors)
@@ -112,9 +112,8 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     return ImportReport(run, published.family.name, overrides, count, (*removed, *keys))
 
 
-def _ids_of_tokenizer(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
+def _ids_of_tokenizer(files: Mapping[str, bytes], folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
     """Return the ids of BOS and EOS of an encoder's tokenizer that config.json lacks. Raises RunError."""
-    files = read_folder(folder)[0]
     if files:
         expect_usable(files, str(folder / next(iter(files))))
     with refusing_damage(str(folder)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
 from tfm_blocks.errors import ConfigError, DataError, Problem, TfmError
+from tfm_blocks.language.pairing import pattern
 from tfm_blocks.report.assets import asset
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.files import write_bytes
@@ -121,7 +121,7 @@ def draw(attention: SentenceAttention) -> Figure:
             raise DataError(Problem("sentence", rule, help="give a shorter one"))
     kinds: dict[str, list[str]] = {}
     for address in attention.weights:
-        kinds.setdefault(re.sub(r"\.\d+(?=\.|$)", "", address), []).append(address)
+        kinds.setdefault(pattern(address), []).append(address)
     tiled = [_tile(attention, addresses) for addresses in kinds.values()]
     heights = [image.shape[0] + 2 * GAP for image in tiled]
     width = max(image.shape[1] for image in tiled)

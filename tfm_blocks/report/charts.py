@@ -122,7 +122,7 @@ def points(rows: Sequence[Row], name: str) -> tuple[dict[str, Floats], int]:
     The first and the last row are kept. Missing tokens and seconds of a row are interpolated from the rows around it,
     or NaN if the run never recorded them.
     """
-    measured = [row for row in rows if name in row and "step" in row]
+    measured = [row for row in rows if name in row]
     every = max(1, -(-len(measured) // MOST_POINTS))
     kept = [*measured[:-1:every], *measured[-1:]]
     positions = {axis: _passed(rows, key, kept) for axis, key in AXES.items()}
@@ -130,7 +130,7 @@ def points(rows: Sequence[Row], name: str) -> tuple[dict[str, Floats], int]:
 
 
 def _passed(rows: Sequence[Row], key: str, kept: Sequence[Row]) -> Floats:
-    known = dict(sorted((row["step"], row[key]) for row in rows if key in row and "step" in row))
+    known = dict(sorted((row["step"], row[key]) for row in rows if key in row))
     if not known:
         return np.full(len(kept), np.nan)
     between = np.interp([row["step"] for row in kept], [0.0, *known], [0.0, *known.values()])
@@ -183,17 +183,15 @@ def forests_of(matrix: Matrix) -> list[dict[str, Any]]:
 
     Positions in a row are percents of the width of the plot: the mean, and the ends of the interval over seeds.
     """
-    return [_forest(matrix, column) for column in sorted({column for _, column in matrix.cells})]
-
-
-def _forest(matrix: Matrix, column: int) -> dict[str, Any]:
-    cells = {row: cell for (row, other), cell in sorted(matrix.cells.items()) if other == column}
-    form = matrix.score.cell
-    ends = {row: cell.spread for row, cell in cells.items()}
-    start, end = matrix.axis_ends(value for pair in ends.values() for value in pair)
-    rows = []
-    for row, cell in cells.items():
-        mean, low, high = (100 * (value - start) / (end - start) for value in (cell.mean, *ends[row]))
-        texts = {"label": matrix.grid.labels[row], "text": cell.text, "differs": cell.differs}
-        rows.append({**texts, "mean": mean, "low": low, "high": high})
-    return {"task": matrix.grid.tasks[column], "rows": rows, "start": form.format(start), "end": form.format(end)}
+    forests, form = [], matrix.score.cell
+    for column in sorted({column for _, column in matrix.cells}):
+        cells = {row: cell for (row, other), cell in sorted(matrix.cells.items()) if other == column}
+        start, end = matrix.axis_ends(value for cell in cells.values() for value in cell.spread)
+        rows = []
+        for row, cell in cells.items():
+            mean, low, high = (100 * (value - start) / (end - start) for value in (cell.mean, *cell.spread))
+            texts = {"label": matrix.grid.labels[row], "text": cell.text, "differs": cell.differs}
+            rows.append({**texts, "mean": mean, "low": low, "high": high})
+        ends = {"start": form.format(start), "end": form.format(end)}
+        forests.append({"task": matrix.grid.tasks[column], "rows": rows, **ends})
+    return forests

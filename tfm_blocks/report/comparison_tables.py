@@ -86,7 +86,7 @@ def runs_table(comparison: Comparison) -> Table:
             run.state,
             *([run.start.parent] if parents else []),
             *(show_setting(run.settings[key]) if key in run.settings else "" for key in seeds),
-            *(Group("", [run]).setting(factor) for factor in comparison.factors),
+            *(factor.value_of(run) for factor in comparison.factors),
             *(run.numbers.get(name) for name in ("parameters", "multiply_adds", "tokens_per_second")),
             _time(run.numbers.get("seconds")),
             *(_best(run, name) for name in best),
@@ -262,7 +262,16 @@ def print_latex(tables: Sequence[Table], notes: Sequence[str]) -> None:
 
 def print_csv(comparison: Comparison) -> None:
     """Print an unrounded row for each run; runs that differ only by their seed have the same group."""
-    rows = [{"group": group.label, **_flat(run, comparison)} for group in comparison.groups for run in group.runs]
+    rows: list[dict[str, Any]] = []
+    for label, run in ((group.label, run) for group in comparison.groups for run in group.runs):
+        row: dict[str, Any] = {"group": label, "run": str(run.folder), "state": run.state, "reason": run.reason}
+        row |= {factor.key: factor.value_of(run) for factor in comparison.factors}
+        row |= {"seed": run.settings.get("seed", ""), **run.numbers}
+        for name, best in run.best.items():
+            row |= {f"best {name}": best.value, f"step of best {name}": best.step}
+        for name, score in run.scores.items():
+            row |= {name: score.value, f"{name} low": score.low, f"{name} high": score.high}
+        rows.append(row | {f"{run.scored_on}/{name}": value for name, value in run.values.items()})
     names = dict.fromkeys(name for row in rows for name in row)
     print(csv_text(Table("", texts(*names), [[row.get(name) for name in names] for row in rows])), end="")
 
@@ -271,17 +280,6 @@ def print_matrix_csv(matrix: Matrix) -> None:
     """Print an unrounded row for each cell of the matrix."""
     rows = [{**row, "values": " ".join(map(str, row["values"]))} for row in matrix_rows(matrix)]
     print(csv_text(Table("", texts(*rows[0]), [list(row.values()) for row in rows])), end="")
-
-
-def _flat(run: SavedRun, comparison: Comparison) -> dict[str, Any]:
-    row: dict[str, Any] = {"run": str(run.folder), "state": run.state, "reason": run.reason}
-    row |= {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
-    row |= {"seed": run.settings.get("seed", ""), **run.numbers}
-    for name, best in run.best.items():
-        row |= {f"best {name}": best.value, f"step of best {name}": best.step}
-    for name, score in run.scores.items():
-        row |= {name: score.value, f"{name} low": score.low, f"{name} high": score.high}
-    return row | {f"{run.scored_on}/{name}": value for name, value in run.values.items()}
 
 
 def print_comparison_json(comparison: Comparison) -> None:
@@ -299,7 +297,7 @@ def print_comparison_json(comparison: Comparison) -> None:
     for group in comparison.groups:
         runs = []
         for run in group.runs:
-            settings = {factor.key: Group("", [run]).setting(factor) for factor in comparison.factors}
+            settings = {factor.key: factor.value_of(run) for factor in comparison.factors}
             runs.append(run.describe() | {"seed": run.settings.get("seed"), "settings": settings})
         groups.append({"group": group.label, "runs": runs})
     record = {

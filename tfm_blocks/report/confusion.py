@@ -34,6 +34,12 @@ def count_confusions(coder: LabelCoder, outputs: Sequence[str], references: Sequ
     return counts_CC
 
 
+def _shares(counts_CC: Counts) -> npt.NDArray[np.float64]:
+    """Return the fractions of each row."""
+    shares_CC: npt.NDArray[np.float64] = counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
+    return shares_CC
+
+
 def confusion_png(coder: LabelCoder, counts_CC: Counts) -> bytes:
     """Return a picture of a confusion matrix, whose shades are fractions of a row."""
     classes = len(coder.names)
@@ -42,7 +48,7 @@ def confusion_png(coder: LabelCoder, counts_CC: Counts) -> bytes:
     axes = figure.add_subplot(xlabel="output", ylabel="reference")
     axes.set_xticks(range(classes), coder.names, rotation=90, parse_math=False)
     axes.set_yticks(range(classes), coder.names, parse_math=False)
-    shares_CC = counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
+    shares_CC = _shares(counts_CC)
     axes.imshow(shares_CC, "Blues", vmin=0, vmax=1)
     for row, column in np.argwhere(counts_CC) if classes <= MOST_COUNTED else ():
         colour = "white" if shares_CC[row, column] > 0.5 else "black"
@@ -61,9 +67,8 @@ def confusions_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
         if not lines or not isinstance(data, LabelsSettings) or not has_confusion(data.coder):
             continue
         counts_CC = count_confusions(data.coder, [one.output for one in lines], [one.reference for one in lines])
-        shares_CC = counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
         columns = [Column("reference"), *numbers("{:,.0f}", *data.coder.names)]
         rows = [[name, *counts] for name, counts in zip(data.coder.names, counts_CC.tolist(), strict=True)]
-        shades = {(row, column + 1): float(share) for (row, column), share in np.ndenumerate(shares_CC)}
+        shades = {(row, column + 1): float(share) for (row, column), share in np.ndenumerate(_shares(counts_CC))}
         found.append({"table": Table(group.label, columns, rows), "shades": shades})
     return found

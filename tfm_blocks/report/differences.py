@@ -35,6 +35,10 @@ class Factor:
     others: tuple[str, ...]
     values: Mapping[str, tuple[str, ...]]
 
+    def value_of(self, run: SavedRun) -> str:
+        """Return the value of a run; empty if it is not known."""
+        return show_setting(settings_of(run).get(self.key, ABSENT)) if run.settings else ""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -62,7 +66,7 @@ class Group:
 
     def setting(self, factor: Factor) -> str:
         """Return the runs' value of a factor; empty if it is not known."""
-        return show_setting(settings_of(self.runs[0]).get(factor.key, ABSENT)) if self.runs[0].settings else ""
+        return factor.value_of(self.runs[0])
 
 
 def find_factors(runs: Sequence[SavedRun]) -> list[Factor]:

@@ -14,6 +14,7 @@ from tfm_blocks.runs.files import Setting
 from tfm_blocks.runs.saved_run import SavedRun
 
 NAMED = 3  # models that a note names; the others are counted
+SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
 
 
 @dataclass(frozen=True)

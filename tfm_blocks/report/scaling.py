@@ -15,7 +15,7 @@ from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.report.comparison import NAMED, Comparison
 from tfm_blocks.report.differences import ABSENT, MODEL, RATES, Factor, Group, without_seed
-from tfm_blocks.report.rates import best_groups, rate_curves
+from tfm_blocks.report.rates import SMALL, best_groups, rate_curves
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import MODEL as MODEL_FILE
 from tfm_blocks.runs.model import read_spec
@@ -24,7 +24,6 @@ from tfm_blocks.scoring.scaling_law import Estimate, LadderFit, LadderPoint, fit
 from tfm_blocks.scoring.significance import correct
 
 RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
-SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
 
 
 @dataclass(frozen=True)

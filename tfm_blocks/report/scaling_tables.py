@@ -209,18 +209,18 @@ def scaling_record(ladder: Ladder, *, exponents: bool = False, factors: bool = F
 
     With `exponents` it has the law of each model, and with `factors` the factors on parameters and on tokens.
     """
-    fit = ladder.fit
+    fit, trends, further = ladder.fit, ladder.with_trends, FURTHER * ladder.largest
     split = _split_fit(ladder) if factors else None
     of_models: dict[str, Any] = {}
     for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
-        trend = ladder.with_trends.trend(model) if ladder.with_trends else None
+        trend = trends.trend(model) if trends else None
         of_models[fit.models[model]] = {
             **_factor_record(fit.factor(model)),
             "p": fit.factor(model).p,
             "p_corrected": p,
             "smallest_visible": fit.smallest_visible(model),
             "trend": asdict(trend) | {"p": trend.p} if trend else None,
-            "extrapolated": _extrapolated(ladder, model),
+            "extrapolated": {"compute": further, **_factor_record(trends.factor(model, further))} if trends else None,
         }
         if split:
             both = {"on_parameters": split.parameter_factor(model), "on_tokens": split.token_factor(model)}
@@ -242,14 +242,6 @@ def scaling_record(ladder: Ladder, *, exponents: bool = False, factors: bool = F
 
 def _factor_record(logarithm: Estimate) -> dict[str, Any]:
     return {"factor": math.exp(logarithm.value), "interval": [_exp(bound) for bound in logarithm.interval]}
-
-
-def _extrapolated(ladder: Ladder, model: int) -> dict[str, Any] | None:
-    """Return the factor at FURTHER times the largest compute; None if the runs do not determine its change."""
-    if ladder.with_trends is None:
-        return None
-    compute = FURTHER * ladder.largest
-    return {"compute": compute, **_factor_record(ladder.with_trends.factor(model, compute))}
 
 
 def _draw_predictions(panel: Axes, smaller: LadderFit, points: Sequence[LadderPoint]) -> None:

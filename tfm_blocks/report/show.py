@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from tfm_blocks.blocks.linear_attention import CHUNK
+from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec, Step, format_shape
 from tfm_blocks.network.build import network_without_values
@@ -193,8 +194,7 @@ def _alike(rows: list[NodeRow]) -> list[list[NodeRow]]:
     groups: dict[str, list[NodeRow]] = {}
     for row in rows:
         node = row.node
-        place = ".".join("i" if part.isdigit() else part for part in node.address.split("."))
-        groups.setdefault(str((place, _steps(node), node.shape, node.arguments)), []).append(row)
+        groups.setdefault(str((pattern(node.address), _steps(node), node.shape, node.arguments)), []).append(row)
     return list(groups.values())
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
+from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import network_without_values, read_model, weight_rules
 from tfm_blocks.network.parametrisation import RULES, WeightRule
@@ -44,12 +45,11 @@ def group_weights(
     symbols = symbolic_shapes(*_doubled(spec, composed))
     groups: dict[tuple[object, ...], WeightGroup] = {}
     for weight, own_symbols in zip(list_weights(network), symbols, strict=True):
-        place = ".".join("i" if part.isdigit() else part for part in weight.name.split("."))
         values = initial.get(weight.name, "set")
         learning = [learned[weight.name]] if learned else []
         rule = rules.get(weight.name)
         rule = rule.with_optimizer(learning[0].optimizer) if rule and learning else rule
-        alike = place, weight.roles, weight.uses, weight.shape, own_symbols, values, rule
+        alike = pattern(weight.name), weight.roles, weight.uses, weight.shape, own_symbols, values, rule
         key = (*alike, *[one[:2] for one in learning])
         group = groups.setdefault(key, WeightGroup([], own_symbols, values, [], rule))
         group.weights.append(weight)

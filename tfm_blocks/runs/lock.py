@@ -91,7 +91,11 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-        _release(folder / LOCK, descriptor)
+        with suppress(OSError):
+            if _is_file_at(folder / LOCK, descriptor):
+                (folder / LOCK).unlink()
+        _held.discard(descriptor)
+        os.close(descriptor)
 
 
 def _acquire(folder: Path, wait: bool) -> int:
@@ -152,14 +156,6 @@ def _beat(descriptor: int, stop: threading.Event) -> None:
     while not stop.wait(BEAT):
         with suppress(OSError):
             os.utime(descriptor)  # needs no disk space; NFS uses the server's time
-
-
-def _release(path: Path, descriptor: int) -> None:
-    with suppress(OSError):
-        if _is_file_at(path, descriptor):
-            path.unlink()
-    _held.discard(descriptor)
-    os.close(descriptor)
 
 
 def _is_file_at(path: Path, descriptor: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
-from tfm_blocks.errors import Problem
+from tfm_blocks.errors import PREEMPTED, Problem
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED
 from tfm_blocks.runs.folder import STATUS
 from tfm_blocks.runs.metrics import numbers_of
@@ -34,7 +34,7 @@ FAILED = frozenset({WRONG, DIVERGED, MEMORY, KILLED, TIMED_OUT, ERROR})
 WORTH_A_RETRY = frozenset({MEMORY, KILLED, TIMED_OUT, ERROR})  # a retry after the other failures would fail too
 TAIL = 65_536  # bytes at the end of a log that are searched for errors
 IDENTITY = 4096  # bytes before the offset that identify the metrics file that was read
-BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, 75: STOPPED}
+BY_STATUS = {0: DONE, 2: WRONG, 3: DIVERGED, PREEMPTED: STOPPED}
 _MEMORY = re.compile(
     r"OutOfMemoryError|MemoryError|DefaultCPUAllocator|could not create a primitive(?! descriptor)"
     r"|does not fit in memory|out of memory",

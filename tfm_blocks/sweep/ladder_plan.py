@@ -18,6 +18,7 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.check import CheckedModel
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
+from tfm_blocks.report.rates import SMALL
 from tfm_blocks.report.screen import clock, print_table
 from tfm_blocks.report.table import COUNT, Table, Value, numbers, texts
 from tfm_blocks.runs.files import damaged, read_json
@@ -32,9 +33,8 @@ from tfm_blocks.training.coordinates import Training
 FEWEST = 3  # sizes that a scaling law needs
 MOST = 24  # sizes that a budget chooses from
 STEPS = 3  # that measure the time of a size
-SMALL = 4_000_000  # parameters below which the learning rates can decide more than the architectures
 SMALL_SIZES = (
-    "models of fewer than 4,000,000 parameters show large differences, such as between positions or norms; "
+    f"models of fewer than {SMALL:,} parameters show large differences, such as between positions or norms; "
     "small ones can come from learning rates, and reverse in larger models"
 )
 LONGEST_LABEL = 60  # characters; leaves room for the size, the rate or length, and the seed

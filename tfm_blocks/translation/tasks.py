@@ -51,20 +51,19 @@ def texts_of(sentences: Iterable[Text], names: Sequence[str]) -> list[tuple[str,
     """Return the texts of each sentence in the order of `names`. Raises TypeError for a wrong type or number."""
     if isinstance(sentences, str):
         raise TypeError("sentences must be a list of texts, not a string")
-    return [_texts_of(sentence, number, names) for number, sentence in enumerate(sentences, 1)]
-
-
-def _texts_of(sentence: Text, number: int, names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(sentence, Mapping):
-        if set(sentence) != set(names):
-            keys = ", ".join(sentence) or "nothing"
-            raise TypeError(f"sentence {number} has {keys}, but the model reads {', '.join(names)}")
-        texts = [sentence[name] for name in names]
-    else:
-        texts = [sentence] if isinstance(sentence, str) or not isinstance(sentence, Sequence) else list(sentence)
-    if len(texts) != len(names):
-        raise TypeError(f"sentence {number} has {len(texts)} texts, but the model reads {', '.join(names)}")
-    return tuple(plain_texts(texts, f"the texts of sentence {number}"))
+    rows = []
+    for number, sentence in enumerate(sentences, 1):
+        if isinstance(sentence, Mapping):
+            if set(sentence) != set(names):
+                keys = ", ".join(sentence) or "nothing"
+                raise TypeError(f"sentence {number} has {keys}, but the model reads {', '.join(names)}")
+            texts = [sentence[name] for name in names]
+        else:
+            texts = [sentence] if isinstance(sentence, str) or not isinstance(sentence, Sequence) else list(sentence)
+        if len(texts) != len(names):
+            raise TypeError(f"sentence {number} has {len(texts)} texts, but the model reads {', '.join(names)}")
+        rows.append(tuple(plain_texts(texts, f"the texts of sentence {number}")))
+    return rows
 
 
 def plain_texts(texts: Sequence[object], name: str) -> list[str]:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import Count, RuleError
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import PREEMPTED, ConfigError, Problem, shown
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
 from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
 from tfm_blocks.sweep.launcher import (
@@ -44,7 +44,6 @@ STATUS_INTERVAL = 2.0  # seconds between two reads of a node's status files
 SQUEUE_INTERVAL = 10.0  # seconds between two calls of squeue
 STATUS_DELAY = 15.0  # seconds that a shared file system may take to show the status files of an ended job
 COMMAND_TIMEOUT = 30.0  # of Slurm's commands, in seconds
-PREEMPTED = 75
 TIME_SIGNAL = "SIGUSR2"  # submitit requests this signal from Slurm before the end of a job's time
 STATES = {"OUT_OF_MEMORY": MEMORY, "TIMEOUT": TIMED_OUT, "DEADLINE": TIMED_OUT}
 

@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 from tfm_blocks.config.settings import Settings
+from tfm_blocks.errors import PREEMPTED
 from tfm_blocks.metric_schema import IN_EVERY_ROW
 from tfm_blocks.tracking.loggers import LoggedRun, LoggerKind, RunLogger, TranslationSample
 
@@ -22,7 +23,7 @@ ENVIRONMENT = {  # defaults for variables that are not set
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the last line of a run is its next command
 }
-STATES = {0: "FINISHED", 75: "KILLED"}  # by exit status; any other is FAILED
+STATES = {0: "FINISHED", PREEMPTED: "KILLED"}  # by exit status; any other is FAILED
 
 
 class MlflowSettings(Settings):

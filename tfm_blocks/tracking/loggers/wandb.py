@@ -21,6 +21,7 @@ from PIL import Image
 from pydantic import Field
 
 from tfm_blocks.config.settings import Settings
+from tfm_blocks.errors import PREEMPTED
 from tfm_blocks.metric_schema import IN_EVERY_ROW, METRIC_KEYS, TOKENS
 from tfm_blocks.runs.folder import CONFIG, MODEL, TOKENIZER, WEIGHTS
 from tfm_blocks.tracking.loggers import LoggedRun, LoggerKind, RunLogger, TranslationSample
@@ -28,7 +29,7 @@ from tfm_blocks.tracking.loggers import LoggedRun, LoggerKind, RunLogger, Transl
 if TYPE_CHECKING:
     import wandb
 
-DIVERGED, PREEMPTED = 3, 75  # exit statuses that send an alert
+DIVERGED = 3  # an exit status that sends an alert
 READING = 120.0  # timeout in seconds to read W&B's files from before a resume
 PATIENCE = 5.0  # timeout in seconds for a server to answer
 
