@@ -92,7 +92,9 @@ def pages() -> dict[Path, str]:
     figures = {FIGURES / f"{path.stem}.svg": _figure(path.stem, path.stem) for path in (CONF / "model").glob("*.yaml")}
     references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
     pairs = sorted(
-        (f"`{name}`", KEY.sub(r"`\g<0>`", text)) for text, names in FOREIGN_NAMES.items() for name in names.split()
+        (f"`{name}`", KEY.sub(r"`\g<0>`", text.removeprefix("it is ")))
+        for text, names in FOREIGN_NAMES.items()
+        for name in names.split()
     )
     names = table(["name elsewhere", "in tfm-blocks"], pairs)
     names = COMING_FROM.read_text("utf-8").partition(ALL_NAMES)[0] + f"{ALL_NAMES}\n{names}\n"
@@ -185,7 +187,7 @@ def _cookbook() -> dict[Path, str]:
             f"`{theirs}`",
         )
     listed = sorted(rows.values(), key=lambda row: row[0].lower())
-    listing = table(["model", "special", "lines", "compared with"], listed)
+    listing = table(["model", "distinguishing features", "lines", "compared with"], listed)
     return {**texts, COOKBOOK / "index.md": f"{RECIPES}{listing}\n"}
 
 
@@ -204,10 +206,11 @@ def _recipe(path: Path, lines: Sequence[str], recipe: re.Match[str], theirs: str
         command = f"`tfm import FOLDER` reads its published weights, and `{shown}` prints the nodes and shapes."
     blocks = sorted(set(_values(content.get("model", {}))) & REGISTRY.blocks.keys())
     note = f" ({recipe['note']})" if recipe["note"] else ""
+    sizes = " The sizes are small, for tests." if path.parent == ORACLES else ""
     return f"""\
 # {recipe["title"]} in {len(lines)} lines
 
-{recipe["title"]}{note}, {recipe["source"]}. Special: {recipe["special"]}.
+{recipe["title"]}{note}, {recipe["source"]}. Distinguishing features: {recipe["special"]}.{sizes}
 
 ```yaml
 {chr(10).join(lines)}

@@ -1,6 +1,7 @@
 """The reference pages of docs/: the commands with their arguments, and the keys of a run's config."""
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -21,6 +22,7 @@ from tfm_blocks.sweep.launcher import PACKAGE
 from tfm_blocks.sweep.settings import SweepSettings
 from tfm_blocks.training.settings import run_settings
 
+PAGE = re.compile(r"docs/([\w/-]+\.md(?:#[\w-]+)?)")  # in comments of conf/
 COMMANDS = """\
 # Commands
 
@@ -30,7 +32,7 @@ The pages under How-to show the commands at work.
 ## tfm train
 
 `tfm train [GROUP=NAME]... [KEY=VALUE]...` trains a run. `python train.py` is the same command in a checkout.
-`--help` also lists all [config keys](config.md) with the values that the rest of the command line gives them.
+`--help` also lists all [config keys](config.md) with their values under the other arguments.
 
 """
 CONFIG = """\
@@ -38,7 +40,7 @@ CONFIG = """\
 
 This page lists the keys of a run's config with types, defaults and meanings. It is made by `python docs/generate.py`.
 `GROUP=NAME` chooses a file of a group, such as `data=text`. `KEY=VALUE` sets a key, such as `trainer.steps=2000`.
-`python train.py --help` lists the keys with the values that a command line gives them.
+`python train.py --help` lists the keys with their values under the other arguments.
 There is no key `lr`: the [schedule](#schedule) sets the learning rate, by `schedule.peak`, or by `schedule.scale` of
 `schedule=noam`.
 The keys below `model` are in [language.md](../language.md) and [blocks.md](../blocks.md).
@@ -53,6 +55,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *([text.replace("|", "\\|") for text in row] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+
+
+def linked(text: str) -> str:
+    """Return a text whose paths of pages are links from docs/reference/."""
+    return PAGE.sub(r"[\1](../\1)", text)
 
 
 def commands() -> Iterator[str]:
@@ -119,7 +126,7 @@ def _files(group: str) -> list[Path]:
 def _about(path: Path) -> Iterator[str]:
     """Yield the comment that a file begins with."""
     if lines := read_comments(read_yaml_file(path))[()].above:
-        yield "\n".join(lines)
+        yield linked("\n".join(lines))
 
 
 def _inherited(path: Path, group: str) -> Iterator[str]:
@@ -136,7 +143,7 @@ def _keys(path: Path, schema: Schema) -> str:
     values = yaml.safe_load(file.text)  # 1e-9 as text, as the file has it
     mapping = {key: value for key, value in values.items() if key not in ("defaults", "hydra")}
     rows = list(_rows(mapping, (), schema, read_comments(file)))
-    return table(["key", "default", "type", "meaning"], rows) if rows else "It has no keys."
+    return linked(table(["key", "default", "type", "meaning"], rows)) if rows else "It has no keys."
 
 
 def _rows(

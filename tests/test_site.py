@@ -1,5 +1,6 @@
 """The site of the documentation: zensical builds it without a warning, and generated pages agree with the code."""
 
+import argparse
 import re
 import runpy
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 import tfm_blocks
+from tfm_blocks.cli import command_parser
 from tfm_blocks.exchange.family import families
 
 ROOT = Path(__file__).parent.parent
@@ -100,6 +102,21 @@ def test_the_recording_shows_each_line_at_its_time_and_scrolls_when_the_screen_i
     )
     full = 30 - recorder["ROWS"]
     assert re.findall(r"translateY\((-\d+)px\); }", drawing)[-1] == str(-recorder["HEIGHT"] * full)
+
+
+def test_the_reference_has_a_section_for_every_command():
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8")
+    names = [name for name, _ in subcommands(command_parser(), "tfm")]
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == names
+    assert "tfm dashboard push" in names
+
+
+def subcommands(parser, prefix):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield f"{prefix} {name}", command
+                yield from subcommands(command, f"{prefix} {name}")
 
 
 def test_the_front_page_has_the_numbers_of_the_cookbook_and_of_the_families():

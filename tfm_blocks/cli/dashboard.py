@@ -21,30 +21,31 @@ def add_commands(commands: options.Commands) -> None:
     actions = command.add_subparsers(required=True, metavar="ACTION")
     folder = options.SHARED["--config-dir"] | {"help": "a config folder that contains dashboard/"}
     for name, run, what in (
-        ("check", _check, "check that runs log every metric that they show"),
+        ("check", _check, "check that runs log every metric that the dashboards show"),
         ("render", _render, "print the JSON of a dashboard, without network access"),
-        ("push", _push, "create or update them as W&B workspaces"),
+        ("push", _push, "create or update dashboards as W&B workspaces"),
     ):
-        action = actions.add_parser(name, help=what)
-        action.set_defaults(run=run)
+        action = options.add_command(actions, name, run, what)
         if name == "render":
             action.set_defaults(data=True)
-            action.add_argument("names", metavar="NAME", nargs=1)
+            action.add_argument("names", metavar="NAME", nargs=1, help="a file of conf/dashboard, such as training")
             options.add_shared(action, "-o")
         else:
-            action.add_argument("names", nargs="*", metavar="NAME", help="(all)")
+            action.add_argument("names", nargs="*", metavar="NAME", help="files of conf/dashboard (all)")
         if name != "check":
-            action.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
-            action.add_argument("--entity", default="", help="team (default: the API key's)")
+            action.add_argument("--project", default="tfm-blocks", help="W&B project (%(default)s)")
+            action.add_argument("--entity", default="", help="W&B team (default: the default entity of the API key)")
         action.add_argument("--config-dir", **folder)
     what = "write the file for `wandb sweep`, whose agents start train.py"
     sweep = options.add_command(actions, "sweep", _sweep, "write a sweep.yaml for W&B's agents", what)
     sweep.add_argument("model", metavar="MODEL", help="a name under conf/model/")
     what = "such as heads=2,4 trainer.steps=100; lists of values are swept"
     sweep.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help=what)
-    sweep.add_argument("--method", choices=("grid", "random", "bayes"), default="grid", help="(%(default)s)")
+    sweep.add_argument(
+        "--method", choices=("grid", "random", "bayes"), default="grid", help="search method of W&B (%(default)s)"
+    )
     sweep.add_argument("--metric", default=OBJECTIVE, help="metric to optimize (%(default)s)")
-    sweep.add_argument("--project", default="tfm-blocks", help="(%(default)s)")
+    sweep.add_argument("--project", default="tfm-blocks", help="W&B project (%(default)s)")
     options.add_shared(sweep, *options.MODEL_OPTIONS, "-o")
     sweep.set_defaults(data=True)
 

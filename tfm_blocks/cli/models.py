@@ -63,7 +63,7 @@ def add_model(
     command = options.add_command(commands, name, run, help)
     run_too = ", or a run folder" if "RUN" in metavar else ""
     what = f"a name under conf/model/, a path to a YAML file{run_too}"
-    command.add_argument("model", metavar=metavar, help=f"{what}; may be left out before overrides that choose a model")
+    command.add_argument("model", metavar=metavar, help=f"{what}; optional if an override chooses the model")
     what = "as in tfm train, such as heads=4, model.add_norm=pre or experiment=probe/lite"
     command.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=what)
     options.add_shared(command, *options.MODEL_OPTIONS)
@@ -73,9 +73,9 @@ def add_model(
 def add_lengths(command: argparse.ArgumentParser) -> None:
     """Add the options --src, --tgt and --length, from which costs are computed."""
     for side in ("src", "tgt"):
-        what = f"number of {side} tokens, from which the cost is computed (32)"
+        what = f"number of {side} tokens for the costs (32)"
         command.add_argument(f"--{side}", type=options.count, metavar="N", help=what)
-    what = "number of tokens of another input, from which the cost is computed"
+    what = "number of tokens of another input for the costs"
     command.add_argument("--length", type=_length, action="append", default=[], metavar="NAME=N", help=what)
 
 

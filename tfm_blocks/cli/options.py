@@ -114,7 +114,7 @@ def translator_of(arguments: argparse.Namespace, run: Path | None = None) -> Tra
 def add_search(command: argparse.ArgumentParser) -> None:
     """Add the options of beam search, and the options of `add_computing`."""
     add = command.add_argument
-    add("--beam", type=count, default=Search.beam, metavar="K", help="hypotheses per sentence; 1: greedy search")
+    add("--beam", type=count, default=Search.beam, metavar="K", help="hypotheses per sentence; 1: greedy search (1)")
     add("--patient", action="store_true", help="continue while an unfinished hypothesis can still win (slower)")
     add("--alpha", type=float, default=Search.alpha, help="exponent of the length penalty (%(default)s)")
     what = "length penalty: ((5+n)/6)^alpha or n^alpha"
@@ -132,7 +132,7 @@ def add_computing(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--batch-tokens", type=count, default=4096, metavar="N", help="tokens per batch (4096)")
     add_shared(command, "--device")
-    what = "precision (fp32); int8: linear maps, on the CPU; except with fp32, a few translations depend on the batch"
+    what = "precision (fp32); int8: linear layers, on the CPU; with bf16 and int8, a few outputs depend on the batch"
     add("--precision", choices=("fp32", "bf16", "int8"), default="fp32", help=what)
     add_shared(command, "--plugins")
 

@@ -57,9 +57,9 @@ def _add_comparisons(commands: options.Commands) -> None:
     command.add_argument("--figures", type=Path, metavar="FOLDER", help=what)
     only = command.add_mutually_exclusive_group()
     only.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
-    what = "fit a scaling law to runs of several sizes, and print what each model needs of the compute of the baseline"
+    what = "fit a scaling law to runs of several sizes, and print each model's compute relative to the baseline"
     only.add_argument("--scaling", action="store_true", help=what)
-    what = "with --scaling, also fit a law to each model alone; small ladders cannot tell their exponents apart"
+    what = "with --scaling, also fit a law to each model alone; its exponents are uncertain if the ladder is small"
     command.add_argument("--exponents", action="store_true", help=what)
     what = "with --scaling, also fit two factors for each model, one on parameters and one on tokens"
     command.add_argument("--factors", action="store_true", help=what)
@@ -77,7 +77,7 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
     what = "a run; the tests compare with its model, over all its seeds"
     command.add_argument("--baseline", metavar="RUN", help=what)
-    what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training)"
+    what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training run)"
     command.add_argument("--scores", metavar="NAME", help=what)
     what = "display names of models and tasks, as in '{lstm: LSTM}', or a YAML file"
     command.add_argument("--names", type=options.text, metavar="YAML", help=what)

@@ -44,7 +44,8 @@ def add_commands(commands: options.Commands) -> None:
     )
     what = "print the vector of each line of a file or of stdin as JSON, with a run of an encoder"
     embed = options.add_command(commands, "embed", _embed, "compute vectors of texts", what)
-    embed.add_argument("--pooling", choices=("mean", "first"), default="mean", help="of the positions (%(default)s)")
+    what = "vector of a text: the mean of its positions, or its first position (%(default)s)"
+    embed.add_argument("--pooling", choices=("mean", "first"), default="mean", help=what)
     embed.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all vectors as FILE.npy instead")
     for one in (classify, embed):
         one.set_defaults(data=True)
@@ -185,11 +186,11 @@ def _add_serve(commands: options.Commands) -> None:
     add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: a free one (%(default)s)")
     what = "maximum number of waiting and running requests; others get status 429 (%(default)s)"
     add("--max-requests", type=options.count, default=Limits.requests, metavar="N", help=what)
-    what = "maximum bytes of a request; above this limit and the next ones, the status is 413 (%(default)s)"
+    what = "maximum number of bytes of a request; larger requests get status 413 (%(default)s)"
     add("--max-bytes", type=options.count, default=Limits.bytes, metavar="N", help=what)
-    what = "maximum number of texts of a request (%(default)s)"
+    what = "maximum number of texts of a request; more get status 413 (%(default)s)"
     add("--max-texts", type=options.count, default=Limits.texts, metavar="N", help=what)
-    what = "maximum number of tokens of a text, and of its output (%(default)s)"
+    what = "maximum number of tokens of a text, and of its output; longer texts get status 413 (%(default)s)"
     add("--max-tokens", type=options.count, default=Limits.tokens, metavar="N", help=what)
     add("--max-beam", type=options.count, default=Limits.beam, metavar="K", help="largest beam (%(default)s)")
     what = "milliseconds to wait for further requests before a batch starts (5)"

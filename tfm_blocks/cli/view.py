@@ -54,7 +54,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "one or two models or run folders, each followed by its overrides"
     command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
     output = command.add_mutually_exclusive_group(required=True)
-    output.add_argument("-o", **options.OUTPUT, help="write the page to this file, page.html")
+    output.add_argument("-o", **options.OUTPUT, help="write the page to this .html file")
     what = "serve the page on 127.0.0.1, and reload it when a model file changes"
     output.add_argument("--watch", action="store_true", help=what)
     command.add_argument("--port", type=int, default=0, metavar="N", help="port of --watch (0: a free one)")

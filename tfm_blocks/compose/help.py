@@ -32,9 +32,9 @@ Options
   -cd, --config-dir   a folder with your own config files: FOLDER/model/mine.yaml is model=mine
   -c, --cfg job       print the config of the run instead of training it
   --resolve           with --cfg: print values in place of ${{...}}
-  --yes               start a ladder (experiment=ladder), whose hours the command prints before
-  -h, --help          print this text, with the config of the rest of the command line
-  -i, --info WHAT     print how Hydra composes it: all, config, defaults, defaults-tree, plugins or searchpath
+  --yes               start a ladder (experiment=ladder); without it, the command only prints the estimated hours
+  -h, --help          print this text and the config that the other arguments give
+  -i, --info WHAT     print how Hydra composes the config: all, config, defaults, defaults-tree, plugins or searchpath
   --hydra-help        print Hydra's other options
   --version           print the version of tfm-blocks
 

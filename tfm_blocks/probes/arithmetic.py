@@ -52,7 +52,7 @@ class ArithmeticTask(NumberTask):
 
 
 class Arithmetic(ArithmeticTask):
-    """The value of an expression without brackets, modulo 5, is expected at the token after it.
+    """Predict the value of an expression without brackets, modulo `modulus`, at the token after it.
 
     Multiplication binds tighter. Digits and operators alternate, so the length is odd.
 
@@ -81,7 +81,7 @@ class Arithmetic(ArithmeticTask):
 
 
 class ArithmeticBrackets(ArithmeticTask):
-    """The value of an expression with nested brackets, modulo 5, is expected at the token after it.
+    """Predict the value of an expression with nested brackets, modulo `modulus`, at the token after it.
 
     An expression is d, -d, (d) or (-d) for a digit d, or (left operator right). The length of left is drawn uniformly.
 

@@ -55,9 +55,9 @@ class KeyValueTask(SampledTask):
 
 
 class InContextRecall(KeyValueTask):
-    """Recall the value of each key that occurred before. Each example uses a different map from keys to values.
+    """Recall the value of each key that occurred before. Each example uses a different mapping from keys to values.
 
-    Keys and their values alternate. The value is expected at the key. The last key always occurred before.
+    Keys and their values alternate. The model predicts the value at the key. The last key always occurred before.
 
     vocab: tokens; the first half are keys, the rest are values.
     """
@@ -91,7 +91,8 @@ class InContextRecall(KeyValueTask):
 class NoisyRecall(InContextRecall):
     """Recall the value of each key that occurred before, as in in_context_recall, but with noise between the pairs.
 
-    Two noise tokens replace a pair. The value is expected at the key. At least one pair before the last is not noise.
+    Two noise tokens replace a pair. The model predicts the value at the key. At least one pair before the last is not
+    noise.
 
     vocab: tokens; the last noise_tokens are noise, the first half of the others are keys, the rest are values.
     noise_tokens: number of different noise tokens.
@@ -145,7 +146,7 @@ def _occurred_before(keys: Ids, count: int) -> NDArray[np.bool_]:
 class FuzzyRecall(KeyValueTask):
     """Recall the value of each key that occurred before. A key or a value is a motif of one to three different tokens.
 
-    Each token of a recalled value is expected one position earlier. The last key always occurred before. Padding
+    The model predicts each token of a recalled value one position earlier. The last key always occurred before. Padding
     follows the last pair. Sizes of motifs are drawn uniformly, in tests too.
 
     vocab: tokens; the last is padding, the first half of the others are for keys, the rest for values.
@@ -206,7 +207,7 @@ class FuzzyRecall(KeyValueTask):
 
 
 class Mqar(SampledTask):
-    """Pairs of a key and a value, then each key repeated at a random place, where its value is expected.
+    """Pairs of a key and a value, then each key repeated at a random place, where the model predicts its value.
 
     Keys and values are drawn without replacement. The places are drawn without replacement too, from the even offsets
     after the pairs, with p(i) ∝ a·i^(a-1) and a = 0.01 for the i-th place. A filler fills the other places: `blank` is
@@ -267,12 +268,12 @@ class Mqar(SampledTask):
 
 
 class Memorisation(KeyValueTask):
-    """Each key is followed by a blank, where its value is expected. All examples use the same map from keys to values.
+    """Predict the value of each key at the blank after it. All examples use the same mapping from keys to values.
 
     The question does not contain the values, so the weights must store them. The splits share the map, too.
 
     vocab: tokens; the last is the blank, the first half of the others are keys, the rest are values.
-    map: seed of the random map, separate from data.seed. Different keys map to different values.
+    map: seed of the random mapping, separate from data.seed. Different keys map to different values.
     """
 
     source: ClassVar = "Poli et al. 2024 (MAD)"

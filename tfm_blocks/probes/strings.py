@@ -231,9 +231,9 @@ class CycleNavigation(NumberTask):
 
 
 class MissingDuplicate(BitTask):
-    """A string of bits occurs twice, and a question mark hides one bit, which is expected.
+    """A string of bits occurs twice, and a question mark hides one bit. Predict this bit.
 
-    The hidden bit is expected at a token after the strings.
+    The model predicts the hidden bit at a token after the strings.
     """
 
     marks: ClassVar = ("?", "=")
@@ -280,7 +280,7 @@ class StackManipulation(SampledTask):
 
 
 class WordProblem(SampledTask):
-    """Each token is a permutation. At each token, the product of the permutations up to it is expected.
+    """Each token is a permutation. At each token, predict the product of the permutations up to it.
 
     The token 120 maps 0 to 1, 1 to 2 and 2 to 0. In a product the earlier permutation is applied first. S5 and A5 are
     not solvable: a fixed number of attention or linear recurrent layers cannot track them over any length.
