@@ -26,6 +26,7 @@ from transformers import (
     Qwen3Config,
     RecurrentGemmaConfig,
     T5Config,
+    xLSTMConfig,
 )
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention, DeepseekV2RotaryEmbedding
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
@@ -42,6 +43,7 @@ from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.blocks import REGISTRY
@@ -160,6 +162,12 @@ def delta_net(width: int, heads: int, n: int) -> Layer:
     return Qwen3NextGatedDeltaNet(config, 0).train()
 
 
+@named("transformers xLSTMLayer")
+def matrix_lstm(width: int, heads: int, n: int) -> Layer:
+    layer = xLSTMLayer(xLSTMConfig(hidden_size=width, num_heads=heads, num_hidden_layers=1, qk_dim_factor=1.0)).train()
+    return lambda x: layer(x)[0]
+
+
 @named("transformers MambaMixer, a loop over positions")
 def mamba(width: int, heads: int, n: int) -> Layer:
     return MambaMixer(MambaConfig(hidden_size=width, expand=2, state_size=16, num_hidden_layers=1), 0).train()
@@ -275,6 +283,7 @@ PAIRS: dict[str, tuple[Maker, Maker]] = {
     "convolution": (ours("convolution", kernel_size=3), convolution(0)),
     "depthwise_conv": (ours("depthwise_conv", kernel_size=3), convolution(1)),
     "gated_delta_rule": (ours("gated_delta_rule"), delta_net),
+    "mlstm": (ours("mlstm"), matrix_lstm),
     "mamba": (ours("mamba"), mamba),
     "mamba2": (ours("mamba2"), mamba2),
     "rg_lru": (ours("rg_lru"), gated_recurrence),
@@ -287,6 +296,8 @@ LINEAR: dict[str, dict[str, Any]] = {
     "dilated_attention": {},
     "retention": {},
     "gated_delta_rule": {},
+    "mlstm": {},
+    "rwkv7": {},
     "mamba": {},
     "mamba2": {},
     "rg_lru": {},

@@ -5,7 +5,15 @@ from functools import partial
 import pytest
 import torch
 
-from tests.blocks import test_convolution, test_delta, test_diagonal, test_retention, test_state_space
+from tests.blocks import (
+    test_convolution,
+    test_delta,
+    test_diagonal,
+    test_matrix_lstm,
+    test_retention,
+    test_state_space,
+    test_time_mixing,
+)
 from tests.decoding import check_long_prefix
 from tfm_blocks.blocks.diagonal import RGLRU, Mamba
 from tfm_blocks.blocks.recurrent import GRU, LSTM, RNN
@@ -17,6 +25,8 @@ CHUNKED = {
     "gated_delta_rule of channels": partial(test_delta.started, **test_delta.KIMI),
     "gated_delta_rule of steps": partial(test_delta.started, **test_delta.STEPS),
     "retention": test_retention.started,
+    "mlstm": test_matrix_lstm.started,
+    "rwkv7": test_time_mixing.started,
     "mamba2": partial(test_state_space.started, groups=2),
     "mamba": lambda: test_diagonal.filled(Mamba(D, d_inner=2 * D, d_state=6)),
     "rg_lru": lambda: test_diagonal.filled(RGLRU(D, heads=4)),
@@ -46,7 +56,7 @@ def test_padding_in_the_middle_is_skipped(make):
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("name", ["gated_delta_rule", "retention"])
+@pytest.mark.parametrize("name", ["gated_delta_rule", "retention", "mlstm", "rwkv7"])
 def test_bfloat16_stays_near_float32(name, autocast):
     own = CHUNKED[name]().float()
     x_BTD, keep_BT = torch.randn(2, 100, D), torch.ones(2, 100, dtype=torch.bool)

@@ -136,10 +136,10 @@ def test_missing_libraries_are_reported_before_anything_is_written(tmp_path, cap
     assert not (tmp_path / "new").exists()
 
 
-ATTENTION = "model.graph.encoder.layer.attn"
+ATTENTION, SELF = "model.graph.encoder.layer.attn", "model.graph.decoder.layer.self"
 REFUSALS = {
     **{name: ("recurrent", [f"{ATTENTION}.block={name}"], "encoder.*.attn") for name in ("rnn", "gru", "lstm")},
-    "gated_delta_rule": ("retention", ["model.graph.decoder.layer.self.block=gated_delta_rule"], "decoder.*.self"),
+    **{name: ("retention", [f"{SELF}.block={name}"], "decoder.*.self") for name in ("gated_delta_rule", "rwkv7")},
     "restricted_global_attention": ("restricted", [f"{ATTENTION}.block=restricted_global_attention"], "encoder.*.attn"),
 }
 
@@ -179,8 +179,9 @@ def test_other_blocks_that_cannot_be_exported_are_refused_by_node_or_graph(block
 
 
 @pytest.mark.grid
-def test_batch_and_lengths_are_free(tmp_path):
-    network = scattered("restricted")
+@pytest.mark.parametrize(("model", "changes"), [("restricted", []), ("retention", [f"{SELF}.block=mlstm"])])
+def test_batch_and_lengths_are_free(model, changes, tmp_path):
+    network = scattered(model, changes)
     engine = Engine(exported(network, tmp_path / "new"), onnxruntime)
     for batch, source, target in ((1, 1, 1), (5, 90, 70)):
         inputs = {"src": torch.randint(4, 300, (batch, source)), "tgt": torch.randint(4, 300, (batch, target))}

@@ -57,6 +57,8 @@ COMPLEXITY = {
     "gated_delta_rule": Complexity(
         f"n * steps * ({CHUNK} + d_key) * heads * d_value", f"n * steps / {CHUNK}", f"n * steps / {CHUNK}"
     ),
+    "mlstm": Complexity(f"n * ({CHUNK} + d_key) * heads * d_value", f"n / {CHUNK}", f"n / {CHUNK}"),
+    "rwkv7": _LINEAR,
     "mamba": Complexity("n * d_inner * d_state", f"n / {CHUNK}", f"n / {CHUNK}"),
     "rg_lru": Complexity("n * d * d / heads", f"n / {CHUNK}", f"n / {CHUNK}"),
     "mamba2": Complexity(f"n * ({CHUNK} + d_state) * d_inner", f"n / {CHUNK}", f"n / {CHUNK}"),

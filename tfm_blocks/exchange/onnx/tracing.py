@@ -26,11 +26,13 @@ from tfm_blocks.network.incremental import Decoding
 LOGITS = "logits"
 NODE = "node"
 TORCH_LAYER = "does not cover recurrent layers of torch, whose trace would fix the batch and the length"
+TRIANGULAR_SYSTEM = "does not cover triangular systems, for which ONNX has no operation"
 UNCOVERED = {
     "rnn": TORCH_LAYER,
     "gru": TORCH_LAYER,
     "lstm": TORCH_LAYER,
-    "gated_delta_rule": "does not cover triangular systems, for which ONNX has no operation",
+    "gated_delta_rule": TRIANGULAR_SYSTEM,
+    "rwkv7": TRIANGULAR_SYSTEM,
     "restricted_global_attention": "does not cover steps over a window and the first positions",
 }
 """Blocks that cannot be exported, with the reason."""

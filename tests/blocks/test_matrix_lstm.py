@@ -1,0 +1,92 @@
+"""The matrix LSTM against Hugging Face's xLSTM, and against a loop whose memory has no stabiliser."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import xLSTMConfig
+from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
+
+from tests.blocks.test_diagonal import whole
+from tfm_blocks.blocks import linear_attention
+from tfm_blocks.blocks.matrix_lstm import MatrixLSTM
+
+B, D, H, K, V = 2, 24, 4, 3, 6
+
+
+def started(**options):
+    own = MatrixLSTM(D, **{"heads": H, "d_key": K, "d_value": V, **options})
+    for index, parameter in enumerate(own.parameters()):
+        nn.init.normal_(parameter, std=D**-0.5, generator=torch.Generator().manual_seed(index))
+    return own
+
+
+def theirs(own):
+    """Return Hugging Face's layer with our weights."""
+    config = xLSTMConfig(hidden_size=D, num_heads=H, num_hidden_layers=1, gate_soft_cap=own.gate_cap)
+    reference = xLSTMLayer(config)
+    q, k, v = own.qkv.weight.split(own.qkv.parts)
+    input_, forget = own.rates.weight.chunk(2)
+    reference.load_state_dict({
+        "q.weight": q,
+        "k.weight": k,
+        "v.weight": v,
+        "ogate_preact.weight": own.gate.weight,
+        "igate_preact.weight": input_,
+        "igate_preact.bias": own.input_bias,
+        "fgate_preact.weight": forget,
+        "fgate_preact.bias": own.forget_bias,
+        "multihead_norm.weight": own.gain,
+        "out_proj.weight": own.out.weight,
+    })  # fmt: skip
+    return reference
+
+
+@pytest.mark.parametrize("length", [1, 5, 64, 150])
+@torch.no_grad()
+def test_outputs_equal_those_of_hugging_face(length):
+    own, x_BTD = started(gate_cap=4.0), 3 * torch.randn(B, length, D)
+    y_BTD = own(x_BTD, keep_BT=whole(length))
+    torch.testing.assert_close(y_BTD, theirs(own)(x_BTD)[0], rtol=1e-4, atol=1e-5)
+
+
+def naive(own, x_BTD):
+    """Compute the layer position by position, with the gates of the paper."""
+    q, k, v = (part.unflatten(2, (H, -1)) for part in own.qkv(x_BTD).split(own.qkv.parts, 2))
+    gates = own.rates(x_BTD) + torch.cat((own.input_bias, own.forget_bias))
+    if own.gate_cap:
+        gates = own.gate_cap * torch.tanh(gates / own.gate_cap)
+    put, kept = gates[..., :H].exp(), gates[..., H:].sigmoid()
+    memory, total, outputs = torch.zeros(B, H, K, V).double(), torch.zeros(B, H, K).double(), []
+    for t in range(x_BTD.shape[1]):
+        memory = kept[:, t, :, None, None] * memory + put[:, t, :, None, None] * k[:, t, :, :, None] * v[:, t, :, None]
+        total = kept[:, t, :, None] * total + put[:, t, :, None] * k[:, t]
+        query = q[:, t] / K**0.5
+        norm = (query * total).sum(2).abs().clamp(min=1)
+        outputs.append((query[..., None] * memory).sum(2) / norm[..., None])
+    y = torch.stack(outputs, 1)
+    y = (y - y.mean(3, keepdim=True)) / (y.var(3, correction=0, keepdim=True) + own.eps).sqrt()
+    return own.out(own.gate(x_BTD).sigmoid() * y.flatten(2) * own.gain)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32, 100])
+@pytest.mark.parametrize("gate_cap", [15.0, None])
+def test_outputs_and_gradients_equal_those_of_a_loop_without_stabiliser(gate_cap, chunk, monkeypatch):
+    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
+    own = started(gate_cap=gate_cap, eps=1e-12).double()
+    x_BTD, weight = 3 * torch.randn(B, 100, D).double(), torch.randn(B, 100, D).double()
+    results = []
+    for y_BTD in (own(x_BTD, keep_BT=whole(100)), naive(own, x_BTD)):
+        results.append([y_BTD, *torch.autograd.grad((y_BTD * weight).sum(), list(own.parameters()))])
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("place", ["input_bias", "forget_bias"])
+@pytest.mark.parametrize("size", [300.0, -300.0])
+def test_gates_that_float32_cannot_hold_have_finite_outputs_and_gradients(place, size):
+    own, x_BTD = started(gate_cap=None), torch.randn(B, 70, D)
+    with torch.no_grad():
+        own.get_parameter(place).fill_(size)
+    y_BTD = own(x_BTD, keep_BT=whole(70))
+    torch.testing.assert_close(y_BTD, own.double()(x_BTD.double(), keep_BT=whole(70)).float(), rtol=1e-3, atol=1e-4)
+    gradients = torch.autograd.grad(own.float()(x_BTD, keep_BT=whole(70)).sum(), list(own.parameters()))
+    assert all(gradient.isfinite().all() for gradient in gradients)

@@ -1,0 +1,154 @@
+"""The time mixing of RWKV-7: a delta rule with separate keys for removing and for writing."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from tfm_blocks.blocks.layers.dot_product import merge_heads, split_heads
+from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from
+from tfm_blocks.blocks.linear_attention import by_chunks
+from tfm_blocks.registry.blocks import block
+
+FASTEST = math.exp(-0.5)  # a position keeps at least the fraction exp(-FASTEST) of the memory
+LONGEST = 128  # positions of a chunk: float32 has no inverse of exp(-FASTEST) to the power of 147
+POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)  # initially μ = 1 - u^power for r, w, k, v, a and g, with u between 0 and 1
+CONSTANTS = {"rate_bias": -0.19, "removed": 0.71, "damped": 1.02, "bonus": -0.04, "gain": 1.0, "bias": 0.0}
+
+
+@block(
+    "rwkv7",
+    "x: B T D -> B T D",
+    branch=True,
+    sees={"x": "past"},
+    where={
+        "heads >= 1": "there is at least one head",
+        "D % heads == 0": "the width must split evenly into heads",
+        "rank >= 1": "decays and rates are products of two maps",
+        "gate_rank >= 1": "the gate is a product of two maps",
+        "eps > 0": "a variance may be 0",
+    },
+    source="Peng et al. 2025 (RWKV-7), section 4; initial values as in the authors' code",
+)
+class RWKV7(Recurrence):
+    """S_t = diag(w_t) S_{t-1} - (a_t ⊙ κ_t)^T κ_t S_{t-1} + k_t^T v_t, y_t = r_t S_t in each head: x_BTD -> x_BTD.
+
+    The memory S decays by w in each channel of the key. Then a fraction a of its value for the key κ is removed, and v
+    is written for the key k. r, w, k, v, a and g each read their own mixture of two positions, z = x_t + μ ⊙ (x_{t-1} -
+    x_t), with x_0 = 0. r, k and v are linear maps of z. w = exp(-exp(-1/2) σ(tanh(z A) B + b)) and a = σ(z A B + b)
+    have the rank `rank`, by default 2.5 √D, and the gate g = σ(z A) B has the rank `gate_rank`, by default 5 √D, both
+    rounded to multiples of 32. κ is k ⊙ ξ, scaled to length 1. Then k is multiplied by 1 + (a - 1) ⊙ η. The output is
+    (g ⊙ (norm(y) + (r · (ρ ⊙ k)) v)) W_o, with a layer norm of each head. In RWKV-7, later layers also mix v with the v
+    of the first layer, which this block leaves out. Training computes chunks of 32 positions in parallel: linear cost
+    in the length. Decoding carries S and the last x.
+
+    Also known as: Goose, time mixing; generalised delta rule, DPLR.
+    Use: long sequences at linear cost; state tracking.
+    """
+
+    weight_roles: ClassVar = {"mix": "gain", "bonus": "gain"}
+
+    def __init__(
+        self, D: int, *, heads: int, rank: int | None = None, gate_rank: int | None = None, eps: float = 64e-5
+    ) -> None:
+        super().__init__()
+        rank, gate_rank = (
+            max(32, 32 * round(factor * math.sqrt(D) / 32)) if chosen is None else chosen
+            for factor, chosen in ((2.5, rank), (5, gate_rank))
+        )
+        self.heads = heads
+        self.eps = eps
+        self.mix = nn.Parameter(torch.empty(len(POWERS), D))
+        self.query = Linear(D, D, bias=False, heads=(heads,))
+        self.key = Linear(D, D, bias=False, heads=(heads,))
+        self.value = Linear(D, D, bias=False, depth_scaled=(0,), heads=(heads,))
+        self.fade = nn.Sequential(Linear(D, rank, bias=False), nn.Tanh(), Linear(rank, D, bias=False))
+        self.fade_bias = nn.Parameter(torch.empty(D))
+        self.rate = nn.Sequential(Linear(D, rank, bias=False), Linear(rank, D, bias=False))
+        self.rate_bias = nn.Parameter(torch.empty(D))
+        self.gate = nn.Sequential(Linear(D, gate_rank, bias=False), nn.Sigmoid(), Linear(gate_rank, D, bias=False))
+        self.removed = nn.Parameter(torch.empty(D))
+        self.damped = nn.Parameter(torch.empty(D))
+        self.bonus = nn.Parameter(torch.empty(D))
+        self.gain = nn.Parameter(torch.empty(D))
+        self.bias = nn.Parameter(torch.empty(D))
+        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        """Fill as in the first layer of the authors' model, with values drawn where theirs are evenly spaced."""
+        match name:
+            case "mix":
+                nn.init.uniform_(self.mix, generator=generator)
+                self.mix.copy_(1 - self.mix ** self.mix.new_tensor(POWERS)[:, None])
+            case "fade_bias":
+                nn.init.uniform_(self.fade_bias, -5.5, 0.5, generator=generator)
+            case _:
+                nn.init.constant_(self.get_parameter(name), CONSTANTS[name])
+
+    def empty(self, rows: int, like: Tensor) -> RecurrentState:
+        D = self.out.in_features
+        K = D // self.heads
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return {
+            "past_R1D": like.new_zeros(rows, 1, D),
+            "memory_RHKK": like.new_zeros(rows, self.heads, K, K, dtype=wide),
+        }
+
+    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+        x_BND, past_B1D = continue_from(memory["past_R1D"], x_BTD)
+        wide, change_BTD = memory["memory_RHKK"].dtype, x_BND[:, :-1] - x_BTD
+        maps = self.query, self.fade, self.key, self.value, self.rate, self.gate
+        mix_6D = self.mix.to(x_BTD.dtype)
+        read_6BTD = [of_z(x_BTD + mix_6D[place] * change_BTD) for place, of_z in enumerate(maps)]
+        r_BTD, fade_BTD, k_BTD, v_BTD, rate_BTD, gate_BTD = (read_BTD.to(wide) for read_BTD in read_6BTD)
+        log_rate_BTD = -FASTEST * torch.sigmoid(fade_BTD + self.fade_bias.to(wide))
+        rate_BTD = torch.sigmoid(rate_BTD + self.rate_bias.to(wide))
+        removed_BTD = k_BTD * self.removed.to(wide)
+        k_BTD = k_BTD * (1 + (rate_BTD - 1) * self.damped.to(wide))
+        parts = (r_BTD, k_BTD, v_BTD, removed_BTD, rate_BTD, log_rate_BTD)
+        r_BHTK, k_BHTK, v_BHTK, removed_BHTK, rate_BHTK, log_rate_BHTK = (
+            split_heads(part_BTD, self.heads, 1)[0] for part_BTD in parts
+        )
+        removed_BHTK = F.normalize(removed_BHTK, dim=3)
+        keys = k_BHTK, v_BHTK, removed_BHTK, removed_BHTK * rate_BHTK
+        y_BHTK, after_BHKK = by_chunks(generalised_delta_rule, memory["memory_RHKK"], r_BHTK, *keys, log_rate_BHTK)
+        y_BTD = merge_heads(F.layer_norm(y_BHTK, y_BHTK.shape[3:], eps=self.eps)) * self.gain.to(wide)
+        bonus_BHT1 = (r_BHTK * k_BHTK * self.bonus.to(wide).view(self.heads, 1, -1)).sum(3, keepdim=True)
+        y_BTD = gate_BTD * (y_BTD + self.bias.to(wide) + merge_heads(bonus_BHT1 * v_BHTK))
+        return self.out(y_BTD.to(x_BTD.dtype)), {"past_R1D": past_B1D, "memory_RHKK": after_BHKK}
+
+
+def generalised_delta_rule(
+    memory_BHKV: Tensor,
+    q_BHCK: Tensor,
+    k_BHCK: Tensor,
+    v_BHCV: Tensor,
+    sought_BHCK: Tensor,
+    removed_BHCK: Tensor,
+    log_rate_BHCK: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute one chunk of S_t = diag(α_t) S_{t-1} - removed_t^T sought_t S_{t-1} + k_t^T v_t, y_t = q_t S_t.
+
+    Return y and the last memory. α = exp(`log_rate`). Memories are computed divided by p_t = α_1 ⊙ … ⊙ α_t, so that
+    the products over channels are products of matrices. 1 / p_t must be a float32, which limits the chunk. The values
+    sought_t S_{t-1} depend on those of earlier positions, which gives a triangular system.
+    """
+    if (C := q_BHCK.shape[2]) > LONGEST:
+        raise ValueError(f"a chunk has at most {LONGEST} positions, but has {C}: torch.export cannot trace more")
+    passed_BHCK = log_rate_BHCK.cumsum(2)
+    grown_BHCK = (-passed_BHCK).exp()
+    k_BHCK, removed_BHCK, q_BHCK = k_BHCK * grown_BHCK, removed_BHCK * grown_BHCK, q_BHCK * passed_BHCK.exp()
+    sought_BHCK = sought_BHCK * (passed_BHCK - log_rate_BHCK).exp()
+    known_BHCV = sought_BHCK @ memory_BHKV + (sought_BHCK @ k_BHCK.mT).tril(-1) @ v_BHCV
+    known_BHCV = torch.linalg.solve_triangular(
+        sought_BHCK @ removed_BHCK.mT, known_BHCV, upper=False, unitriangular=True
+    )
+    y_BHCV = q_BHCK @ memory_BHKV + (q_BHCK @ k_BHCK.mT).tril() @ v_BHCV
+    y_BHCV = y_BHCV - (q_BHCK @ removed_BHCK.mT).tril() @ known_BHCV
+    after_BHKV = memory_BHKV + k_BHCK.mT @ v_BHCV - removed_BHCK.mT @ known_BHCV
+    return y_BHCV, passed_BHCK[:, :, -1:].mT.exp() * after_BHKV
