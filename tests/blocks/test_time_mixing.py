@@ -27,9 +27,9 @@ def naive(own, x_BTD):
     shifted_BTD = torch.cat((torch.zeros(B, 1, D).double(), x_BTD[:, :-1]), 1)
     xr, xw, xk, xv, xa, xg = (torch.lerp(x_BTD, shifted_BTD, mix) for mix in own.mix)
     r, k, v = xr @ own.query.weight.T, xk @ own.key.weight.T, xv @ own.value.weight.T
-    w = -F.softplus(-(own.fade_bias + torch.tanh(xw @ own.fade[0].weight.T) @ own.fade[2].weight.T)) - 0.5
-    a = torch.sigmoid(own.rate_bias + xa @ own.rate[0].weight.T @ own.rate[1].weight.T)
-    g = torch.sigmoid(xg @ own.gate[0].weight.T) @ own.gate[2].weight.T
+    w = -F.softplus(-(own.fade_bias + torch.tanh(xw @ own.fade_inner.weight.T) @ own.fade_outer.weight.T)) - 0.5
+    a = torch.sigmoid(own.rate_bias + xa @ own.rate_inner.weight.T @ own.rate_outer.weight.T)
+    g = torch.sigmoid(xg @ own.gate_inner.weight.T) @ own.gate_outer.weight.T
     kk = (k * own.removed).unflatten(2, (H, K))
     kk = kk / kk.norm(dim=3, keepdim=True)
     k = k * (1 + (a - 1) * own.damped)
@@ -78,5 +78,5 @@ def test_chunks_equal_the_rule_one_position_at_a_time_in_float32(strongest):
 
 def test_a_trace_of_more_positions_than_a_chunk_can_have_is_refused():
     own = started()
-    with pytest.raises(Exception, match="at most 128 positions, but has 150"):
+    with pytest.raises(Exception, match="traces at most 128 positions, but got 150"):
         torch.export.export(own, (torch.randn(B, 150, D),), {"keep_BT": whole(150)})

@@ -179,7 +179,7 @@ OTHERS = [
     ("residual_scores", {}),
     ("hyper_connections", {"kind": "manifold"}),
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
-    *(pytest.param(name, {}, marks=pytest.mark.grid) for name in ("delta_product", "mlstm")),
+    *(pytest.param(name, {}, marks=pytest.mark.grid) for name in ("delta_product", "mlstm", "rwkv7")),
 ]
 
 

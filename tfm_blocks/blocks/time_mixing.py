@@ -67,11 +67,11 @@ class RWKV7(Recurrence):
         self.query = Linear(D, D, bias=False, heads=(heads,))
         self.key = Linear(D, D, bias=False, heads=(heads,))
         self.value = Linear(D, D, bias=False, depth_scaled=(0,), heads=(heads,))
-        self.fade = nn.Sequential(Linear(D, rank, bias=False), nn.Tanh(), Linear(rank, D, bias=False))
+        self.fade_inner, self.fade_outer = Linear(D, rank, bias=False), Linear(rank, D, bias=False)
         self.fade_bias = nn.Parameter(torch.empty(D))
-        self.rate = nn.Sequential(Linear(D, rank, bias=False), Linear(rank, D, bias=False))
+        self.rate_inner, self.rate_outer = Linear(D, rank, bias=False), Linear(rank, D, bias=False)
         self.rate_bias = nn.Parameter(torch.empty(D))
-        self.gate = nn.Sequential(Linear(D, gate_rank, bias=False), nn.Sigmoid(), Linear(gate_rank, D, bias=False))
+        self.gate_inner, self.gate_outer = Linear(D, gate_rank, bias=False), Linear(gate_rank, D, bias=False)
         self.removed = nn.Parameter(torch.empty(D))
         self.damped = nn.Parameter(torch.empty(D))
         self.bonus = nn.Parameter(torch.empty(D))
@@ -102,12 +102,13 @@ class RWKV7(Recurrence):
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         x_BND, past_B1D = continue_from(memory["past_R1D"], x_BTD)
         wide, change_BTD = memory["memory_RHKK"].dtype, x_BND[:, :-1] - x_BTD
-        maps = self.query, self.fade, self.key, self.value, self.rate, self.gate
         mix_6D = self.mix.to(x_BTD.dtype)
-        read_6BTD = [of_z(x_BTD + mix_6D[place] * change_BTD) for place, of_z in enumerate(maps)]
-        r_BTD, fade_BTD, k_BTD, v_BTD, rate_BTD, gate_BTD = (read_BTD.to(wide) for read_BTD in read_6BTD)
-        log_rate_BTD = -FASTEST * torch.sigmoid(fade_BTD + self.fade_bias.to(wide))
-        rate_BTD = torch.sigmoid(rate_BTD + self.rate_bias.to(wide))
+        z_r, z_w, z_k, z_v, z_a, z_g = [x_BTD + mix_6D[place] * change_BTD for place in range(len(POWERS))]
+        r_BTD, k_BTD, v_BTD = self.query(z_r).to(wide), self.key(z_k).to(wide), self.value(z_v).to(wide)
+        fade_BTD = self.fade_outer(torch.tanh(self.fade_inner(z_w))).to(wide) + self.fade_bias.to(wide)
+        log_rate_BTD = -FASTEST * torch.sigmoid(fade_BTD)
+        rate_BTD = torch.sigmoid(self.rate_outer(self.rate_inner(z_a)).to(wide) + self.rate_bias.to(wide))
+        gate_BTD = self.gate_outer(torch.sigmoid(self.gate_inner(z_g))).to(wide)
         removed_BTD = k_BTD * self.removed.to(wide)
         k_BTD = k_BTD * (1 + (rate_BTD - 1) * self.damped.to(wide))
         parts = (r_BTD, k_BTD, v_BTD, removed_BTD, rate_BTD, log_rate_BTD)
@@ -138,8 +139,8 @@ def generalised_delta_rule(
     the products over channels are products of matrices. 1 / p_t must be a float32, which limits the chunk. The values
     sought_t S_{t-1} depend on those of earlier positions, which gives a triangular system.
     """
-    if (C := q_BHCK.shape[2]) > LONGEST:
-        raise ValueError(f"a chunk has at most {LONGEST} positions, but has {C}: torch.export cannot trace more")
+    if torch.compiler.is_exporting() and q_BHCK.shape[2] > LONGEST:  # torch.export reads all positions as one chunk
+        raise ValueError(f"rwkv7: torch.export traces at most {LONGEST} positions, but got {q_BHCK.shape[2]}")
     passed_BHCK = log_rate_BHCK.cumsum(2)
     grown_BHCK = (-passed_BHCK).exp()
     k_BHCK, removed_BHCK, q_BHCK = k_BHCK * grown_BHCK, removed_BHCK * grown_BHCK, q_BHCK * passed_BHCK.exp()
