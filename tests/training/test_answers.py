@@ -157,3 +157,9 @@ def test_an_answer_with_extra_or_missing_tokens_is_not_exact() -> None:
     assert scores["scaled_accuracy@9"] == pytest.approx((0.5 - 0.25) / 0.75)
     assert answer_scores(np.zeros((4, 2)), [], 0.5) == {}  # a validation that generates no answers
     assert answer_statistics(["a b c", "a b"], ["a b", "a b"])["accuracy"].tolist() == [[2 / 3, 1], [1, 1]]
+
+
+def test_a_rank_without_answers_to_generate_has_the_teacher_forced_scores(make: Callable[..., Made]) -> None:
+    """Ranks beyond the number of generated answers have none."""
+    scores, scorer = score(make("probe_seq2seq", "reverse", val=9), "val", sentences=0)
+    assert scorer.outputs == [] and "accuracy" not in scores and "teacher_forced_accuracy" in scores
