@@ -31,7 +31,7 @@ FACTORS = {
     "bias": [True, False, "qkv", "out", "except_keys"],
     "v_norm": [None, "rmsnorm"],
     "scores": ["softmax", "softcap", "sink"],
-    "position": [None, "rotary", "alibi"],
+    "position": [None, "none", "rotary", "alibi"],
     "kv_heads": [None, 2],
     "d_value": [None, 3],
 }

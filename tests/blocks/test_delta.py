@@ -14,7 +14,7 @@ from tfm_blocks.blocks.linear_attention import GatedDeltaRule, by_chunks, delta_
 B, D, H, G = 2, 24, 6, 3  # G heads of keys
 K, V = 8, 5
 WIDTHS = {"key_heads": G, "d_key": K, "d_value": V}
-KIMI = {"d_key": K, "d_value": K, "decay": "channel", "gate_activation": "sigmoid", "gate_rank": K}
+KIMI = {"d_key": K, "d_value": K, "decay": "channel", "gate_activation": "sigmoid", "gate_rank": K, "eps": 1e-2}
 STEPS = {**WIDTHS, "steps": 3, "beta_max": 2.0}
 
 
@@ -137,7 +137,7 @@ def test_each_position_decays_once_and_writes_the_values_of_its_steps_one_after_
     q, k, v = torch.nn.functional.silu(near_BTX).split(own.qkv.parts, 2)
     q = q.view(B, T, groups, width)
     k, v = k.view(B, T, steps, groups, width), v.view(B, T, steps, H, V_own)
-    q, k = (one / (one.square().sum(-1, keepdim=True) + own.eps).sqrt() for one in (q, k))
+    q, k = (one / (one.square().sum(-1, keepdim=True) + 1e-6).sqrt() for one in (q, k))
     q, k = (one.repeat_interleave(H // groups, -2) for one in (q, k))
     rates = x_BTD @ own.rates.weight.T
     beta = own.beta_max * rates[..., : steps * H].sigmoid().view(B, T, steps, H)

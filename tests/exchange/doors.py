@@ -90,6 +90,11 @@ DOORS: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 2, "n_inner": 28},
     "granite": {"embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 4.0},
     "hunyuan": {"head_dim": 6},
+    "kimi_linear": {
+        "num_experts": 6, "num_experts_per_token": 2, "moe_intermediate_size": 8, "num_shared_experts": 2, "num_expert_group": 3, "topk_group": 2,
+        "num_key_value_heads": 4, "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 3, "num_hidden_layers": 6,
+        "linear_num_heads": 3, "linear_head_dim": 5, "linear_conv_kernel_dim": 3,
+    },
     "lfm2": {"num_hidden_layers": 3, "full_attn_idxs": [1]},
     "m2m_100": {**PAIRS, "pad_token_id": 1, "bos_token_id": 0},
     "mamba2": {"num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 2, "conv_kernel": 3},

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import tfm_blocks as tfm
 from tests.exchange.doors import DOORS, config_of, door, sizes_of
+from tests.exchange.layouts import change_config, change_weights, of_current_names
 from tests.exchange.published import write_tokenizer
 from tests.exchange.test_import import far_apart, files_of, logits_of_both, logits_of_encoders
 from tfm_blocks.compose.model import compose_model
@@ -121,6 +122,7 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
         ("deepseek_v32", "layer_types", [], ""),
         ("lfm2", "layer_types", ["conv"], ""),
         ("bamba", "attn_layer_indices", [3], ""),
+        ("kimi_linear", "linear_attn_config", {"full_attn_layers": [7]}, "layer_types"),
         ("bamba", "time_step_limit", [0.1, 1.0], ""),
     ],
 )
@@ -154,6 +156,8 @@ def test_a_gemma_2_without_one_of_its_caps_is_refused(key):
         ("gpt_neo", "attention_types", [[["global", "local"], 2]], "attention_layers"),
         ("lfm2", "full_attn_idxs", [1], "layer_types"),
         ("bamba", "time_step_limit", [0.0, float("inf")], ""),  # before transformers 5
+        ("kimi_linear", "linear_attn_config", {"full_attn_layers": [5], "kda_layers": [1, 2, 3, 4, 6]}, "layer_types"),
+        ("kimi_linear", "first_k_dense_replace", 1, "mlp_layer_types"),
         ("gemma", "hidden_act", "gelu", ""),  # the first releases wrote it, and transformers reads gelu_pytorch_tanh
     ],
 )
@@ -211,6 +215,42 @@ def test_whisper_with_an_encoder_has_the_logits_of_its_decoder_and_keeps_the_oth
     import_folder(tmp_path / "theirs", tmp_path / "run")
     theirs = transformers.WhisperForCausalLM.from_pretrained(tmp_path / "theirs").eval()
     assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / "run"))) < 1e-5
+    export_run(tmp_path / "run", tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
+
+
+def of_kimi(folder, theirs):
+    """Write the names and the keys of the published Kimi Linear, which transformers reads but does not write."""
+    change_weights(
+        folder, lambda weights: {name.replace("0.block_sparse_moe", "0.mlp"): w for name, w in weights.items()}
+    )
+    sizes = {"head_dim": 5, "num_heads": 3, "short_conv_kernel_size": 3}
+    kinds = {"full_attn_layers": [5], "kda_layers": [1, 2, 3, 4, 6]}
+    of_class = ("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+    published = {
+        "linear_attn_config": {**sizes, **kinds},
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "use_grouped_topk": True,
+    }
+    published |= {
+        "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid",
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+    }
+    change_config(
+        folder, lambda config: {key: value for key, value in config.items() if key not in of_class} | published
+    )
+
+
+@pytest.mark.parametrize("layout", [of_kimi, of_current_names])
+def test_kimi_linear_comes_back_in_each_of_its_layouts(layout, tmp_path):
+    theirs = door("kimi_linear", tmp_path / "theirs")
+    layout(tmp_path / "theirs", theirs)
+    theirs = transformers.KimiLinearForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / "run"), least=3)) < 1e-5
     export_run(tmp_path / "run", tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
 

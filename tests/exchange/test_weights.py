@@ -51,13 +51,20 @@ def test_tensors_of_one_address_are_joined_along_the_axis_that_they_name():
     assert torch.equal(tensors["v"], torch.cat((w.view(2, 2, 3), x.view(2, 3, 3)), 1))
 
 
+def test_the_first_row_takes_a_tensor_and_a_row_of_several_names_takes_only_those_that_have_all_of_them():
+    rows = conversion("a.0.{kind}: first.{kind}\na.{i}.{q,k}: qk.{i}\na.{i}.q: q.{i}\na.{i}.v: v.{i}")
+    theirs = {name: torch.randn(2, 3) for name in ("a.0.q", "a.0.k", "a.1.q", "a.1.k", "a.2.q")}
+    tensors, _ = rows.to_ours(theirs)
+    assert tensors.keys() == {"first.q", "first.k", "qk.1", "q.2"}
+    assert torch.equal(tensors["qk.1"], torch.cat((theirs["a.1.q"], theirs["a.1.k"])))
+    assert rows.to_theirs(tensors).keys() == theirs.keys()
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ("a.{i}.w: b.{i}", "no row takes last"),
-        ("a.{i}.w: b.{i}\nlast: b\nfirst: c", "first: no weight has the name first"),
-        ("last: c\na.{i}.{w,v}: b.{i}", "a.{i}.{w,v}: no weight has the name a.{i}.v"),
-        ("a.{i}.w: b.{i}\na.0.{any}: c\nlast: d", "a.0.{any}: a.0.w was taken by a row before"),
+        ("last: c\na.{i}.{w,v}: b.{i}", "no row takes a.0.w"),
         ("a.{i}.w: {shape: 2, to: b}", "a.{i}.w: did you mean reshape"),
         ("a.{i}.w: {split: [1, 1], to: b}", "a.{i}.w: makes 2 of a.0.w, but its addresses are 1"),
         ("a.{i}.w: {split: [2, 1], to: [b, c]}", "a.{i}.w: 4 rows cannot be split into 2 and 1 shares"),

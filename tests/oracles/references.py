@@ -249,5 +249,5 @@ def both(name: str) -> tuple[Network, nn.Module]:
     knobs = SIZES | OTHER_SIZES.get(name, {})
     ours = tfm.build(str(HERE / f"{name}.yaml"), **knobs)
     weights = weights_of(theirs)
-    put(ours, Conversion(rows_of(name), knobs).present(weights).to_ours(weights)[0])
+    put(ours, Conversion(rows_of(name), knobs).to_ours(weights)[0])
     return ours.eval(), theirs

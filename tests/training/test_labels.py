@@ -52,7 +52,7 @@ def both(predict, folder):
     model = str(folder / "tagger.yaml") if words else "bert_classifier"
     ours = tfm.build(model, **KNOBS, classes=outputs, **({"pooling": "none"} if words else {}))
     rows = [row for row in families()["bert"].weights if row.theirs.startswith("bert.") and row.ours]
-    conversion = Conversion([*rows, *read_weight_table(HEADS)]).present(weights_of(theirs))
+    conversion = Conversion([*rows, *read_weight_table(HEADS)])
     fill(ours, conversion.to_ours(weights_of(theirs))[0])
     return ours.train(), theirs, conversion
 

@@ -52,10 +52,10 @@ class LatentAttention(DotProduct):
     """Attention whose keys and values are projected from a latent vector of each position: x_BTD -> x_BTD.
 
     The latent vector c = norm(W x) has width `d_latent`. A head's key is [U c; p]: a part of width `d_head`, and a part
-    p of width `d_turned` that all heads share and that encodes the position. A value is a projection of c to width
-    `d_value`. Queries are projected from x. The output is softmax(β q k^T) v, by default with
-    β = 1/√(d_head + d_turned). Decoding caches c and p; it applies U to queries and outputs instead of all keys and
-    values. The norm is RMSNorm with `eps`. The projections have no biases.
+    p of width `d_turned` that all heads share and that encodes the position, unless that is `none`, as in Kimi Linear.
+    A value is a projection of c to width `d_value`. Queries are projected from x. The output is softmax(β q k^T) v, by
+    default with β = 1/√(d_head + d_turned). Decoding caches c and p; it applies U to queries and outputs instead of all
+    keys and values. The norm is RMSNorm with `eps`. The projections have no biases.
 
     Also known as: MLA, multi-head latent attention.
     Use: small caches: decoding keeps one latent vector for each position.

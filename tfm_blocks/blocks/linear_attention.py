@@ -16,6 +16,7 @@ from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_
 from tfm_blocks.registry.blocks import block
 
 CHUNK = 32  # positions computed in parallel; the memory is carried from chunk to chunk
+SHORTEST = 1e-6  # added to squared lengths, which may be 0
 
 
 class Decay(NamedTuple):
@@ -256,7 +257,7 @@ class GatedDeltaRule(Recurrence):
         qkv_BTD = F.silu(convolve_channels(qkv_BND, self.near)).to(wide)
         q_BGTK, k_BXTK, v_BXTV = split_widths(qkv_BTD, self.heads, self.head_widths)
         q_BGLK = q_BGTK if self.steps == 1 else q_BGTK.repeat_interleave(self.steps, 2)
-        q_k = self._of_length_1(q_BGLK), self._of_length_1(self._written(k_BXTK))
+        q_k = _of_length_1(q_BGLK), _of_length_1(self._written(k_BXTK))
         q_BHLK, k_BHLK = (repeat_kv(x_BGLK, self.memories) for x_BGLK in q_k)
         q_k_v = q_BHLK / math.sqrt(q_BHLK.shape[3]), k_BHLK, self._written(v_BXTV)
         y_BHLV, after_BHKV = by_chunks(delta_rule, memory["memory_RHKV"], *q_k_v, *self._rates(x_BTD, wide))
@@ -282,8 +283,9 @@ class GatedDeltaRule(Recurrence):
             return x_BXT
         return torch.unflatten(x_BXT, 1, (self.steps, -1)).movedim(1, 3).flatten(2, 3)
 
-    def _of_length_1(self, x_BHTK: Tensor) -> Tensor:
-        return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + self.eps).rsqrt()
+
+def _of_length_1(x_BHTK: Tensor) -> Tensor:
+    return x_BHTK * (x_BHTK.square().sum(3, keepdim=True) + SHORTEST).rsqrt()
 
 
 def _map_of_rank(inputs: int, outputs: int, rank: int | None) -> nn.Module:

@@ -199,10 +199,21 @@ class RandomPosition(Sinusoidal):
         return self._sines(positions_N, x_BND.shape[2]).to(x_BND.dtype)
 
 
-@block("none", "x: B N D -> B N D", source="Haviv et al. 2022: a causal decoder learns the order by itself")
+@block(
+    "none",
+    "x: B N D -> B N D",
+    category="position",
+    source="Haviv et al. 2022: a causal decoder learns the order by itself",
+)
 class NoPosition(DropoutBlock):
     """Return x, with the dropout of position blocks: x_BND -> x_BND.
 
-    Also known as: identity.
-    Use: a child file that removes the position block of its parent.
+    As the `position` of an attention it leaves queries and keys unchanged, without dropout.
+
+    Also known as: identity; NoPE.
+    Use: a child file that removes the position block of its parent; attention without positions, as in Kimi Linear.
     """
+
+    def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+        """Return x_BHNK."""
+        return x_BHNK

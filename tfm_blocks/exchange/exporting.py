@@ -36,7 +36,7 @@ from tfm_blocks.exchange.eject.file import eject
 from tfm_blocks.exchange.family import families, is_shipped
 from tfm_blocks.exchange.fast_tokenizer import to_fast
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, GENERATION, LEFTOVERS, SINGLE, PublishedFile
-from tfm_blocks.exchange.importing import conversion_of
+from tfm_blocks.exchange.importing import conversion_of, rows_of
 from tfm_blocks.language.difference import find_changes
 from tfm_blocks.language.parametrisation import expect_standard
 from tfm_blocks.language.sources import Sources
@@ -71,7 +71,8 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     else:
         record, architecture = _record(run, published), published.family.architecture
         leftovers = read_tensors(run / LEFTOVERS) if (run / LEFTOVERS).is_file() else {}
-        tensors = conversion_of(published).to_theirs(weights_of(network), leftovers)
+        rows = rows_of(published.family, record.tensors)
+        tensors = replace(conversion_of(published), rows=rows).to_theirs(weights_of(network), leftovers)
         files = {name: text.encode() for name, text in record.texts.items()}
         files = files or {CONFIG: to_json(write_published(published)).encode()}
     columns, inputs = SavedModel.read(run).columns, names(network.spec.sources)

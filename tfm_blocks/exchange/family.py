@@ -94,7 +94,7 @@ class ConfigRow:
     """A row of `config`, with the `keys` of config.json.
 
     With `layers`, the knob is a text of indices of layers. The published value lists them, or the kind of each layer:
-    the second of the two in `layers` for these indices. A number stands for the first layers.
+    the second of the two in `layers` for these indices, which count from `first`. A number stands for the first layers.
     """
 
     keys: tuple[str, ...]
@@ -103,6 +103,7 @@ class ConfigRow:
     values: Mapping[Any, Any] = field(default_factory=dict)
     conversion: str = ""
     layers: Sequence[str] | None = None
+    first: int = 0
 
     def to_knob(self, value: Any, knobs: Mapping[str, Any]) -> Any:
         """Return the value of the knob for a published value. Raises ValueError."""
@@ -126,7 +127,9 @@ class ConfigRow:
             return CONVERSIONS[self.conversion][1](value)
         if self.layers is not None:
             indices, count = self._selected(value, knobs["layers"]), knobs["layers"]
-            return [self.layers[index in indices] for index in range(count)] if self.layers else indices
+            if not self.layers:
+                return [index + self.first for index in indices]
+            return [self.layers[index in indices] for index in range(count)]
         if not self.values:
             return value
         for name, knob_value in self.values.items():
@@ -141,11 +144,12 @@ class ConfigRow:
         """Return the layers that config.json lists, by their indices, their number or as the kind of each layer."""
         if self.layers and type(value) is int and 0 <= value <= count:
             return list(range(value))
-        if isinstance(value, list) and all(type(index) is int and 0 <= index < count for index in value):
-            return sorted(value)
+        listed = range(self.first, self.first + count)
+        if isinstance(value, list) and all(type(index) is int and index in listed for index in value):
+            return sorted(index - self.first for index in value)
         if not isinstance(value, list) or len(value) != count or not all(kind in (self.layers or ()) for kind in value):
             kinds = f", or {' or '.join(self.layers)} for each" if self.layers else ""
-            raise ValueError(f"must list layers from 0 to {count - 1}{kinds}, but is {_written(value)}")
+            raise ValueError(f"must list layers from {listed[0]} to {listed[-1]}{kinds}, but is {_written(value)}")
         return [index for index, kind in enumerate(value) if self.layers and kind == self.layers[1]]
 
 

@@ -44,7 +44,7 @@ from tfm_blocks.exchange.weights import Conversion, Row, names_pattern, wildcard
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.matching import fill, weights_of
+from tfm_blocks.network.matching import expect_weights, fill, weights_of
 from tfm_blocks.runs.files import read_bytes
 from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.runs.model import write_tensors
@@ -96,12 +96,13 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
         zeros = _expect_tensors(stored, conversion, spec, own.zeros)
         tokenizer = _tokenizer(files, folder, published, config, generated)
         tensors = stored.load() | zeros
-        weights, leftovers = conversion.present(tensors).to_ours(tensors)
+        weights, leftovers = conversion.to_ours(tensors)
     network = build_network(spec, seed=0)
+    expect_weights(network, weights, f"family {own.name}: weights")
     fill(network, weights)
     _expect_computed(leftovers, network, own, folder)
     knobs = {name: value for name, value in composed.mapping.items() if name != "model"}
-    is_current = stored.tensors == written.tensors and not zeros and conversion.rows == own.weights
+    is_current = stored.tensors == written.tensors and not zeros
     current = [] if is_current else conversion_of(published).to_theirs(weights_of(network_without_values(spec)))
     with new_folder(run) as part:
         write_run(network, part, run.name, tokenizer, knobs)

@@ -30,7 +30,7 @@ NEEDED = {
     "config": "the keys of config.json, each with its knob: config: {hidden_size: d_model}",
     "weights": "the names of tensors, each with its address: weights: {model.norm.weight: decoder.last.norm.weight}",
 }
-ROW_KEYS = ("knob", "missing", "values", "is", "layers")
+ROW_KEYS = ("knob", "missing", "values", "is", "layers", "first")
 KNOBS = {
     "vocab": "the size of the vocabulary: a root key vocab, and vocab: ${vocab} where the model needs it",
     "first_id": "the number of ids without a row: a root key first_id: 0, and args: {first_id: '${first_id}'}",
@@ -178,6 +178,11 @@ def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[
         yield f"the model has no knob {shown(row.get('knob'))}", suggest(str(row.get("knob")), knobs)
     if row.get("is", ROOT) not in CONVERSIONS:
         yield f"is: {shown(row['is'])} is not a conversion", suggest(str(row["is"]), CONVERSIONS)
+    if type(row.get("first", 0)) is not int:
+        yield (
+            f"first must be a whole number, but is {shown(row['first'])}",
+            "first: 1 if indices of layers count from 1",
+        )
     values = row.get("values", {})
     if not isinstance(values, Mapping):
         yield f"values must be a mapping, but is {shown(values)}", "values: {PUBLISHED VALUE: VALUE OF THE KNOB}"

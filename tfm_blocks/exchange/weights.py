@@ -11,7 +11,8 @@ A table is a YAML mapping from their names to our addresses, one row each:
 from it. `{q,k,v}` are several names, whose tensors are
 stacked by rows, or along the `axis` of the row; they share that axis by `parts`, or equally. Rows with one address are
 stacked in the order of the table, and share its rows by the sums of their `parts`. null: the tensor has no counterpart
-here. A row that is a mapping lists operations in their order: `skip` the first rows, `transpose` two axes,
+here. The first row that matches a tensor takes it. A row of several names takes the tensors for whose `{i}` all of its
+names exist. A row that is a mapping lists operations in their order: `skip` the first rows, `transpose` two axes,
 `regroup: [a, [s, t]]` (each of a groups of rows has shares of s and t rows: join the first shares of all groups, then
 the second ones; a number b stands for b equal shares), `permute` all axes, `reshape`, `unflatten: [a, b]` the rows into
 axes of these sizes, `flatten: [a, b]` the first axes, `squeeze` an axis of size 1, `vocabulary` (the rows of BOS and
@@ -25,7 +26,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -86,17 +87,15 @@ class Conversion:
     def to_ours(self, theirs: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return our weights by address, and the leftovers by their name.
 
-        Raises ValueError if a row matches nothing, or a tensor matches no row or two.
+        Raises ValueError if no row takes a tensor.
         """
         parts: defaultdict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         axes: dict[str, int] = {}
         leftovers: dict[str, Tensor] = {}
-        remaining = set(theirs)
+        remaining = dict(theirs)
         for row in self.rows:
-            for name, wild in _matches(row, theirs):
-                if name not in remaining:
-                    raise ValueError(f"{row.theirs}: {name} was taken by a row before")
-                remaining.remove(name)
+            for name, wild in _matches(row, remaining):
+                del remaining[name]
                 if not row.ours or "skip" in row.steps:
                     leftovers[name] = theirs[name][: self._numbers(row.steps["skip"])[0]] if row.ours else theirs[name]
                 made = self._changed(row, theirs[name]) if row.ours else []
@@ -109,14 +108,6 @@ class Conversion:
         if remaining:
             raise ValueError(f"no row takes {', '.join(sorted(remaining))}")
         return {address: _joined(slices, axes[address]) for address, slices in parts.items()}, leftovers
-
-    def present(self, names: Iterable[str]) -> Conversion:
-        """Return the conversion with the rows that match one of these names."""
-        known = list(names)
-        rows = [
-            row for row in self.rows if any(wildcards(text, name) is not None for text in row.names for name in known)
-        ]
-        return replace(self, rows=rows)
 
     def without_counterpart(self, names: Iterable[str]) -> set[str]:
         """Return the names that a row of the table leaves out."""
@@ -244,14 +235,19 @@ def names_pattern(rows: Iterable[Row]) -> re.Pattern[str]:
 
 
 def _matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the names of a row in the order of its alternatives, with the values of its wildcards."""
-    for chosen in row.names:
-        matches = [(name, wild) for name in names if (wild := wildcards(chosen, name)) is not None]
+    """Yield the names of a row in the order of its alternatives, with the values of its wildcards.
+
+    A row with addresses takes the values for which all of its alternatives exist.
+    """
+    found = [
+        {(*wild.values(),): (name, wild) for name in names if (wild := wildcards(text, name)) is not None}
+        for text in row.names
+    ]
+    for matches in found:
+        whole = [matches[values] for values in matches if not row.ours or all(values in other for other in found)]
         if row.joins.get("stack"):
-            matches.sort(key=lambda match: int(match[1][row.joins["stack"]]))
-        if not matches and row.ours:
-            raise ValueError(f"{row.theirs}: no weight has the name {chosen}")
-        yield from matches
+            whole.sort(key=lambda match: int(match[1][row.joins["stack"]]))
+        yield from whole
 
 
 def _wildcards_of(row: Row, addresses: Iterable[str]) -> Iterator[dict[str, str]]:
