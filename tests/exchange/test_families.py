@@ -122,7 +122,7 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
         ("deepseek_v32", "layer_types", [], ""),
         ("lfm2", "layer_types", ["conv"], ""),
         ("bamba", "attn_layer_indices", [3], ""),
-        ("kimi_linear", "linear_attn_config", {"full_attn_layers": [7]}, "layer_types"),
+        ("kimi_linear", "linear_attn_config.full_attn_layers", [7], "layer_types"),
         ("bamba", "time_step_limit", [0.1, 1.0], ""),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_value_that_changes_the_model_of_transformers_is_refused(name, key, va
     *outer, inner = key.split(".")
     place = config
     for part in outer:
-        place = place[part]
+        place = place.setdefault(part, {})
     place[inner] = value
     with pytest.raises(RunError) as error:
         read_published(families()[name], config, {}, 10**6, "config.json")

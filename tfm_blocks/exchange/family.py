@@ -111,7 +111,7 @@ class ConfigRow:
             if self.missing is MISSING:
                 raise ValueError("is missing")
             value = _number(self.missing, knobs)
-            value = self._selected(value, knobs["layers"]) if self.layers is not None else value
+            value = value if self.layers is None else self._listed(value, knobs["layers"])
         if self.layers is not None:
             return " ".join(map(str, self._indices(value, knobs["layers"])))
         if self.values:
@@ -126,10 +126,8 @@ class ConfigRow:
         if self.conversion:
             return CONVERSIONS[self.conversion][1](value)
         if self.layers is not None:
-            indices, count = self._selected(value, knobs["layers"]), knobs["layers"]
-            if not self.layers:
-                return [index + self.first for index in indices]
-            return [self.layers[index in indices] for index in range(count)]
+            listed, layers = self._listed(value, knobs["layers"]), range(self.first, self.first + knobs["layers"])
+            return [self.layers[index in listed] for index in layers] if self.layers else listed
         if not self.values:
             return value
         for name, knob_value in self.values.items():
@@ -137,8 +135,9 @@ class ConfigRow:
                 return name
         raise ValueError(f"has no value for {self.knob}: {_written(value)}")
 
-    def _selected(self, text: Any, count: int) -> list[int]:
-        return selected_layers(RawValue(text, (self.knob,)), Args(REGISTRY), count)
+    def _listed(self, text: Any, count: int) -> list[int]:
+        """Return the published indices of the layers that a text selects."""
+        return [self.first + index for index in selected_layers(RawValue(text, (self.knob,)), Args(REGISTRY), count)]
 
     def _indices(self, value: Any, count: int) -> list[int]:
         """Return the layers that config.json lists, by their indices, their number or as the kind of each layer."""
