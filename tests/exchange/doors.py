@@ -117,7 +117,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**EXPERTS, "head_dim": 6},
     "qwen3_next": {
         **EXPERTS, "head_dim": 8, "shared_expert_intermediate_size": 24, "num_hidden_layers": 4, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 6, "linear_key_head_dim": 3, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 3,
+        "linear_num_value_heads": 6, "linear_key_head_dim": 3, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "rms_norm_eps": 1e-5,
     },
     "smollm3": {"num_hidden_layers": 5},
     "starcoder2": {"sliding_window": 3},
