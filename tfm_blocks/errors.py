@@ -152,6 +152,10 @@ class DataError(TfmError):
     """A text file cannot be used."""
 
 
+class LimitError(DataError):
+    """A text is too long, or a number is above a limit."""
+
+
 class RunError(TfmError):
     """A run folder is damaged, foreign or incomplete."""
 

@@ -77,6 +77,30 @@ def test_vectors_and_filled_texts_are_those_of_the_commands(filler):
     )
 
 
+def test_filled_targets_after_a_source_are_those_of_the_command(filler):
+    """A run of masked diffusion on pairs reads a source, a tab and a target."""
+    prompted = Filler(filler.network, filler.tokenizer, ("src",))
+    texts = [f"ban den\t{MASK} fast {MASK}", f"fast\t{MASK}", f"\tden {MASK} {MASK}"]
+    alone = filler.fill([text.partition("\t")[2] for text in texts], top=2, steps=2)
+    with serving(TextReader(prompted), wait=0.3) as (port, _):
+        filled = post(port, "/fill", {"texts": texts, "top": 2, "steps": 2}).json()["outputs"]
+        wrong = post(port, "/fill", {"texts": [texts[0], f"ban {MASK}"]})
+    expected = [one.to_json() for one in prompted.fill(texts, top=2, steps=2)]
+    assert close(filled, [{**one, "masks": [list(best) for best in one["masks"]]} for one in expected])
+    assert [one["text"].partition("\t")[0] for one in filled] == ["ban den", "fast", ""]
+    assert not close([one["masks"] for one in filled], [one.to_json()["masks"] for one in alone])
+    assert wrong.status_code == 422 and "1 tab-separated texts, but the run reads src, tgt" in wrong.text
+
+
+def test_a_text_without_words_has_no_labels_of_words(tokenizer):
+    classifier = classifier_of(tokenizer, "words")
+    (alone,) = classifier.classify([""])
+    with serving(TextReader(classifier)) as (port, _):
+        served = post(port, "/classify", {"texts": ["", "ban den"]}).json()["outputs"]
+    assert alone.label == "" and served[0] == {"label": "", "probabilities": []}
+    assert len(served[1]["probabilities"]) == 2
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "rule"),
     [

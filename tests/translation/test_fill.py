@@ -158,6 +158,13 @@ def test_a_text_without_known_words_has_no_pseudo_perplexity(texts, rule):
     assert re.search(rule, error.value.problems[0].rule)
 
 
+def test_a_run_on_pairs_has_no_pseudo_perplexity(filler):
+    prompted = Filler(filler.network, filler.tokenizer, ("src",))
+    with pytest.raises(RunError, match="scores documents, but the run predicts each text after src") as error:
+        pseudo_perplexity(prompted, ["ban den"], batch_tokens=64)
+    assert error.value.problems[0].help
+
+
 def test_a_document_that_is_too_long_for_a_pseudo_perplexity_is_named_by_its_line():
     short = filler_of_words(model="bert", max_length=4)
     with pytest.raises(DataError) as error:

@@ -59,7 +59,7 @@ class LabelCoder:
         """Return the text of a label."""
         if self.predict == "number":
             return f"{self.numbers(ids)[0]:.7g}"
-        return " ".join(self.names[id - 1] for id in ids) or NONE
+        return " ".join(self.names[id - 1] for id in ids) or (NONE if self.predict == "several" else "")
 
     def text_of(self, outputs_NC: Sequence[Sequence[float]]) -> str:
         """Return the label with the largest output; of several classes, those above 0; of a number, the number."""

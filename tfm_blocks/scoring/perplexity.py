@@ -90,8 +90,11 @@ def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, batch_tokens:
     """Compute the pseudo-perplexity of documents: each token is predicted from all others (Salazar et al. 2020).
 
     Special tokens are not predicted. Unknown tokens are not either, and are counted. Raises DataError for a text
-    without words that the tokenizer knows, or with a document that is too long.
+    without words that the tokenizer knows, or with a document that is too long, and RunError for a run on pairs.
     """
+    if filler.sources:
+        rule = f"scores documents, but the run predicts each text after {', '.join(filler.sources)}"
+        raise RunError(Problem("--text", rule, help="name a run of data=lm"))
     numbered = [(number, text) for number, text in enumerate(documents, 1) if text.strip()]
     texts = [text for _, text in numbered]
     rows = [ids for number, text in numbered for ids in filler.encode([text], name="--text", first=number)]

@@ -49,7 +49,7 @@ class TextReader:
         self.sources = encoder.inputs
 
     def tasks(self, texts: Sequence[str], action: str) -> list[LineTask]:
-        """Return the task of each text. Raises RunError for an unsuitable run, and DataError for a text too long."""
+        """Return the task of each text. Raises RunError for an unsuitable run, and DataError for an unsuitable text."""
         encoder, places = self.encoder, [[0] for _ in texts]
         if action == "classify":
             if not isinstance(encoder, Classifier):

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.tokenizer import unknown_warning
-from tfm_blocks.errors import DataError, Problem, RunError, TfmError, printable
+from tfm_blocks.errors import LimitError, Problem, RunError, TfmError, printable
 from tfm_blocks.serving import CLIENT_CLOSED, Limits
 from tfm_blocks.serving.batcher import Batcher, Job, Metrics, Outputs, Progress
 from tfm_blocks.serving.readers import Reading, TextReader
@@ -56,14 +56,14 @@ class SearchBody(BaseModel):
     sampling: SamplingBody | None = None
 
     def search(self, max_tokens: int, limits: Limits) -> Search:
-        """Return the search settings. Raises DataError above a limit, and ValueError for values out of range."""
+        """Return the search settings. Raises LimitError above a limit, and ValueError for values out of range."""
         expect_at_most("beam", self.beam, limits.beam)
         sampling = Sampling(**self.sampling.model_dump()) if self.sampling else None
         fields = {name: getattr(self, name) for name in SearchBody.model_fields if name != "sampling"}
         return Search(**fields, max_tokens=max_tokens, sampling=sampling)
 
     def job(self, translator: Translator, limits: Limits) -> Job:
-        """Return the job of this request. Raises DataError above a limit, and ValueError or TypeError otherwise."""
+        """Return the job of this request. Raises LimitError above a limit, and ValueError or TypeError otherwise."""
         raise NotImplementedError
 
 
@@ -110,11 +110,14 @@ class ReadBody(BaseModel):
     texts: Annotated[list[str], Field(min_length=1)]
 
     def reading(self, limits: Limits) -> Reading:
-        """Return the work on each text. Raises DataError above a limit."""
+        """Return the work on each text. Raises LimitError above a limit."""
         raise NotImplementedError
 
     def job(self, reader: TextReader, limits: Limits) -> Job:
-        """Return the job of this request. Raises DataError above a limit, and RunError for an unsuitable run."""
+        """Return the job of this request.
+
+        Raises LimitError above a limit, DataError for an unsuitable text, and RunError for an unsuitable run.
+        """
         expect_at_most("number of texts", len(self.texts), limits.texts)
         reading = self.reading(limits)
         tasks = reader.tasks(plain_texts(self.texts, "texts"), reading.action)
@@ -162,10 +165,10 @@ def job_of(body: SearchBody | ReadBody, model: Translator | TextReader, limits: 
 
 
 def expect_at_most(name: str, value: int, limit: int) -> None:
-    """Raise DataError if a value is above a limit of the server."""
+    """Raise LimitError if a value is above a limit of the server."""
     if value > limit:
         rule = f"must be at most {limit}, a limit of this server, but is {value}"
-        raise DataError(Problem(name, rule, help="lower it, or split the request"))
+        raise LimitError(Problem(name, rule, help="lower it, or split the request"))
 
 
 def submit(body: SearchBody | ReadBody, batcher: Batcher, progress: Progress | None = None) -> Job:
@@ -176,7 +179,7 @@ def submit(body: SearchBody | ReadBody, batcher: Batcher, progress: Progress | N
     try:
         job = job_of(body, batcher.translator, batcher.limits)
     except TfmError as error:
-        raise HTTPException(413 if isinstance(error, DataError) else 422, error.problems[0]) from None
+        raise HTTPException(413 if isinstance(error, LimitError) else 422, error.problems[0]) from None
     except (ValueError, TypeError) as error:
         raise HTTPException(422, Problem("", str(error), help="docs/serving.md describes the settings")) from None
     job.progress = progress or job.progress

@@ -14,7 +14,7 @@ from tfm_blocks.data.layout import PAD
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.devices import choose_device
-from tfm_blocks.errors import DataError, Place, Problem, RunError
+from tfm_blocks.errors import DataError, LimitError, Place, Problem, RunError
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.runs.folder import TOKENIZER
@@ -58,18 +58,19 @@ class Encoder:
     ) -> list[list[int]]:
         """Return the ids that the network reads for each text; `read` returns them without eos.
 
-        Lines count from `first`. Raises DataError with the place `name` if a text is too long or `read` raises
-        ValueError.
+        Lines count from `first`. Raises LimitError with the place `name` if a text is too long, and DataError if `read`
+        raises ValueError.
         """
         longest, rows = self.network.longest(self.input).tokens, []
         for number, text in enumerate(texts, first):
             try:
                 ids = self.tokenizer.conventions.source((read or self.tokenizer.encode)(text))
-                if len(ids) > longest:
-                    raise ValueError(f"has {len(ids)} tokens with eos, but the model has {longest} positions")
             except ValueError as error:
                 rule = f"the line {error}"
-                raise DataError(Problem(name, rule, Place(name, number), help="split the line")) from None
+                raise DataError(Problem(name, rule, Place(name, number), help="write other text")) from None
+            if len(ids) > longest:
+                rule = f"the line has {len(ids)} tokens with eos, but the model has {longest} positions"
+                raise LimitError(Problem(name, rule, Place(name, number), help="split the line"))
             rows.append(ids)
         return rows
 

@@ -85,7 +85,9 @@ class Filler(Encoder):
             if self.sources and text.count("\t") != len(self.sources):
                 columns, parts = ", ".join((*self.sources, TARGET)), text.split("\t")
                 rule = f"the line has {len(parts)} tab-separated texts, but the run reads {columns}"
-                raise DataError(Problem(name, rule, Place(name, number), help="paste FILE1 FILE2 | tfm fill RUN"))
+                raise DataError(
+                    Problem(name, rule, Place(name, number), help="separate them by tabs, as paste FILE1 FILE2 does")
+                )
         return self.encode(texts, first=first, name=name, read=self._read)
 
     def _read(self, text: str) -> list[int]:

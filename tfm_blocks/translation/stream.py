@@ -16,7 +16,7 @@ from typing import BinaryIO, TextIO
 from tfm_blocks.data.files import UTF8_MARK, read_lines
 from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import DataError, Place, Problem, printable
+from tfm_blocks.errors import DataError, LimitError, Place, Problem, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.search import EOS
@@ -93,7 +93,7 @@ def _fit(text: str, longest: float, tokenizer: Tokenizer, search: Search, place:
     rule = f"the line has {len(ids)} tokens, but the maximum is {most}, by {limit}"
     if strict:
         help = "split the line, or raise --max-tokens" if search.max_tokens < longest else "split the line"
-        raise DataError(Problem(place.file, rule, place, help=help))
+        raise LimitError(Problem(place.file, rule, place, help=help))
     print(printable(f"warning: {place.file}:{place.line}: {rule}: the rest is cut"), file=sys.stderr)
     return _beginning(text, most, tokenizer)
 

@@ -19,7 +19,7 @@ from tfm_blocks.data.sentinel_tokenizer import with_sentinels
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.devices import choose_device, devices_here, names_here
-from tfm_blocks.errors import DataError, Problem, RunError
+from tfm_blocks.errors import LimitError, Problem, RunError
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
@@ -131,7 +131,7 @@ class Translator:
         A sentence is a text, or for several sources a mapping or a sequence of their texts. `prefixes`, one for each
         sentence, begin the translations. A batch has about `batch_tokens` source tokens over all hypotheses. Sentences
         are numbered from `first_line`; errors name these numbers, and sampling is seeded by them. `stop` is called
-        before each batch; if it returns true, the remaining sentences stay blank. Raises DataError for a sentence or
+        before each batch; if it returns true, the remaining sentences stay blank. Raises LimitError for a sentence or
         prefix that is too long, RunError if the model's logits are not finite, TypeError for an input that is not text,
         and ValueError for a lone surrogate and for a wrong number of prefixes.
         """
@@ -231,7 +231,7 @@ class Translator:
         return self.network.longest(TARGET).tokens - len(task.before) + 1
 
     def _expect_possible(self, tasks: Sequence[Task], search: Search) -> None:
-        """Raise RunError for a coverage penalty without cross-attention, and DataError for a task that is too long."""
+        """Raise RunError for a coverage penalty without cross-attention, and LimitError for a task that is too long."""
         if search.coverage:
             last_cross_attention(self.network)
         for task in tasks:
@@ -240,15 +240,15 @@ class Translator:
                 longest = self.network.longest(name).tokens
                 if len(ids) > longest:
                     rule = f"has {len(ids)} tokens with eos, but the model has {longest} positions"
-                    raise DataError(Problem(f"sentence {number}", rule, help="split it"))
+                    raise LimitError(Problem(f"sentence {number}", rule, help="split it"))
             most = min(search.max_tokens, self._longest_output(task))
             if most < 1:
                 longest = self.network.longest(TARGET).tokens
                 rule = f"has {len(task.before)} tokens, but the model has {longest} positions"
-                raise DataError(Problem(f"sentence {number}", rule, help="shorten it"))
+                raise LimitError(Problem(f"sentence {number}", rule, help="shorten it"))
             if len(task.prefix) + 1 > most:
                 rule = f"has {len(task.prefix) + 1} tokens with eos, but a translation has at most {most}"
-                raise DataError(Problem(f"prefix {number}", rule, help="shorten it, or raise the maximum length"))
+                raise LimitError(Problem(f"prefix {number}", rule, help="shorten it, or raise the maximum length"))
 
     def _batch(self, batch: Sequence[Task], search: Search, watch: TaskWatch | None) -> list[list[Hypothesis]]:
         columns = zip(*(task.sources for task in batch), strict=True)
