@@ -1,4 +1,4 @@
-"""The objectives that make a source and a target of a row, and masked diffusion, against slow versions."""
+"""The objectives that make a source and a target of a row, or hide tokens of it, against slow versions."""
 
 import math
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.data.test_objectives import WORDS, packed
+from tests.data.test_objectives import WORDS, masked, packed
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.encoding import write_corpus
@@ -158,6 +158,38 @@ def slow_mixture(objective, tokenizer, ids, u):
     return [*tokenizer.encode(one.mode), *source], target
 
 
+def slow_words(objective, tokenizer, ids):
+    """Return the positions of each word, or of each token, of those that can be hidden: all if all are special."""
+    special = tokenizer.special_ids
+    can = [id not in special for id in ids] if any(id not in special for id in ids) else [True] * len(ids)
+    words = []
+    for place, id in enumerate(ids):
+        piece = tokenizer.piece(id)
+        after_break = place > 0 and tokenizer.piece(ids[place - 1]).endswith("⏎")
+        begins = not objective.whole_words or piece.startswith(("▁", "⏎")) or place == 0 or not can[place - 1]
+        begins = begins or after_break
+        if can[place]:
+            words += [[]] if begins else []
+            words[-1].append(place)
+    return words
+
+
+def slow_masking(objective, rate, tokenizer, ids, u):
+    """Return the ids with masks and random ids, and the labels: of RoBERTa, floor(rate · n + U) words are hidden."""
+    plain = [id for id in range(tokenizer.size) if id not in tokenizer.special_ids]
+    words = slow_words(objective, tokenizer, ids)
+    count = max(1, math.floor(rate * len(words) + u(COUNT)))
+    hidden = [place for word in smallest(count, [u(PLACE, word[0]) for word in words]) for place in words[word]]
+    read, labels = list(ids), [0] * len(ids)
+    for place in hidden:
+        labels[place], kind = ids[place], u(KIND, place)
+        if kind < objective.mask:
+            read[place] = tokenizer.mask
+        elif kind < objective.mask + objective.random:
+            read[place] = plain[int(u(TOKEN, place) * len(plain))]
+    return read, labels
+
+
 def slow_denoising(objective, tokenizer, ids, u):
     """Follow the denoising data set of fairseq: sentences, spans of words, inserted masks, rotation."""
     special = tokenizer.special_ids
@@ -179,16 +211,7 @@ def slow_denoising(objective, tokenizer, ids, u):
         order[place] = sentence
     ids = [id for place in order for id in sentences[place]]
 
-    can = [id not in special for id in ids] if any(id not in special for id in ids) else [True] * len(ids)
-    words = []
-    for place, id in enumerate(ids):
-        piece = tokenizer.piece(id)
-        after_break = place > 0 and tokenizer.piece(ids[place - 1]).endswith("⏎")
-        begins = not objective.whole_words or piece.startswith(("▁", "⏎")) or place == 0 or not can[place - 1]
-        begins = begins or after_break
-        if can[place]:
-            words += [[]] if begins else []
-            words[-1].append(place)
+    words = slow_words(objective, tokenizer, ids)
     budget, lengths, drawn = math.ceil(round(objective.mask * len(words), 6)), [], 0
     while sum(lengths) < budget:
         uniform, length, limit = u(LENGTH, drawn), 0, math.exp(-objective.span)
@@ -229,6 +252,31 @@ def test_each_row_becomes_what_a_slow_version_makes_of_it(corpus, tokenizer, nam
             expected = slow(objective, tokenizer, ids, Draws(row, draw))
             expected = (expected, ids) if objective.name == "denoising" else expected
             assert pair_of(corpus, objective, row, draw) == expected, row
+
+
+HIDDEN = {
+    "bert": masked(),
+    "words": masked(whole_words=True, rate=0.3),
+    "modernbert": masked(rate=0.3, static=True),
+    "most": masked(rate=0.9, mask=0.3, random=0.5, eval_rate=0.5),
+    "electra": masked(mask=0.85, random=0.0),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_each_row_has_the_hidden_tokens_of_a_slow_version(corpus, tokenizer, name):
+    objective, labelled = HIDDEN[name], 0
+    layout = layout_of(corpus, ["tgt"], objective)
+    draws = [(layout.drawn(*draw), objective.rate, draw) for draw in (DRAW, (3, 2), (8, 0))]
+    for drawn, rate, (seed, epoch) in [*draws, (layout.evaluating, objective.eval_rate, (0, 0))]:
+        for row in range(len(corpus)):
+            ids = [*corpus.ids("tgt", row).tolist(), EOS]
+            u = Draws(row, (seed, 0 if objective.static else epoch))
+            batch = drawn.batch(corpus, [row])
+            pair = batch.inputs["tgt"][0].tolist(), batch.labels_BT[0].tolist()
+            assert pair == slow_masking(objective, rate, tokenizer, ids, u), row
+            labelled += len(batch.kept_N)
+    assert labelled > 60
 
 
 @pytest.mark.parametrize("inputs", [["src", "tgt"], ["tgt"]], ids=["two sides", "one sequence"])
@@ -328,10 +376,39 @@ def test_the_split_of_a_prefix_is_uniform(corpus):
     n = len(corpus.ids("tgt", row))
     layout = layout_of(corpus, ["src", "tgt"], PREFIX)
     splits = [int(layout.drawn(1, epoch).batch(corpus, [row]).inputs["src"].shape[1]) - 1 for epoch in range(2000)]
-    counts = np.bincount(splits, minlength=n + 1)
+    expect_uniform(np.bincount(splits, minlength=n + 1), n)
+
+
+def expect_uniform(counts, n):
+    """Expect that the splits 1 to n - 1 are equally frequent, by a chi-squared test of five standard deviations."""
     assert counts[0] == counts[n] == 0
-    expected = 2000 / (n - 1)
+    expected = counts.sum() / (n - 1)
     assert ((counts[1:n] - expected) ** 2 / expected).sum() < n + 5 * math.sqrt(2 * n)
+
+
+@pytest.mark.parametrize("size", [40_000, pytest.param(1_000_000, marks=pytest.mark.grid)])
+def test_splits_rotations_and_insertions_of_many_rows_have_their_distribution(tokenizer, tmp_path, size):
+    corpus = packed(tmp_path, tokenizer, size, context=32)
+
+    def pairs(objective):
+        """Return the ids and the source of each row of 32 tokens."""
+        layout = layout_of(corpus, ["src", "tgt"], objective).drawn(*DRAW)
+        both = [(flat, layout.noise.pairs(flat)[0]) for flat in layout.parts(corpus)]
+        rows = [zip(*(side.split(side.ids_L) for side in part), strict=True) for part in both]
+        return [(ids, source) for part in rows for ids, source in part if len(ids) == 32]
+
+    splits = [len(source) for _, source in pairs(PREFIX)]
+    expect_uniform(np.bincount(splits, minlength=33), 32)
+    options = {"mask": 0.0, "permute": 0.0}
+    rotated = [pair for pair in pairs(denoising(**options, rotate=0.3)) if not np.array_equal(*pair)]
+    share, expected = len(rotated) / len(splits), 0.3 * 31 / 32
+    assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / len(splits))
+    offsets = [next(k for k in range(1, 32) if np.array_equal(np.roll(ids, -k), source)) for ids, source in rotated]
+    expect_uniform(np.bincount(offsets, minlength=33), 32)
+    inserted = [source for _, source in pairs(denoising(**options, insert=0.2, random=0.25))]
+    assert {len(source) for source in inserted} == {32 + 7}
+    masks = sum((source == tokenizer.mask).sum() for source in inserted) / (7 * len(inserted))
+    assert abs(masks - 0.75) < 5 * math.sqrt(0.75 * 0.25 / (7 * len(inserted)))
 
 
 @pytest.mark.parametrize("size", [40_000, pytest.param(1_000_000, marks=pytest.mark.grid)])

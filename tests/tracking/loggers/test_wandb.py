@@ -46,12 +46,16 @@ def test_wandb_mode_is_respected(value: str, mode: str) -> None:
 def test_an_offline_run_keeps_flat_knobs_and_its_exit_code_in_the_run_folder(tmp_path: Path) -> None:
     program = f"""
 import pathlib
+import numpy as np
+from tfm_blocks.data.labels import LabelCoder
+from tfm_blocks.report.confusion import confusion_png
 from tfm_blocks.tracking.loggers import LoggedRun
 from tfm_blocks.tracking.loggers.wandb import WandbLogger, WandbSettings
 settings = WandbSettings(project="test", entity=None)
 logger = WandbLogger(settings, LoggedRun(pathlib.Path({str(tmp_path)!r}), {{"heads": 4, "graph": {{"add_norm": "post"}}}}, {{}}, "abc"))
 logger.log_metrics({{"train/loss": 2.5}}, 1)
 logger.log_samples("val", [("a", "b", "c")], 1)
+logger.log_pictures({{"confusion/val": confusion_png(LabelCoder("class", ("x", "y")), np.eye(2, dtype=int))}}, 1)
 logger.close(3, "diverged")
 """
     environment = {"WANDB_MODE": "offline", "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -64,6 +68,7 @@ logger.close(3, "diverged")
     stored = next(folder.glob("*.wandb")).read_bytes()
     assert b"heads" in stored and b"train/loss" in stored
     assert list((folder / "files" / "media" / "table" / "samples").glob("val*.json"))
+    assert list((folder / "files" / "media" / "images" / "confusion").glob("val*.png"))
 
 
 def test_a_server_that_refuses_the_key_leaves_an_offline_run(
