@@ -163,6 +163,10 @@ SPLIT_KEYS = (  # of val/ and test/
     Key("token_accuracy/{corpus}", "the token accuracy of a corpus of `data.mix`, 0 to 1", "max"),
     Key("bleu/{corpus}", "BLEU of TEXTS of a corpus of `data.mix`, 0 to 100", "max", kinds=("translated",)),
     Key("chrf/{corpus}", "chrF of TEXTS of a corpus of `data.mix`, 0 to 100", "max", kinds=("translated",)),
+    *(
+        Key(f"{name}/{{corpus}}", f"`{name}` of a corpus of `data.mix`", "max", kinds=("labelled",))
+        for name in ("accuracy", "f1", "mcc", "spearman")
+    ),
 )
 ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
     Key(
@@ -175,13 +179,7 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
         headline=5,
         kinds=("answered", "labelled"),
     ),
-    Key(
-        "exact",
-        "fraction of answers that are entirely correct, 0 to 1",
-        "max",
-        progress="exact {:.1%}",
-        kinds=("answered",),
-    ),
+    Key("exact", "fraction of entirely correct answers, 0 to 1", "max", progress="exact {:.1%}", kinds=("answered",)),
     Key(
         "scaled_accuracy",
         "(accuracy - chance) / (1 - chance), with the accuracy of guesses as chance",
@@ -237,11 +235,14 @@ TEST_KEYS += [
 ]
 METRIC_KEYS = (*TRAIN_KEYS, *VAL_KEYS, *TEST_KEYS)
 IMPROVABLE = {key.name: key for key in VAL_KEYS if key.summary != "last"}  # a search or early stopping can follow these
+TOKEN_ACCURACY = FinalScore("token accuracy", "fraction", "higher", key="token_accuracy")
+HIDING = ("masked", "masked_diffusion", "replaced_token")  # objectives with the token accuracy as a final score
 FINAL_SCORES = (
     FinalScore("accuracy", "fraction", "higher", key="accuracy"),
     FinalScore("scaled accuracy", "scaled", "higher", key="scaled_accuracy", low=-100.0),
     FinalScore("exact", "fraction", "higher", key="exact"),
     FinalScore("exact match", "fraction", "higher", key="exact_match"),
+    TOKEN_ACCURACY,
     FinalScore("BLEU", "corpus", "higher"),
     FinalScore("chrF", "corpus", "higher"),
     FinalScore("TER", "corpus", "lower", high=math.inf),

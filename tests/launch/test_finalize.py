@@ -84,11 +84,11 @@ def test_the_loss_of_each_test_line_is_saved(
     """Compare with torch's cross entropy line by line; the sums give the loss and perplexity of the run."""
     composed = small("trainer.steps=2", f"trainer.devices={devices}", f"data.test={rows}", "data.batch_tokens=122")
     train(check_run(composed), tmp_path)
-    losses_N4 = read_losses(tmp_path / "run")
-    assert losses_N4 is not None
+    losses_N6 = read_losses(tmp_path / "run")
+    assert losses_N6 is not None
     translator = tfm.load(tmp_path / "run")
     encode = translator.tokenizer.encode
-    for line, losses_4 in zip(read_translations(tmp_path / "run"), losses_N4, strict=True):
+    for line, losses_6 in zip(read_translations(tmp_path / "run"), losses_N6, strict=True):
         src_S, tgt_T = [*encode(line.source), Tokenizer.EOS], encode(line.reference)
         logits_BTV = translator.network(src=torch.tensor([src_S]), tgt=torch.tensor([[Tokenizer.BOS, *tgt_T]]))
         labels_T = torch.tensor([*tgt_T, Tokenizer.EOS])
@@ -96,9 +96,10 @@ def test_the_loss_of_each_test_line_is_saved(
             float(F.cross_entropy(logits_BTV[0], labels_T, label_smoothing=smoothing, reduction="sum"))
             for smoothing in (0.1, 0.0)
         ]
-        assert losses_4.tolist() == pytest.approx([*expected, len(labels_T), 0], rel=1e-4)
+        correct = int((logits_BTV[0].argmax(1) == labels_T).sum())
+        assert losses_6.tolist() == pytest.approx([*expected, len(labels_T), 0, correct, len(labels_T)], rel=1e-4)
     record = SavedRun(tmp_path / "run")
-    loss, nll, tokens = losses_N4.sum(0)[:3]
+    loss, nll, tokens = losses_N6.sum(0)[:3]
     assert (record.values["loss"], record.values["perplexity"]) == pytest.approx(
         (loss / tokens, np.exp(nll / tokens)), rel=1e-6
     )

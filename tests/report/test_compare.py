@@ -226,9 +226,10 @@ def test_every_score_of_the_table_is_tested_against_the_baseline(sweep):
 
 
 def losses_of(seed, mean):
-    """Return losses of 40 lines of ten tokens; -log p is half of the loss."""
+    """Return losses of 40 lines of ten tokens, none of them correct; -log p is half of the loss."""
     loss_N = np.random.default_rng(seed).normal(10 * mean, 2, len(REFERENCES))
-    return np.stack([loss_N, loss_N / 2, np.full(len(REFERENCES), 10), np.zeros(len(REFERENCES))], 1)
+    ten_N, zero_N = np.full(len(REFERENCES), 10), np.zeros(len(REFERENCES))
+    return np.stack([loss_N, loss_N / 2, ten_N, zero_N, zero_N, ten_N], 1)
 
 
 @pytest.fixture
@@ -237,9 +238,9 @@ def with_losses(tmp_path):
     for model, mean in (("base", 1.5), ("prenorm", 1.45)):
         for seed in (1, 2, 3):
             run = leave_run(tmp_path / f"{model}-{seed}", REFERENCES, outputs_of(model, seed), model=model, seed=seed)
-            losses_N4 = losses_of(seed, mean)
-            write_losses(run, losses_N4)
-            loss, nll, tokens, _ = losses_N4.sum(0)
+            losses_N6 = losses_of(seed, mean)
+            write_losses(run, losses_N6)
+            loss, nll, tokens, *_ = losses_N6.sum(0)
             status = json.loads((run / "status.json").read_text())
             scores = {"test/loss": loss / tokens, "test/perplexity": np.exp(nll / tokens)}
             (run / "status.json").write_text(json.dumps(status | {"scores": status["scores"] | scores}))
@@ -287,6 +288,7 @@ def test_losses_of_other_tokenizers_or_smoothings_are_not_tested(with_losses):
         "loss,nll,tokens,bytes\n1,1,1\n",
         "loss,nll,tokens\n1,1,1\n",
         "loss,nll,tokens,bytes\n1,1,0,0\n",
+        "loss,nll,tokens,bytes,correct,labels\n1,1,1,0\n",
         "x",
     ],
 )
@@ -296,6 +298,14 @@ def test_damaged_losses_are_noted_and_the_rest_is_tested(with_losses, damage):
     assert any("losses.csv is damaged" in note for note in report["notes"])
     tested = {one["score"]: one for one in report["against"]}
     assert tested["loss"]["sentences"] is None and tested["BLEU"]["sentences"] is not None
+
+
+def test_losses_of_an_earlier_version_lack_two_columns(with_losses):
+    for run in with_losses.iterdir():
+        lines = (run / "losses.csv").read_text().splitlines()
+        (run / "losses.csv").write_text("".join(f"{','.join(line.split(',')[:4])}\n" for line in lines))
+    tested = {one["score"]: one for one in comparison(with_losses, "--baseline", "base-1")["against"]}
+    assert 0 < tested["loss"]["sentences"] <= 1
 
 
 def test_single_runs_have_sacrebleus_p_beside_the_two_sided_one(tmp_path):

@@ -67,8 +67,8 @@ def test_damaged_cached_files_are_replaced(run, tmp_path):
 
 
 def test_losses_stand_beside_the_translations(run):
-    losses_N4 = np.array([[3.0, 2.0, 4.0, 0.0]] * len(REFERENCES))
-    write_losses(run, losses_N4)
+    losses_N6 = np.array([[3.0, 2.0, 4.0, 0.0, 1.0, 4.0]] * len(REFERENCES))
+    write_losses(run, losses_N6)
     values, notes = statistics(run)
-    assert np.array_equal(values["loss"], losses_N4[:, [0, 2]]) and notes == []
-    assert np.array_equal(values["perplexity"], losses_N4[:, [1, 2]]) and "BLEU" in values
+    assert np.array_equal(values["loss"], losses_N6[:, [0, 2]]) and notes == []
+    assert np.array_equal(values["perplexity"], losses_N6[:, [1, 2]]) and "BLEU" in values

@@ -25,6 +25,7 @@ from tfm_blocks.exchange.weights import Conversion, read_weight_table
 from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.confusion import confusion_png, count_confusions
+from tfm_blocks.runs.row_results import read_translations
 from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.scoring.labels import label_statistics
 from tfm_blocks.training.labels import LabelObjective, label_scores
@@ -239,11 +240,12 @@ def test_wrong_labels_are_errors_with_their_row(predict, label, rule, tmp_path):
     assert rule in str(error.value) and "data." in error.value.problems[0].address
 
 
-def write_texts(folder):
+def write_texts(folder, rows=20):
     random = np.random.default_rng(3)
-    for split, rows in (("train", 120), ("val", 20), ("test", 20)):
-        pairs = [random.choice(["good", "bad"]) for _ in range(rows)]
-        (folder / f"{split}.txt").write_text("".join(f"the film was {word} today\n" for word in pairs))
+    begin = "more: " * (folder.name == "more")
+    for split, count in (("train", 120), ("val", rows), ("test", rows)):
+        pairs = [random.choice(["good", "bad"]) for _ in range(count)]
+        (folder / f"{split}.txt").write_text("".join(f"{begin}the film was {word} today\n" for word in pairs))
         (folder / f"{split}.labels").write_text("".join(f"{'pos' if word == 'good' else 'neg'}\n" for word in pairs))
 
 
@@ -286,6 +288,40 @@ def test_a_run_learns_labels_classifies_embeds_and_is_compared(tmp_path, monkeyp
     tests = {row.score: row for row in comparison.baseline_tests}
     assert {"accuracy", "f1", "mcc", "loss"} <= tests.keys()
     assert all(row.sentences is not None and 0 <= row.sentences <= 1 for row in tests.values())
+
+
+@pytest.mark.parametrize("predict", ["class", pytest.param("number", marks=pytest.mark.grid)])
+def test_labels_of_a_mix_are_scored_for_each_corpus_and_together(predict, tmp_path, monkeypatch):
+    """The scores of a corpus are those of torchmetrics for its lines, which translations.jsonl has in their order."""
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path)
+    (tmp_path / "more").mkdir()
+    write_texts(tmp_path / "more", rows=9)
+    options = ["data.mix={a: {}, b: {dir: more}}", f"data.dir={tmp_path}", "name=mixed", "schedule.peak=1e-4"]
+    if predict == "number":
+        for path in tmp_path.rglob("*.labels"):
+            values = path.read_text().replace("pos", "1").replace("neg", "0").split()
+            path.write_text("".join(f"{value}.{place}\n" for place, value in enumerate(values)))
+        options += ["data.predict=number", "data.labels=null", "classes=1"]
+    run = tfm.train(
+        "classifier",
+        overrides=[
+            *(one for one in SMALL if "peak" not in one and (predict == "class" or "labels=" not in one)),
+            *options,
+        ],
+    )
+    names = ("accuracy", "f1", "mcc") if predict == "class" else ("spearman",)
+    lines, scores = read_translations(run.folder), run.scores
+    of_b = [place for place, line in enumerate(lines) if line.source.startswith("more")]
+    assert len(of_b) == 9 and len(lines) == 29
+    coder = LabelCoder(predict, ("neg", "pos") if predict == "class" else ())
+    parts = {"": range(29), "/a": [place for place in range(29) if place not in of_b], "/b": of_b}
+    for suffix, places in parts.items():
+        texts = ([getattr(lines[place], side) for place in places] for side in ("output", "reference"))
+        expected = label_scores(*texts, coder)
+        for name in names:
+            assert scores[f"test/{name}{suffix}"] == pytest.approx(expected[name]), (name, suffix)
+    assert {f"val/{names[0]}/a", f"val/{names[0]}/b", "val/loss/b"} <= scores.keys()
 
 
 @pytest.mark.grid

@@ -78,7 +78,7 @@ def finish(
         **summarise(read_rows(job.folder / METRICS)),
     )
     write_weights(job.folder, weights)
-    if module.scorer.outputs:
+    if module.scorer.samples:
         write_translations(job.folder, [TranslatedLine(*sample) for sample in module.scorer.samples])
     write_losses(job.folder, module.row_losses)
     status.write(job.folder)
@@ -111,8 +111,8 @@ def _summary(job: RunSpec, settings: RunSettings, status: Status) -> Iterator[st
         yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in SavedModel.read(job.folder).plugins)
     kind: str = settings.data.kind
-    written = status.translation or kind in ("probe", "labels")
-    files = [METRICS, STATUS, *([TRANSLATIONS] if written else []), LOSSES, f"{CHECKPOINTS}/"]
+    written = [TRANSLATIONS] if (job.folder / TRANSLATIONS).is_file() else []
+    files = [METRICS, STATUS, *written, LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
     if kind == "probe":
         yield f"next: tfm show {job.folder}"

@@ -18,7 +18,7 @@ import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.metric_schema import BITS_PER_BYTE, FINAL_SCORES
+from tfm_blocks.metric_schema import BITS_PER_BYTE, FINAL_SCORES, TOKEN_ACCURACY
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.row_results import read_losses, read_translations
@@ -125,15 +125,17 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
         elif "accuracy" in run.scores:
             lines = read_translations(run.folder)
             statistics |= answer_statistics([line.output for line in lines], [line.reference for line in lines])
-        elif run.scores:
+        elif run.scores and TOKEN_ACCURACY.name not in run.scores:
             statistics |= _of_translations(run.translated_in or run.folder, tokenizer)
-        losses_N4 = None if run.translated_in else read_losses(run.folder)
+        losses_N6 = None if run.translated_in else read_losses(run.folder)
     except RunError as error:
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")
         return statistics
-    if losses_N4 is not None:
-        statistics |= {"loss": losses_N4[:, [0, 2]], "perplexity": losses_N4[:, [1, 2]]}
-        statistics |= {BITS_PER_BYTE: losses_N4[:, [1, 3]]} if losses_N4[:, 3].all() else {}
+    if losses_N6 is not None:
+        statistics |= {"loss": losses_N6[:, [0, 2]], "perplexity": losses_N6[:, [1, 2]]}
+        statistics |= {BITS_PER_BYTE: losses_N6[:, [1, 3]]} if losses_N6[:, 3].all() else {}
+        if TOKEN_ACCURACY.name in run.scores and losses_N6[:, 5].any():
+            statistics[TOKEN_ACCURACY.name] = losses_N6[:, [4, 5]]
     return statistics
 
 

@@ -25,6 +25,7 @@ TRANSLATIONS = "translations.jsonl"
 LOSSES = "losses.csv"
 SWEEP = "sweep.json"  # in the folder of a sweep: its jobs
 CHECKPOINTS = "checkpoints"
+LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
 BEST = "best.safetensors"  # of the checkpoints: the weights of the lowest validation loss
 STEP_FILE = re.compile(r"(step|best)-[0-9]{1,18}\.safetensors")
 
@@ -121,3 +122,18 @@ def numbered_names(name: str) -> Iterator[str]:
     """Yield the name, then `name-2`, `name-3` and so on."""
     yield name
     yield from (f"{name}-{number}" for number in count(2))
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if the folder has a status or a model."""
+    with suppress(PermissionError):
+        return (folder / STATUS).is_file() or (folder / MODEL).is_file()
+    return False
+
+
+def modified(path: Path) -> float:
+    """Return the modification time within the range of datetime, or 0 if the file does not exist."""
+    try:
+        return min(max(path.stat().st_mtime, 0.0), LATEST)
+    except OSError:
+        return 0.0

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfm_blocks.errors import Problem, RunError, print_warnings
-from tfm_blocks.runs.folder import SWEEP, expect_folder
+from tfm_blocks.runs.folder import SWEEP, expect_folder, is_run
 from tfm_blocks.runs.lock import LOCK, expect_free, hold
 from tfm_blocks.runs.records import SweepFile
-from tfm_blocks.runs.saved_run import SavedRun, is_run
+from tfm_blocks.runs.saved_run import SavedRun
 
 LEVELS = 4  # levels of folders that are searched for runs
 

@@ -16,6 +16,7 @@ from tfm_blocks.metric_schema import IMPROVABLE, SPEED, TOKENS
 from tfm_blocks.runs.files import damaged, read_bytes, read_text
 
 LAST_STEP = 2**31 - 1
+TAIL = 65_536  # bytes that `read_last_row` reads from the end of the file
 
 Row = Mapping[str, float]
 
@@ -35,6 +36,23 @@ def read_rows(path: Path) -> list[Row]:
     except (RunError, ValueError, csv.Error):
         return []
     return [numbers for row in rows if (numbers := numbers_of(names, row))]
+
+
+def read_last_row(path: Path) -> Row:
+    """Return the last number of each metric in the header and the last TAIL bytes; empty if they are damaged."""
+    newest: dict[str, float] = {}
+    with suppress(OSError, csv.Error, ValueError):
+        if not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            header = file.readline(TAIL)
+            file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
+            file.readline()  # the rest of a partial row
+            tail = file.read().decode("utf-8", "replace").splitlines()
+        names, *rows = csv.reader([header.decode("utf-8", "replace"), *tail])
+        for row in rows:
+            newest |= numbers_of(names, row)
+    return newest
 
 
 def read_metric_names(path: Path) -> list[str]:

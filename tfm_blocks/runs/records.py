@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import Problem, RunError, shown
-from tfm_blocks.metric_schema import FINAL_SCORES
+from tfm_blocks.metric_schema import FINAL_SCORES, TOKEN_ACCURACY
 from tfm_blocks.registry.plugins import is_loaded
 from tfm_blocks.runs.files import JsonFile, json_bytes
 from tfm_blocks.runs.folder import MODEL, RUN, STATUS, SWEEP, expect_folder
@@ -111,11 +111,14 @@ class Measured:
 
 
 def with_intervals(values: Mapping[str, float], rows: int, translation: Sequence[Score]) -> dict[str, Measured]:
-    """Return the fractions, with Wilson's interval, and the scores of the translations as sacreBLEU computed them."""
+    """Return the fractions, with Wilson's interval, and the scores of the translations as sacreBLEU computed them.
+
+    A scaled fraction and the token accuracy, of which the rows have different numbers of tokens, have no interval.
+    """
     scores = {}
     for score in FINAL_SCORES:
         fraction = values.get(score.key, math.nan) if score.in_percent else math.nan
-        if score.kind == "scaled" and math.isfinite(fraction):
+        if (score.kind == "scaled" or score is TOKEN_ACCURACY) and math.isfinite(fraction):
             scores[score.name] = Measured(100 * fraction, math.nan, math.nan)
         elif 0 <= fraction <= 1:
             low, high = wilson(fraction, rows) if rows else (math.nan, math.nan)

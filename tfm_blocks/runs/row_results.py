@@ -18,7 +18,7 @@ from tfm_blocks.runs.files import damaged, read_bytes, read_text, write_bytes
 from tfm_blocks.runs.folder import LOSSES, TRANSLATIONS
 from tfm_blocks.runs.records import SavedScores, scores_folder
 
-LOSS_COLUMNS = ("loss", "nll", "tokens", "bytes")
+LOSS_COLUMNS = ("loss", "nll", "tokens", "bytes", "correct", "labels")
 Losses = npt.NDArray[np.float64]
 
 
@@ -57,34 +57,39 @@ def read_translations(run: Path) -> list[TranslatedLine]:
     return lines
 
 
-def write_losses(run: Path, losses_N4: Losses) -> None:
+def write_losses(run: Path, losses_N6: Losses) -> None:
     """Write one line per row: the sums over its target tokens of the loss and of -log p, their number, and its bytes.
 
-    A row is a document if the text is packed; other rows have 0 bytes.
+    The last two numbers are the labels that the model ranks first, and all labels, which are fewer than the tokens in
+    masked diffusion. A row is a document if the text is packed; other rows have 0 bytes.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(LOSS_COLUMNS)
-    writer.writerows([float(loss), float(nll), int(tokens), int(size)] for loss, nll, tokens, size in losses_N4)
+    writer.writerows([float(loss), float(nll), *map(int, counts)] for loss, nll, *counts in losses_N6)
     write_bytes(run / LOSSES, text.getvalue().encode("utf-8"))
 
 
 def read_losses(run: Path) -> Losses | None:
-    """Return losses_N4 in the order of the split; None if the file does not exist. Raises RunError if it is damaged."""
+    """Return losses_N6 in the order of the split; None if the file does not exist. Raises RunError if it is damaged.
+
+    In a file of an earlier version, which lacks the last two columns, they are 0.
+    """
     path = run / LOSSES
     if not path.exists():
         return None
     text = read_text(path)
     try:
         header, *rows = text.splitlines()
-        losses_N4 = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
-        if header != ",".join(LOSS_COLUMNS) or losses_N4.shape != (len(rows), len(LOSS_COLUMNS)):
-            raise ValueError(f"it needs a line {','.join(LOSS_COLUMNS)}, then four numbers per line")
-        if not rows or not np.isfinite(losses_N4).all() or losses_N4[:, 2].min() < 1:
+        losses_NK = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
+        columns = tuple(header.split(","))
+        if columns not in (LOSS_COLUMNS, LOSS_COLUMNS[:4]) or losses_NK.shape != (len(rows), len(columns)):
+            raise ValueError(f"it needs a line {','.join(LOSS_COLUMNS)}, then a number per column")
+        if not rows or not np.isfinite(losses_NK).all() or losses_NK[:, 2].min() < 1:
             raise ValueError("losses must be finite, and each row must have a token")
     except ValueError as error:
         raise damaged(path, error) from None
-    return losses_N4
+    return np.pad(losses_NK, ((0, 0), (0, len(LOSS_COLUMNS) - len(columns))))
 
 
 def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:

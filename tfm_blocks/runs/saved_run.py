@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,18 +14,32 @@ from typing import Any
 from tfm_blocks.errors import Problem, RunError, cut, printable
 from tfm_blocks.metric_schema import (
     BITS_PER_BYTE,
+    HIDING,
     LABEL_SCORES,
     OBJECTIVE,
     SOLVED,
     SOLVED_FROM,
     TEST_KEYS,
+    TOKEN_ACCURACY,
     VAL_KEYS,
     find_score,
 )
 from tfm_blocks.runs.files import Setting, damaged, named_folder, parse_mapping, read_settings_part, read_text
-from tfm_blocks.runs.folder import CHECKPOINTS, CONFIG, METRICS, MODEL, STATUS, SWEEP, WEIGHTS, step_files, step_of
+from tfm_blocks.runs.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    MODEL,
+    STATUS,
+    SWEEP,
+    WEIGHTS,
+    is_run,
+    modified,
+    step_files,
+    step_of,
+)
 from tfm_blocks.runs.lock import holder_of
-from tfm_blocks.runs.metrics import Best, numbers_of, read_rows, summarise
+from tfm_blocks.runs.metrics import Best, read_last_row, read_rows, summarise
 from tfm_blocks.runs.records import (
     WAITING,
     JobEntry,
@@ -41,8 +54,6 @@ from tfm_blocks.runs.records import (
 ROOT_KEY = re.compile(r"\n(?=\w)")
 NUMBERS = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
 NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that do not change the experiment
-LATEST = 253_000_000_000.0  # seconds since 1970, in the year 9987: datetime ends with 9999
-TAIL = 65_536  # bytes that are read from the end of metrics.csv
 HEADLINES = [
     k.name for keys in (TEST_KEYS, VAL_KEYS) for k in sorted(keys, key=lambda k: k.headline or 0) if k.headline
 ]
@@ -58,6 +69,7 @@ UNFINISHED = {
     "merged": "the adapters were merged, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
+NEXT_TOKEN = ("next_token", "distil", "several_tokens")  # objectives with the same loss in validation and test
 RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run would diverge at the same step
 
 
@@ -176,27 +188,13 @@ class SavedRun:
     def changed(self) -> float:
         """Return the time of the last change, in seconds since 1970."""
         if not self.begun and self.job is not None:
-            return _modified(self.folder.parent / SWEEP)
+            return modified(self.folder.parent / SWEEP)
         files = (STATUS, METRICS, MODEL, CHECKPOINTS)
-        return max(_modified(self.folder / name) for name in files) or _modified(self.folder)
+        return max(modified(self.folder / name) for name in files) or modified(self.folder)
 
     @cached_property
     def _last_row(self) -> Mapping[str, float]:
-        """Return the last number of each metric in the header and the last TAIL bytes; empty if they are damaged."""
-        newest: dict[str, float] = {}
-        path = self.folder / METRICS
-        with suppress(OSError, csv.Error, ValueError):
-            if not path.is_file():
-                return {}
-            with path.open("rb") as file:
-                header = file.readline(TAIL)
-                file.seek(max(1, len(header), path.stat().st_size - TAIL) - 1)
-                file.readline()  # the rest of a partial row
-                tail = file.read().decode("utf-8", "replace").splitlines()
-            names, *rows = csv.reader([header.decode("utf-8", "replace"), *tail])
-            for row in rows:
-                newest |= numbers_of(names, row)
-        return newest
+        return read_last_row(self.folder / METRICS)
 
     @property
     def step(self) -> int:
@@ -252,8 +250,10 @@ class SavedRun:
 
     @cached_property
     def scores(self) -> Mapping[str, Measured]:
-        """Return the scores of the finished model with an interval."""
-        return with_intervals(self.values, self.status.test_set.rows, self.status.translation)
+        """Return the scores of the finished model that are in percent or computed by sacreBLEU."""
+        left_out = () if self.settings.get("objective.name") in HIDING else (TOKEN_ACCURACY.key,)
+        values = {name: value for name, value in self.values.items() if name not in left_out}
+        return with_intervals(values, self.status.test_set.rows, self.status.translation)
 
     @property
     def saved_names(self) -> list[str]:
@@ -287,12 +287,24 @@ class SavedRun:
 
     def method_of(self, name: str) -> str:
         """Return the key that comparable scores share: the signature, or for a loss the tokenizer."""
-        if name in self.scores:
+        if name in self.scores and name != TOKEN_ACCURACY.name:
             return self.scores[name].signature
         if name in LABEL_SCORES or name == BITS_PER_BYTE:
             return ""
-        smoothing = self.settings.get("label_smoothing") if name == "loss" else ""
-        return f"{self.tokenizer} {smoothing}"
+        smoothing = self.settings.get("label_smoothing") if name.partition("/")[0] == "loss" else ""
+        return f"{self.tokenizer} {smoothing} {self.predicted}"
+
+    @cached_property
+    def predicted(self) -> str:
+        """Return the settings of the objective that determine which tokens validation and test predict.
+
+        All objectives that predict each target token from the tokens before it have the same losses.
+        """
+        if not self.settings or self.settings.get("objective.name", NEXT_TOKEN[0]) in NEXT_TOKEN:
+            return NEXT_TOKEN[0] if self.settings else ""
+        in_training = ("objective.rate", "objective.static")
+        kept = sorted(key for key in self.settings if key.startswith("objective.") and key not in in_training)
+        return str({key: self.settings[key] for key in kept})
 
     @property
     def tokenizer(self) -> str:
@@ -333,18 +345,3 @@ class SavedRun:
             raise RunError(Problem(str(self.folder), f"has no {WEIGHTS}: {cause}", help=help))
         if self.state in UNFINISHED and self.state not in ("done", "averaged", "merged", "saved"):
             print(printable(f"warning: {self.folder}: {cause}; its weights are from before that"), file=sys.stderr)
-
-
-def is_run(folder: Path) -> bool:
-    """Return True if the folder has a status or a model."""
-    with suppress(PermissionError):
-        return (folder / STATUS).is_file() or (folder / MODEL).is_file()
-    return False
-
-
-def _modified(path: Path) -> float:
-    """Return the modification time within the range of datetime, or 0 if the file does not exist."""
-    try:
-        return min(max(path.stat().st_mtime, 0.0), LATEST)
-    except OSError:
-        return 0.0

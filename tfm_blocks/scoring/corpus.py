@@ -15,7 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from tfm_blocks.metric_schema import BITS_PER_BYTE
+from tfm_blocks.metric_schema import BITS_PER_BYTE, TOKEN_ACCURACY
 from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.labels import Floats, correlation, f1, mcc
 
@@ -95,8 +95,8 @@ def mean(sums_RK: Floats) -> Floats:
 
 # Each maps sums_RK of R texts to scores_R.
 MEASURES: dict[str, Callable[[Floats], Floats]] = {
-    # of (fraction of correct tokens, answers), (correct answers, answers) and (matches, lines)
-    **dict.fromkeys(("accuracy", "exact", "exact match"), lambda sums_RK: 100 * mean(sums_RK)),
+    # of (fraction of correct tokens, answers), (correct answers, answers), (matches, lines), (correct tokens, tokens)
+    **dict.fromkeys(("accuracy", "exact", "exact match", TOKEN_ACCURACY.name), lambda sums_RK: 100 * mean(sums_RK)),
     "BLEU": bleu,
     "chrF": chrf,
     "TER": ter,

@@ -45,22 +45,22 @@ class Scorer(SplitScorer):
         self.documents = corpus.documents
         self.tokens.bytes = int(self.documents.bytes_D.sum()) if self.documents else 0
 
-    def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_N: Tensor, row_B: Tensor) -> None:
+    def _add_rows(self, batch: Batch, values_N3: Tensor, row_N: Tensor, row_B: Tensor) -> None:
         if self.documents is None:
-            super()._add_rows(batch, loss_N, nll_N, row_N, row_B)
+            super()._add_rows(batch, values_N3, row_N, row_B)
             return
         is_end_BT = (batch.labels_BT == EOS).long()
         first_B = torch.from_numpy(self.documents.first_R).to(row_B.device)[row_B]
         piece_BT = first_B[:, None] + is_end_BT.cumsum(1) - is_end_BT
         document_P = torch.from_numpy(self.documents.document_P).to(row_B.device)
         document_N = document_P[batch.kept(piece_BT)]
-        self.rows.update(torch.stack([loss_N, nll_N, torch.ones_like(loss_N)], 1), document_N)
+        self.rows.update(torch.cat([values_N3, torch.ones_like(values_N3[:, :2])], 1), document_N)
 
     def row_losses(self, corpus: Corpus) -> Losses:
-        """Return losses_N4 of the counted rows of the split, or of the documents of packed text with their bytes."""
+        """Return losses_N6 of the counted rows of the split, or of the documents of packed text with their bytes."""
         if self.documents is None:
             return super().row_losses(corpus)
-        return np.column_stack([self.rows.compute().cpu().numpy(), self.documents.bytes_D])
+        return self._losses(self.documents.bytes_D.astype(np.float64))
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all counted tokens, and of the translations of the first rows."""

@@ -152,5 +152,12 @@ class LabelScorer(SplitScorer):
         self.outputs, self.samples = [], []
         if not math.isfinite(scores["loss"]):
             return scores
-        self.keep_outputs(corpus, {row: self.coder.text_of(outputs) for row, outputs in self.predicted.items()})
-        return scores | label_scores(self.outputs, [label for _, _, label in self.samples], self.coder)
+        rows = self.keep_outputs(corpus, {row: self.coder.text_of(outputs) for row, outputs in self.predicted.items()})
+        labels = [label for _, _, label in self.samples]
+        scores |= label_scores(self.outputs, labels, self.coder)
+        for name in corpus.mixed:
+            lines = [line for line, row in enumerate(rows) if corpus.groups[row] == name]
+            outputs, references = ([texts[line] for line in lines] for texts in (self.outputs, labels))
+            part = label_scores(outputs, references, self.coder) if lines else {}
+            scores |= {f"{key}/{name}": value for key, value in part.items()}
+        return scores

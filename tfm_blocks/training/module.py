@@ -81,7 +81,7 @@ class TrainingModule(LightningModule):
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
         self.objective = self._make_objective(compiled)
         self.latest: dict[str, float] = {}
-        self.row_losses = np.zeros((0, 4))  # of the split that was scored last
+        self.row_losses = np.zeros((0, 6))  # of the split that was scored last
         self.stop_signal, self.abandoned = stop_signal, False
         self.skipped = skipped
         self.losses = settings.losses.names_with(losses_of(network.spec), settings.objective)

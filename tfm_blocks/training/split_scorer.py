@@ -18,6 +18,7 @@ from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.devices import sum_dtype
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.runs.row_results import Losses
+from tfm_blocks.scoring.labels import Floats
 from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.metrics import PartScores, RowSums, TokenScores
 from tfm_blocks.training.objective import Objective, ReplacedTokenObjective
@@ -60,7 +61,7 @@ class SplitScorer(nn.Module):
     def __init__(self, ranks: Ranks, rows: int, mixed: Sequence[str] = ()) -> None:
         super().__init__()
         self.ranks = ranks
-        self.tokens, self.rows, self.parts = TokenScores(), RowSums(rows, 3), PartScores(mixed)
+        self.tokens, self.rows, self.parts = TokenScores(), RowSums(rows, 5), PartScores(mixed)
         self.outputs: list[str] = []
         self.samples: list[tuple[str, str, str]] = []
         self._part_R: Tensor | None = None  # of the split, the number of the corpus of each row
@@ -80,16 +81,15 @@ class SplitScorer(nn.Module):
             self.tokens.update(*objective.scores(batch), batch.tokens, len(batch.kept_N))
         else:
             loss_N, nll_N, best_N = objective.position_scores(batch)
-            self._sum(batch, loss_N, nll_N, best_N == batch.kept(batch.labels_BT))
+            self._sum(batch, torch.stack([loss_N, nll_N, best_N == batch.kept(batch.labels_BT)], 1))
 
-    def _sum(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, correct_N: Tensor) -> None:
+    def _sum(self, batch: Batch, values_N3: Tensor) -> None:
         """Add sums over all rows, and over the rows of each corpus of a mix."""
-        loss, nll, correct = (x_N.sum(dtype=sum_dtype(x_N.device)) for x_N in (loss_N, nll_N, correct_N))
+        loss, nll, correct = values_N3.sum(0, dtype=sum_dtype(values_N3.device))
         self.tokens.update(loss, nll, correct, batch.tokens, len(batch.kept_N))
         if self._part_R is not None:
-            part_B = self._part_R[list(batch.rows)].to(loss_N.device)
-            part_N = part_B[batch.kept_N // batch.labels_BT.shape[1]]
-            self.parts.update(torch.stack([loss_N, nll_N, correct_N], 1), part_N, batch.counts_B, part_B)
+            part_B = self._part_R[list(batch.rows)].to(values_N3.device)
+            self.parts.update(values_N3, part_B[batch.kept_N // batch.labels_BT.shape[1]], batch.counts_B, part_B)
 
     def count_rows(self, objective: Objective, batch: Batch) -> Predictions:
         """Add the losses of a batch and of each of its rows, and return its predictions."""
@@ -101,19 +101,25 @@ class SplitScorer(nn.Module):
         labels_N = batch.kept(batch.labels_BT)
         row_B = torch.tensor(batch.rows, device=labels_N.device)
         row_N = row_B[batch.kept_N // batch.labels_BT.shape[1]]
-        self._sum(batch, loss_N, nll_N, best_N == labels_N)
-        self._add_rows(batch, loss_N, nll_N, row_N, row_B)
+        values_N3 = torch.stack([loss_N, nll_N, best_N == labels_N], 1)
+        self._sum(batch, values_N3)
+        self._add_rows(batch, values_N3, row_N, row_B)
         return Predictions(row_N, labels_N, best_N)
 
-    def _add_rows(self, batch: Batch, loss_N: Tensor, nll_N: Tensor, row_N: Tensor, row_B: Tensor) -> None:
-        """Add the losses of the predicted positions of a batch to the sums of its rows."""
-        self.rows.update(torch.stack([loss_N, nll_N], 1), row_N)
-        self.rows.update(batch.counts_B[:, None], row_B, 2)
+    def _add_rows(self, batch: Batch, values_N3: Tensor, row_N: Tensor, row_B: Tensor) -> None:
+        """Add the loss, -log p and correctness of predicted positions, and the counts of tokens and labels, by row."""
+        self.rows.update(values_N3, row_N)
+        self.rows.update(batch.counts_B[:, None], row_B, 3)
+        self.rows.update(torch.ones_like(values_N3[:, :1]), row_N, 4)
 
     def row_losses(self, corpus: Corpus) -> Losses:
-        """Return losses_N4 of the counted rows of the split: loss, -log p, tokens, and 0 bytes."""
-        losses_N3 = self.rows.compute()[: len(corpus)].cpu().numpy()
-        return np.pad(losses_N3, ((0, 0), (0, 1)))
+        """Return losses_N6 of the counted rows of the split, with 0 bytes."""
+        return self._losses(np.zeros(len(corpus)))
+
+    def _losses(self, bytes_N: Floats) -> Losses:
+        """Return losses_N6 of the first rows, in the order of LOSS_COLUMNS."""
+        loss_N, nll_N, correct_N, tokens_N, labels_N = self.rows.compute()[: len(bytes_N)].cpu().numpy().T
+        return np.column_stack([loss_N, nll_N, tokens_N, bytes_N, correct_N, labels_N])
 
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all counted tokens, and of the outputs of the first rows.
@@ -130,11 +136,12 @@ class SplitScorer(nn.Module):
             items = list(chain.from_iterable(gather_json(items)))
         return dict(sorted(items))
 
-    def keep_outputs(self, corpus: Corpus, output_of: Mapping[int, str]) -> None:
-        """Set `outputs` and `samples` to the outputs of all ranks, by row."""
+    def keep_outputs(self, corpus: Corpus, output_of: Mapping[int, str]) -> list[int]:
+        """Set `outputs` and `samples` to the outputs of all ranks, by row, and return their rows."""
         by_row = self.gather(output_of)
         self.outputs = [*by_row.values()]
         self.samples = [(corpus.text[SOURCE][row], text, corpus.text[TARGET][row]) for row, text in by_row.items()]
+        return [*by_row]
 
 
 class ReplacedScorer(SplitScorer):
