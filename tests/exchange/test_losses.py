@@ -86,6 +86,10 @@ def their_loss(theirs, batch, tokenizer):
 )
 def test_the_loss_and_its_gradients_equal_those_of_transformers(name, objective, tmp_path):
     theirs = publish(name, tmp_path / "theirs")
+    for key, parameter in theirs.named_parameters():
+        if name.startswith("t5") and key.endswith(".q.weight"):  # T5 initialises queries for scores without 1/√d
+            parameter.data *= 0.25
+    theirs.save_pretrained(tmp_path / "theirs")
     import_folder(tmp_path / "theirs", tmp_path / "run")
     translator = tfm.load(tmp_path / "run")
     network, tokenizer, random = translator.network, translator.tokenizer, np.random.default_rng(0)
@@ -108,7 +112,6 @@ def test_the_loss_and_its_gradients_equal_those_of_transformers(name, objective,
     gradients = dict(tfm.load(tmp_path / "imported").network.named_parameters())
     largest = max(gradient.abs().max() for gradient in gradients.values())
     assert largest > 1e-3
-    tolerance = 1e-4 if name.startswith("t5") else 1e-5  # the orders of operations differ by 2e-5 in float32
     for address, parameter in network.named_parameters():
         if address != "logits.block.bias":  # a buffer in BART
-            assert (parameter.grad - gradients[address]).abs().max() < tolerance * largest, address
+            assert (parameter.grad - gradients[address]).abs().max() < 1e-5 * largest, address
