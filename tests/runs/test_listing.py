@@ -14,7 +14,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.errors import RunError
 from tfm_blocks.runs.listing import delete_run
 from tfm_blocks.runs.lock import LIMIT, hold
-from tfm_blocks.runs.saved_run import TAIL
+from tfm_blocks.runs.metrics import TAIL
 
 HEADER = "step,train/loss,val/loss,val/exact_match,test/loss,test/exact_match\n"
 
