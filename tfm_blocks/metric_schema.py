@@ -180,12 +180,7 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
         kinds=("answered", "labelled"),
     ),
     Key("exact", "fraction of entirely correct answers, 0 to 1", "max", progress="exact {:.1%}", kinds=("answered",)),
-    Key(
-        "scaled_accuracy",
-        "(accuracy - chance) / (1 - chance), with the accuracy of guesses as chance",
-        "max",
-        kinds=("answered",),
-    ),
+    Key("scaled_accuracy", "(accuracy - c) / (1 - c), for the accuracy c of guesses", "max", kinds=("answered",)),
     Key(
         "teacher_forced_accuracy",
         "accuracy of the tokens of generated answers if all earlier tokens are the correct ones, 0 to 1",
