@@ -310,12 +310,12 @@ LINEAR: dict[str, dict[str, Any]] = {
 
 
 def mixers() -> dict[str, Maker]:
-    """Return a maker of each registered branch block that reads other positions, causal where it can be.
+    """Return a maker of each registered branch block that reads other positions, causal where it can be, and of MoBA.
 
     Ports that a block needs besides its first read the same input.
     """
     sizes = {"kernel_size": 4, "d_query": 192, **LATENT, "top_k": RADIUS, "index_heads": 4, "d_index": 32}
-    makers = {}
+    makers = {"attention, top_blocks": ours("attention", **CAUSAL, selection="top_blocks")}
     for name, info in REGISTRY.blocks.items():
         ports = [port for port in info.signature.ports[1:] if not port.optional]
         if info.branch and info.sees and all(port.axes[1] == info.signature.ports[0].axes[1] for port in ports):

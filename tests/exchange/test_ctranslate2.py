@@ -104,6 +104,7 @@ REFUSED = {
     "d_value": ("base", [f"{ENCODER}.d_value=3"], "encoder.*.attn"),
     "position": ("alibi", [], "decoder.*.self"),
     "scores": ("base", [f"{ENCODER}.scores=softcap"], "encoder.*.attn"),
+    "selection": ("base", [f"{ENCODER}.selection=top_blocks"], "encoder.*.attn"),
     "qk_norm": ("base", [f"{ENCODER}.qk_norm=rmsnorm"], "encoder.*.attn"),
     "qk_norm_kind": ("base", [f"{ENCODER}.qk_norm=rmsnorm", f"{ENCODER}.qk_norm_kind=joint"], "encoder.*.attn"),
     "bias": ("base", [f"{ENCODER}.bias=except_keys"], "encoder.*.attn"),

@@ -178,6 +178,7 @@ def test_concatenated_sources_have_equal_logits_gradients_and_steps():
 OTHERS = [
     ("residual_scores", {}),
     ("hyper_connections", {"kind": "manifold"}),
+    ("top_blocks", {}),
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
     *(pytest.param(name, {}, marks=pytest.mark.grid) for name in ("delta_product", "mlstm", "rwkv7")),
 ]

@@ -46,13 +46,14 @@ class Attention(MultiHead):
     key-value head: Shazeer 2019). `d_head` is the width of a head, which may differ from D / H. `d_value` is the width
     of its values, by default `d_head`.
 
-    Parts: `position` acts on queries and keys or on their scores, `scores` turns their products into weights, and
-    `gate` multiplies the output of the heads before the output projection. `out_norm` normalises it there, all
-    heads as one vector (Wang et al. 2022, sub-LayerNorm; BitNet). `qk_norm` normalises queries and keys, each head
-    separately, before `position` acts (Henry et al. 2020; Dehghani et al. 2023). Other kinds: `head_gains`
-    multiplies them by separate gains for each head, initially 1 (Cohere 2024, Command R+); `joint` normalises all
-    heads of a position as one vector (OLMo Team 2025, OLMo 2); `post_position` normalises after `position` (Tencent
-    2025, Hunyuan). `v_norm` normalises the values of each head (Gemma Team 2025, Gemma 3n).
+    Parts: `position` acts on queries and keys or on their scores, `selection` restricts each query to keys that it
+    chooses, `scores` turns the products of queries and keys into weights, and `gate` multiplies the output of the heads
+    before the output projection. `out_norm` normalises it there, all heads as one vector (Wang et al. 2022,
+    sub-LayerNorm; BitNet). `qk_norm` normalises queries and keys, each head separately, before `position` acts (Henry
+    et al. 2020; Dehghani et al. 2023). Other kinds: `head_gains` multiplies them by separate gains for each head,
+    initially 1 (Cohere 2024, Command R+); `joint` normalises all heads of a position as one vector (OLMo Team 2025,
+    OLMo 2); `post_position` normalises after `position` (Tencent 2025, Hunyuan). `v_norm` normalises the values of each
+    head (Gemma Team 2025, Gemma 3n).
 
     Projections: `clip_qkv` clamps queries, keys and values to ± its value (MosaicML 2023, MPT; Groeneveld et al. 2024,
     OLMo). `bias` adds biases to all projections, only to queries, keys and values (`qkv`, Bai et al. 2023, Qwen),

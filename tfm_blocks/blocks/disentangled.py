@@ -115,7 +115,8 @@ class DisentangledAttention(MultiHead):
         to_rows_BHTS = (q_BHTK @ a_HRK.mT).gather(3, index_TS)
         from_rows_BHTS = (k_BHSK @ b_HRK.mT).gather(3, index_TS.mT).mT
         bias_BHTS = (to_rows_BHTS + from_rows_BHTS) * self.scores.beta
-        return q_BHTK, k_BHSK, v_BHSK, AttentionMask(keep_BT[:, None, None], bias=bias_BHTS)
+        masks = AttentionMask(keep_BT[:, None, None], bias=bias_BHTS, distance_TS=place_T - place_T[:, None])
+        return self.select(q_BHTK, k_BHSK, v_BHSK, masks)
 
     def _of_distances(self, table_RE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the query b_HRK and the key a_HRK of each row of the table."""

@@ -32,7 +32,7 @@ class RestrictedAttention(SelfAttention):
     """Self-attention to `r` neighbours, the position itself included: x_BTD -> x_BTD, cost O(n·r·d).
 
     r // 2 neighbours lie before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Parameters and other
-    arguments are the same as in `attention`, so weights are interchangeable.
+    arguments, except `selection`, are the same as in `attention`, so weights are interchangeable.
 
     Also known as: sliding-window attention, local attention, windowed attention.
     Use: long sequences; layers of Gemma 2 and 3 and Mistral, with `mask: causal`.
@@ -40,6 +40,8 @@ class RestrictedAttention(SelfAttention):
     """
 
     def __init__(self, D: int, *, r: int, **options: Any) -> None:
+        if options.get("selection"):
+            raise ValueError("selection chooses among all keys, but each query has a window: use it in attention")
         super().__init__(D, **options)
         self.window = r
         self.banded: Callable[..., Tensor] = banded_attention

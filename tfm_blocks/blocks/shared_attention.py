@@ -31,7 +31,8 @@ class ReadsHeads(MultiHead):
     def from_start(self, x_BTD: Tensor, masks: AttentionMask, *inputs: Any, **ports: Any) -> Heads:
         """Return the heads of a sequence from its first position on."""
         span_T = Span(0, x_BTD.shape[1])
-        return *self.read(x_BTD, span_T, *inputs, **ports), self.with_positions(span_T, span_T, None, masks)
+        heads = self.read(x_BTD, span_T, *inputs, **ports)
+        return self.select(*heads, self.with_positions(span_T, span_T, None, masks))
 
     def start(self, *, room: CacheShape) -> State:  # type: ignore[override]
         return State(caches=self.caches(room))
@@ -50,7 +51,8 @@ class ReadsHeads(MultiHead):
         }
         q_BHMK, k_BGMK, v_BGMK = self.read(x_BMD, Span(state.position, 1), **folded)
         k_BGSK, v_BGSK, masks = self.append(k_BGMK, v_BGMK, state)
-        return self.finish(self.attend_few(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
+        heads = self.select(q_BHMK, k_BGSK, v_BGSK, masks)
+        return self.finish(self.attend_few(*heads), x_BMD).view_as(x_R1D), state
 
 
 OWN_WIDTHS = ("D %", "d_head", "d_value")  # begin the rules of `attention` on widths that the ports set here

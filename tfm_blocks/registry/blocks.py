@@ -25,7 +25,7 @@ from tfm_blocks.registry.values import Part
 GRAMMAR = frozenset(
     ["block", "same", "layer", "repeat", "in", "tie", "args", "add_norm", "at", "before", "after", "parallel", "join"]
 )
-CATEGORIES = ("norm", "activation", "join", "position", "scores", "gate", "router")
+CATEGORIES = ("norm", "activation", "join", "position", "scores", "selection", "gate", "router")
 
 Cls = TypeVar("Cls", bound=type)
 Sees = Literal["nothing", "itself", "past", "all"]

@@ -52,6 +52,9 @@ Scores = Annotated[Part, "scores"]
 Gate = Annotated[Part, "gate"]
 """A block of the category `gate`, such as sigmoid_gate: it multiplies the output of attention heads."""
 
+Selection = Annotated[Part, "selection"]
+"""A block of the category `selection`, such as top_blocks: it chooses the keys that a query attends to."""
+
 Router = Annotated[Part, "router"]
 """A block of the category `router`, such as softmax_router: it selects and weights experts by their logits."""
 

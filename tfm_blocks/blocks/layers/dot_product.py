@@ -110,6 +110,14 @@ class AttentionMask(NamedTuple):
     distance_TS: Tensor | None = None
 
     @property
+    def visible(self) -> Tensor:
+        """Return the mask, which `distance_TS` implies if there is no tensor `mask`."""
+        assert self.distance_TS is not None
+        if self.causal or self.mask is None:
+            return self.distance_TS <= 0 if self.causal else torch.ones_like(self.distance_TS, dtype=torch.bool)
+        return self.mask
+
+    @property
     def learned(self) -> bool:
         """Return True if the bias needs a gradient, for which torch has no fast kernel on the CPU."""
         return self.bias is not None and self.bias.requires_grad
@@ -224,8 +232,10 @@ def few_queries(q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | N
     B, H, M, K = q_BHMK.shape
     G, S = k_BGSK.shape[1:3]
     q_BGQK = q_BHMK.reshape(B, G, H // G * M, K)
-    if mask is not None and mask.shape[2] > 1:
-        mask = mask.repeat(1, 1, H // G, 1)  # its head axis has size 1
+    if mask is not None and mask.shape[1] > 1:
+        mask = mask.reshape(B, G, H // G * M, S)
+    elif mask is not None and mask.shape[2] > 1:
+        mask = mask.repeat(1, 1, H // G, 1)
     if q_BHMK.device.type != "cpu" or q_BHMK.dtype != torch.float32 or mask is None:
         y_BGQK = F.scaled_dot_product_attention(q_BGQK, k_BGSK, v_BGSK, mask, scale=beta)
         return y_BGQK.reshape(B, H, M, -1)

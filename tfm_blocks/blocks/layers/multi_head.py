@@ -29,7 +29,7 @@ from tfm_blocks.blocks.layers.dot_product import (
 from tfm_blocks.blocks.layers.linear import Linear, PartlyBiased
 from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.registry.values import Gate, Norm, Part, Position, Rate, Scores
+from tfm_blocks.registry.values import Gate, Norm, Part, Position, Rate, Scores, Selection
 
 QKNormKind = Literal["head", "head_gains", "joint", "post_position"]
 
@@ -119,6 +119,7 @@ class MultiHead(DotProduct):
         position: Position | None = None,
         *,
         scores: Scores = SOFTMAX,
+        selection: Selection | None = None,
         qk_norm: Norm | None = None,
         qk_norm_kind: QKNormKind = "head",
         v_norm: Norm | None = None,
@@ -129,10 +130,9 @@ class MultiHead(DotProduct):
         attention_dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
-        if mask and E is not None:
-            raise ValueError(
-                "mask: causal orders the positions of one sequence, but kv is another: leave one of them out"
-            )
+        if (mask or selection) and E is not None:
+            reads = "mask: causal orders the positions" if mask else "selection compares the positions"
+            raise ValueError(f"{reads} of one sequence, but kv is another: leave one of them out")
         if widths.heads % widths.kv_heads:
             raise ValueError(f"kv_heads must divide heads, but heads = {widths.heads}, kv_heads = {widths.kv_heads}")
         self.widths = widths
@@ -147,6 +147,8 @@ class MultiHead(DotProduct):
         self.out_norm: nn.Module | None = REGISTRY.make(out_norm, widths.heads * widths.value) if out_norm else None
         self.position: Any = make_part(position, widths.key, heads=widths.heads) if position else None
         self.scores = make_part(scores, self.score_terms * widths.key, heads=widths.heads)
+        self.selection = make_part(selection, widths.key) if selection else None
+        self.needs_distances = self.needs_distances or selection is not None
         self.rotates = isinstance(self.position, RotatesHeads)
         self.rotates_keys = hasattr(self.position, "rotate_keys")
         self.biases = isinstance(self.position, BiasesScores)
@@ -204,7 +206,13 @@ class MultiHead(DotProduct):
         keep = masks["keep_BT"] if kv_BSE is None or masks.get("keep_BS") is None else masks["keep_BS"]
         mask = sequence_mask(keep, causal=self.causal, right_padded=masks.get("right_padded_T", True))
         mask = self.with_positions(span_T, Span(0, k_BGSK.shape[2]), score_bias_HTS, mask)
-        return q_BHTK, k_BGSK, v_BGSK, mask
+        return self.select(q_BHTK, k_BGSK, v_BGSK, mask)
+
+    def select(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Heads:
+        """Restrict the mask to the keys that `selection` chooses."""
+        if self.selection is not None:
+            masks = masks._replace(mask=self.selection.select(q_BHTK, k_BGSK, masks), causal=False)
+        return q_BHTK, k_BGSK, v_BGSK, masks
 
     def project(self, linear: Linear, x_BND: Tensor) -> Tensor:
         """Project to queries, keys or values, and clamp them to `clip_qkv`."""
@@ -294,7 +302,7 @@ class MultiHead(DotProduct):
             q_BHPK, k_BGSK, v_BGSK = self.self_heads(x_BPD, span_P)
             state.fill(k=k_BGSK, v=v_BGSK)
             masks = self.with_positions(span_P, span_P, score_bias_HTS, AttentionMask(causal=True))
-        return self.finish(self.attend(q_BHPK, k_BGSK, v_BGSK, masks), x_BPD), state
+        return self.finish(self.attend(*self.select(q_BHPK, k_BGSK, v_BGSK, masks)), x_BPD), state
 
     def _fixed(self, x_BTD: Tensor, span_T: Span, state: State, score_bias_HTS: Tensor | None) -> Heads:
         """Return the queries of the target, and the keys, values and mask that `start` computed from `kv_BSE`."""
@@ -311,7 +319,8 @@ class MultiHead(DotProduct):
         else:
             q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, current)
             k_BGSK, v_BGSK, masks = self.append(k_BGMK, v_BGMK, state, score_bias_HTS)
-        return self.finish(self.attend_few(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
+        heads = self.select(q_BHMK, k_BGSK, v_BGSK, masks)
+        return self.finish(self.attend_few(*heads), x_BMD).view_as(x_R1D), state
 
     def append(
         self, k_BGMK: Tensor, v_BGMK: Tensor, state: State, score_bias_HTS: Tensor | None = None

@@ -22,6 +22,7 @@ from tfm_blocks.network import incremental
 from tfm_blocks.network.call import Call, Values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.incremental import Decoding
+from tfm_blocks.registry.values import block_names
 
 LOGITS = "logits"
 NODE = "node"
@@ -33,9 +34,10 @@ UNCOVERED = {
     "lstm": TORCH_LAYER,
     "gated_delta_rule": TRIANGULAR_SYSTEM,
     "rwkv7": TRIANGULAR_SYSTEM,
+    "top_blocks": "does not cover blocks of keys, whose trace would fix the lengths",
     "restricted_global_attention": "does not cover steps over a window and the first positions",
 }
-"""Blocks that cannot be exported, with the reason."""
+"""Blocks and parts of blocks that cannot be exported, with the reason."""
 SIZES = ((2, 3), (3, 131))
 """Batch and shortest length of two trial inputs: the first are traced, and the trace must run on the others."""
 
@@ -140,7 +142,9 @@ def trace_network(network: Network, where: str) -> list[Graph]:
     """
     vectors = [f"inputs.{input.name}" for input in network.spec.inputs if not input.tokens]
     rules = dict.fromkeys(vectors, "covers inputs of token ids, but this input has vectors")
-    rules |= {pattern(node.address): UNCOVERED[node.block] for node in network.spec.nodes if node.block in UNCOVERED}
+    for node in network.spec.nodes:
+        used = {node.block, *block_names(list(node.arguments.values()))}
+        rules |= {pattern(node.address): rule for name, rule in UNCOVERED.items() if name in used}
     if rules:
         raise RunError([refused(where, address, rule) for address, rule in rules.items()])
     small, large = (_examples(network, *sizes) for sizes in SIZES)

@@ -35,6 +35,7 @@ PARTS = {
     "activation": "compute an activation from the vector of each position alone",
     "position": "rotate each vector by its own position alone, and let a bias depend on the distance alone",
     "scores": "normalize along the last axis, the keys, and give masked keys, which have the least score, the weight 0",
+    "selection": "choose among the keys that the mask allows, by their contents and places, for each query separately",
     "gate": "compute the factors of each position from the vector of that position alone",
     "router": "compute the scores and weights of the experts from the logits of each position alone",
 }
@@ -46,6 +47,7 @@ HOSTS = {
     "activation": "ffn",
     "position": "attention",
     "scores": "attention",
+    "selection": "relative_attention",  # which reads one sequence
     "gate": "attention",
     "router": "moe",
 }  # the block that a part is tested in
