@@ -282,10 +282,7 @@ FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
 
 
 def columns(
-    nodes: Sequence[str],
-    groups: Sequence[str],
-    corpora: Sequence[str] = (),
-    kinds: Collection[str] = ("translated",),
+    nodes: Sequence[str], groups: Sequence[str], corpora: Sequence[str] = (), kinds: Collection[str] = ("translated",)
 ) -> list[str]:
     """Return the keys of a run with auxiliary losses at `nodes`, and with these groups or mixed corpora in its text.
 
