@@ -52,12 +52,10 @@ HF = {"heads": H, "kv_heads": 2, "d_head": 6, "mask": "causal", "bias": False, "
 
 
 def filled(module):
-    """Initialise linear maps as usual and draw every other parameter from a normal distribution."""
-    started(module)
-    for number, (name, parameter) in enumerate(module.named_parameters()):
-        if not name.endswith(("weight", "bias")) or parameter.ndim == 1:
-            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
-    return module
+    """Draw every parameter from a normal distribution, then initialise linear maps as usual."""
+    for number, parameter in enumerate(module.parameters()):
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+    return started(module)
 
 
 def copy_maps(own, reference):

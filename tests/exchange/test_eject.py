@@ -180,7 +180,7 @@ OTHERS = [
     ("hyper_connections", {"kind": "manifold"}),
     ("top_blocks", {}),
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
-    *(pytest.param(name, {}, marks=pytest.mark.grid) for name in ("delta_product", "mlstm", "rwkv7")),
+    *(pytest.param(name, {}, marks=pytest.mark.grid) for name in ("delta_product", "kimi_delta", "mlstm", "rwkv7")),
 ]
 
 

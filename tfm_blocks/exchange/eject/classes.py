@@ -230,4 +230,6 @@ def constructor(module: nn.Module) -> str:
         return f"nn.LayerNorm({module.normalized_shape[0]}{options})"
     if isinstance(module, nn.RMSNorm):
         return f"nn.RMSNorm({module.normalized_shape[0]}, eps={module.eps})"
+    if isinstance(module, nn.Sequential):
+        return f"nn.Sequential({', '.join(map(constructor, module))})"
     raise CannotEjectError(f"the layer torch.nn.{type(module).__name__} is not supported")
