@@ -10,6 +10,7 @@ import torch
 import tfm_blocks.blocks  # noqa: F401
 from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.contract import rules
 from tfm_blocks.network.contract.case import cases_of
@@ -34,7 +35,14 @@ FACTORS = {
     "position": [None, "none", "rotary", "alibi"],
     "kv_heads": [None, 2],
     "d_value": [None, 3],
+    "forget_gate": [None, True],
 }
+
+
+def possible(row):
+    """Return True unless the row, or a part of it, has a forget gate outside of causal attention to all keys."""
+    causal = row.get("mask", "causal") == "causal" and row.get("block", "attention") == "attention"
+    return causal or not row.get("forget_gate")
 
 
 def pairs_of(row):
@@ -48,11 +56,12 @@ def pairwise():
         pair
         for (a, first), (b, second) in itertools.combinations(FACTORS.items(), 2)
         for pair in itertools.product([(a, one) for one in first], [(b, one) for one in second])
+        if possible(dict(pair))
     }
     rows = []
     while missing:
         drawn = ({name: draw.choice(values) for name, values in FACTORS.items()} for _ in range(100))
-        rows.append(max(drawn, key=lambda row: len(pairs_of(row) & missing)))
+        rows.append(max(filter(possible, drawn), key=lambda row: len(pairs_of(row) & missing)))
         missing -= pairs_of(rows[-1])
     return rows
 
@@ -144,6 +153,9 @@ def looped(row, state, x_ND):
         scores = 0.7 * torch.tanh(scores / 0.7) if row["scores"] == "softcap" else scores
         if row["position"] == "alibi":
             scores = scores - (i - torch.tensor(seen)).abs()[:, None] * slope_H
+        if row["forget_gate"]:
+            gates_NH = torch.sigmoid(x_ND @ state["forget.weight"].T + state["forget.bias"])
+            scores = scores + torch.stack([gates_NH[j + 1 : i + 1].log().sum(0) for j in seen])
         sink = state["scores.weight"].exp() if row["scores"] == "sink" else 0.0
         weights = scores.exp() / (scores.exp().sum(0) + sink)
         y_HV = (weights[..., None] * v_NHV[seen]).sum(0)
@@ -222,3 +234,26 @@ def test_heads_that_share_keys_and_values_equal_heads_with_copies_of_them(name, 
     copied.load_state_dict(state)
     x_BND, keep_BN = torch.randn(2, 9, D, dtype=torch.float64), keep([9, 5], 9)
     torch.testing.assert_close(shared(x_BND, keep_BT=keep_BN), copied(x_BND, keep_BT=keep_BN), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("selection", [None, {"block": "top_blocks", "block_size": 2, "k": 1}], ids=["all", "blocks"])
+@pytest.mark.parametrize("name", ["attention", "differential_attention", "memory_attention", "relative_attention"])
+def test_attention_with_a_forget_gate_keeps_every_rule_of_blocks(name, selection):
+    arguments = {"heads": 2, "forget_gate": True, "mask": "causal", "selection": selection}
+    breach = rules.first_breach([next(cases_of(REGISTRY.blocks[name], arguments))])
+    assert breach is None, breach and breach.measured
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"block": "attention"}, "forget_gate reads the positions from key to query: add mask: causal"),
+        ({"block": "restricted_attention", "r": 3, "mask": "causal"}, "forget_gate has no form in windows"),
+        ({"block": "attention", "kv": "y", "mask": "causal"}, "kv is another"),
+    ],
+)
+def test_a_forget_gate_without_a_past_or_in_a_window_is_refused(node, message):
+    inputs = {"x": f"B N {D}"} | ({"y": f"B S {D}"} if "kv" in node else {})
+    graph = {"node": {"in": "x", "heads": H, "forget_gate": True, **node}}
+    with pytest.raises(ConfigError, match=rf"graph\.node.*{message}"):
+        check_model({"inputs": inputs, "graph": graph})

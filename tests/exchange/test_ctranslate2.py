@@ -110,6 +110,7 @@ REFUSED = {
     "bias": ("base", [f"{ENCODER}.bias=except_keys"], "encoder.*.attn"),
     "v_norm": ("base", [f"{ENCODER}.v_norm=rmsnorm"], "encoder.*.attn"),
     "gate": ("base", [f"{ENCODER}.gate=sigmoid_gate"], "encoder.*.attn"),
+    "forget_gate": ("base", ["model.graph.decoder.layer.self.forget_gate=true"], "decoder.*.self"),
     "out_norm": ("base", [f"{ENCODER}.out_norm=layernorm"], "encoder.*.attn"),
     "inner_norm": ("base", ["model.graph.encoder.layer.ffn.inner_norm=layernorm"], "encoder.*.ffn"),
     "clip_qkv": ("base", [f"{ENCODER}.clip_qkv=3"], "encoder.*.attn"),

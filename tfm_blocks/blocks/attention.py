@@ -10,14 +10,16 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import (
     AttentionMask,
+    Span,
     dot_product_weights,
     one_hot_values,
     repeat_kv,
     weighed_attention,
     widths,
 )
-from tfm_blocks.blocks.layers.linear import normal_
-from tfm_blocks.blocks.layers.multi_head import MultiHead
+from tfm_blocks.blocks.layers.linear import Linear, normal_
+from tfm_blocks.blocks.layers.multi_head import Heads, MultiHead
+from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Position
 
@@ -55,12 +57,16 @@ class Attention(MultiHead):
     OLMo 2); `post_position` normalises after `position` (Tencent 2025, Hunyuan). `v_norm` normalises the values of each
     head (Gemma Team 2025, Gemma 3n).
 
+    Forgetting: with `forget_gate`, the score of query i and key j adds Σ_{l=j+1…i} ln σ(w x_l + b), with a map w, b of
+    each head (Lin et al. 2025, FoX, section 3). It needs `mask: causal`, and often replaces `position`.
+
     Projections: `clip_qkv` clamps queries, keys and values to ± its value (MosaicML 2023, MPT; Groeneveld et al. 2024,
     OLMo). `bias` adds biases to all projections, only to queries, keys and values (`qkv`, Bai et al. 2023, Qwen),
     only to the output projection (`out`), or to all but keys (`except_keys`, Radford et al. 2023, Whisper).
 
     Also known as: multi-head attention, MHA; grouped-query attention, GQA (`kv_heads` below `heads`); multi-query
-    attention, MQA (`kv_heads: 1`); QK-norm (`qk_norm`); cross-attention (`kv`).
+    attention, MQA (`kv_heads: 1`); QK-norm (`qk_norm`); cross-attention (`kv`); forgetting attention, FoX, and
+    data-dependent ALiBi (`forget_gate`).
     Use: the attention of the paper and, with its parts, of most current models.
     """
 
@@ -75,9 +81,57 @@ class Attention(MultiHead):
         d_value: int | None = None,
         mask: Literal["causal"] | None = None,
         position: Position | None = None,
+        forget_gate: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(D, E, widths(D, heads, kv_heads, d_head, d_value), mask, position, **options)
+        if forget_gate and not self.causal:
+            raise ValueError("forget_gate reads the positions from key to query: add mask: causal, or leave it out")
+        self.forget = Linear(D, self.widths.heads) if forget_gate else None
+
+    def prepare(
+        self, x_BTD: Tensor, kv_BSE: Tensor | None = None, score_bias_HTS: Tensor | None = None, **masks: Any
+    ) -> Heads:
+        bias = score_bias_HTS
+        if self.forget is not None:
+            bias = _with_forgetting(bias, _sum_of_logs(self.forget(x_BTD).mT, masks["keep_BT"][:, None]))
+        return super().prepare(x_BTD, kv_BSE, bias, **masks)
+
+    def caches(self, room: CacheShape) -> dict[str, Tensor]:
+        caches = super().caches(room)
+        return caches if self.forget is None else {**caches, "forget": room.cache(self.widths.heads, 1)}
+
+    def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
+        bias = score_bias_HTS
+        if self.forget is not None:
+            gates_BHP = self.forget(x_BPD).mT
+            state.fill(forget=gates_BHP[..., None])
+            bias = _with_forgetting(bias, _sum_of_logs(gates_BHP))
+        return super().prefill(x_BPD, state, bias)
+
+    def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
+        if self.forget is None:
+            return super().step(x_R1D, state, score_bias_HTS)
+        x_BMD = state.fold_beams(x_R1D)
+        q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, Span(state.position, 1))
+        k_BGSK, v_BGSK, masks = self.append(k_BGMK, v_BGMK, state, score_bias_HTS)
+        gates_BHS1 = state.append("forget", self.forget(x_BMD).mT[..., None])
+        sum_BHMS = _sum_of_logs(gates_BHS1.mT, masks.mask)  # gates of other hypotheses add 0
+        forgetting_BHMS = sum_BHMS[..., -1:] - sum_BHMS
+        masks = masks._replace(bias=forgetting_BHMS if masks.bias is None else masks.bias + forgetting_BHMS)
+        return self.finish(self.attend(*self.select(q_BHMK, k_BGSK, v_BGSK, masks)), x_BMD).view_as(x_R1D), state
+
+
+def _sum_of_logs(gates: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Return the cumulative sums of ln σ(gates) along the last axis, where padding adds 0, in float32 or wider."""
+    logs = F.logsigmoid(gates.to(torch.promote_types(gates.dtype, torch.float32)))
+    return (logs if keep is None else logs.masked_fill(~keep, 0.0)).cumsum(-1)
+
+
+def _with_forgetting(bias: Tensor | None, sum_BHT: Tensor) -> Tensor:
+    """Add the sum of the logarithms between each key and each query to a bias: bias_BHTT."""
+    forgetting_BHTT = sum_BHT[..., None] - sum_BHT[..., None, :]
+    return forgetting_BHTT if bias is None else bias + forgetting_BHTT
 
 
 class SelfAttention(Attention):

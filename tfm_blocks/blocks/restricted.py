@@ -43,6 +43,8 @@ class RestrictedAttention(SelfAttention):
         if options.get("selection"):
             raise ValueError("selection chooses among all keys, but each query has a window: use it in attention")
         super().__init__(D, **options)
+        if self.forget is not None:
+            raise ValueError("forget_gate has no form in windows: write block: attention, or leave forget_gate out")
         self.window = r
         self.banded: Callable[..., Tensor] = banded_attention
 
