@@ -55,15 +55,18 @@ SMALL = " d_model=16 d_ff=28 heads=4 layers=2 vocab=37"
 BENCHMARKS = """\
 # Benchmarks
 
-This page compares the speed and the values of tfm-blocks with other libraries. `python tests/benchmarks/peers.py`
-measured everything on {date}: {machine}, idle, no accelerator; torch {torch}, transformers {transformers}.
+This page compares the speed and the numerical outputs of tfm-blocks with other libraries. Everything was measured with
+`python tests/benchmarks/peers.py` on {date}: {machine}, idle, no accelerator; PyTorch {torch}, Transformers
+{transformers}. No speed was measured on a GPU.
 
-![Bars: speed compared with other libraries. Dots: agreement of logits with transformers](images/benchmarks.svg)
+![Bars: speed compared with other libraries. Dots: agreement of logits with Transformers](images/benchmarks.svg)
 
 ## Speed
 
-Each row runs both sides in turn and takes the medians. A ratio above 1 means that tfm-blocks is faster. A training step
-consists of forward pass, loss, backward pass and optimizer; searches and prompts count output tokens.
+Both implementations were run alternately; the table gives medians. A ratio above 1 means that tfm-blocks is faster. A
+training step consists of forward pass, loss, backward pass and optimizer, in the precision of its command below; the
+other rows are in float32, or in int8 where it says so. Decoding rows count output tokens. The scripts set batch sizes
+and lengths. The last row compares two attention patterns of tfm-blocks: local and full attention.
 
 {speeds}
 
@@ -71,14 +74,15 @@ These commands measure one row each:
 
     {commands}
 
-In the first two rows, the other library is the faster one of `nn.Transformer` and MarianMT. [The
-notebook](notebook/results.md) has further sizes and machines, also those where tfm-blocks is slower: a single sentence
-with a small model is faster in CTranslate2, to which [models can be exported](exporting.md).
+MarianMT and GPT2 are models of Hugging Face Transformers. In the first two rows, the other implementation is the faster
+one of `nn.Transformer` and MarianMT. [The notebook](notebook/results.md) has further sizes and machines, including
+cases where tfm-blocks is slower: CTranslate2 is faster for a single sentence with a small model, and
+[models can be exported](exporting.md) to it.
 
 ## Agreement with other libraries
 
 For {models} architectures of the [cookbook](cookbook/index.md), the same random weights were loaded into tfm-blocks and
-into transformers. The table lists the largest difference of the logits in float32, divided by the largest logit. The
+into Transformers. The table lists the largest difference of the logits in float32, divided by the largest logit. The
 tests of these and of all other architectures of the cookbook allow 1e-5, and greedy search must find the same tokens.
 The largest difference in the table is {largest}.
 
@@ -140,7 +144,7 @@ def _benchmarks() -> str:
     facts = {"date": measured["date"], "machine": measured["machine"], **measured["versions"]}
     return BENCHMARKS.format(
         **facts,
-        speeds=table(["operation", "other library", "tfm-blocks", "other library", "ratio"], speeds),
+        speeds=table(["operation", "compared with", "tfm-blocks", "other", "ratio"], speeds),
         commands="\n    ".join(row["command"] for row in measured["speed"]),
         agreement=table(["model", "difference"], [(name, f"{value:.1e}") for name, value in worst]),
         models=len(worst),

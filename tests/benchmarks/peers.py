@@ -72,7 +72,7 @@ def speeds() -> list[dict[str, Any]]:
     pair = sides["tfm-blocks int8"], sides["ctranslate2 int8"]
     add("greedy search of base in int8", command, "CTranslate2", "tokens/s", *pair)
     sides = {name: wall for name, (wall, _) in prompts.measure(3).items()}
-    what = "continuation of prompts, decoder of base's size"
+    what = "prompt continuation, decoder-only model of base's size"
     add(what, "prompts.py --rounds 3", "GPT2.generate", "tokens/s", sides["tfm-blocks"], sides["gpt2"])
     options = Namespace(r=128, heads=8, width=512, rounds=3, threads=torch.get_num_threads(), bf16=False)
     steps = {kind: restricted.block_step(kind, 8192, options) for kind in ("restricted", "dense")}

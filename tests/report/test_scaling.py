@@ -97,7 +97,7 @@ def test_the_factor_of_a_ladder_is_found_without_embeddings(ladder):
 def test_the_answer_is_a_sentence(ladder):
     text = cached_output(ladder, "--baseline", "decoder_only-8-10-1")
     assert "noise: losses vary by 0." in text
-    assert "% over seeds; 8 sizes of models with 32 results" in text
+    assert "% over seeds; 8 model sizes, 32 results" in text
     assert "llama needs 0.7" in text
     assert "times the compute of decoder_only for the same loss, p " in text
     assert "held-out check: the fit without the largest size predicts its losses with an error of decoder_only" in text

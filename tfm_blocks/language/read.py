@@ -107,8 +107,8 @@ class Reader(Pass):
     def _node(self, name: str, keys: dict[str, Any], path: Path) -> Tree | None:
         forms = [form for form in FORMS if form in keys]
         if len(forms) != 1:
-            nulls = ", ".join(f"{form}: null" for form in forms)
-            known = f"to keep one form from another file, remove the others: {nulls}" if forms else ""
+            nulls = " or ".join(f"{form}: null" for form in forms)
+            known = f"keep one of them, and set each other one to null: {nulls}" if forms else ""
             listed = " and ".join(forms) if forms else "none of them"
             rule = f"a node must have exactly one of {', '.join(FORMS)}, but this has {listed}"
             self.report(path, rule, known or suggest(next(iter(keys), ""), FORMS))

@@ -183,7 +183,7 @@ class BitTask(NumberTask):
 
 
 class Parity(BitTask):
-    """At the token after the bits, the answer is 1 if the number of ones is odd, else 0.
+    """The answer, at the token after the bits, is 1 if the number of ones is odd, else 0.
 
     Each 1 flips the state, which a linear recurrence with positive eigenvalues and finite precision cannot track.
     """
@@ -197,7 +197,7 @@ class Parity(BitTask):
 
 
 class EvenPairs(BitTask):
-    """At the token after the bits, the answer is 1 if the number of adjacent pairs 01 and 10 is odd, else 0.
+    """The answer, at the token after the bits, is 1 if the number of adjacent pairs 01 and 10 is odd, else 0.
 
     It is 1 exactly if the first and the last bit differ.
     """

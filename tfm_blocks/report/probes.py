@@ -105,6 +105,6 @@ def _first_fit(task: ProbeTask, least: int) -> int:
 def _answer_rule(task: ProbeTask, example: Example) -> str:
     if example.positions is None:
         return "The answer is generated after the question, token by token."
-    at = "Each token of the answer is expected at a position of the question."
+    at = "The model predicts the answer at positions of the question."
     shows = " The question shows it one position later, so the task suits only causal models."
     return at + (shows if task.shows_answers else "")

@@ -66,7 +66,7 @@ def noise_sentences(ladder: Ladder) -> Iterator[str]:
     fit = ladder.fit
     noise = seed_deviation(fit.points)
     varied = "no size has several seeds" if noise is None else f"losses vary by {100 * noise:.2f} % over seeds"
-    yield f"noise: {varied}; {len(fit.laws_without)} sizes of models with {len(fit.points)} results"
+    yield f"noise: {varied}; {len(fit.laws_without)} model sizes, {len(fit.points)} results"
     for model in range(1, len(fit.models)):
         factor = fit.smallest_visible(model)
         yield f"this ladder would detect a factor of {factor:.2f} on the compute of {fit.models[model]} with 80 % power"
@@ -188,7 +188,7 @@ def factors_table(ladder: Ladder) -> Table:
     """Return the factor of each model on the compute of the baseline, with its tests, and the answers below."""
     fit = ladder.fit
     columns = [*texts("model", "factor and 95 % interval"), *numbers("{:.4f}", "p", "corrected")]
-    columns += [*numbers("{:.2f}", "visible"), *texts(f"at {FURTHER} times the largest run")]
+    columns += [*numbers("{:.2f}", "detectable"), *texts(f"at {FURTHER} times the largest run")]
     rows: list[list[Value]] = [
         [
             fit.models[model],

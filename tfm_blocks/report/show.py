@@ -144,7 +144,7 @@ def show_model(size: ModelSize, name: str) -> None:
     ]
     if rows:
         columns = texts("node", "block", "multiply-adds a layer", "sequential", "longest path")
-        print_table(Table("of n positions, each of width d", columns, rows))
+        print_table(Table("cost of mixing n positions of width d", columns, rows))
 
 
 def nodes_table(spec: Spec) -> Table:

@@ -84,7 +84,7 @@ class TunedGrid(JobSource):
         """Return how many rates were added to the grids."""
         added = [job for job in self.jobs if job not in self.given and self._has_first_seed(job)]
         count = f"{len(added)} value{'s' * (len(added) > 1)}"
-        return f"tune: {count} of {self.key} added beyond ends of the grid that were the best" if added else ""
+        return f"tune: {count} of {self.key} added, because the best value was at an edge of the grid" if added else ""
 
     def next(self) -> SweepJob | None:
         """Return a job of the first seed, or the next job with the best value of its group."""
