@@ -157,7 +157,9 @@ def test_a_tuned_sweep_widens_its_grid_and_resumes_without_a_new_job(tmp_path: P
         "seed=1,2,3", "sweep.tune=schedule.peak", "sweep.widen=2", "sweep.name=tuned",
     ]  # fmt: skip
     status, output = run(tmp_path, *words, base=TINY)
-    assert status == 0 and "tune: 2 values of schedule.peak added, because the best value was at an edge" in output, output
+    assert status == 0 and "tune: 2 values of schedule.peak added, because the best value was at an edge" in output, (
+        output
+    )
     folder = tmp_path / "runs" / "tuned"
     trained = {name for name, state in states(folder).items() if state == DONE}
     assert trained == {path.parent.name for path in folder.glob("*/status.json")}
