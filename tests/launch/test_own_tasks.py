@@ -127,7 +127,7 @@ def test_a_plug_in_without_tasks_is_refused(folder: Path, capsys: pytest.Capture
         main(["probes", "--test", "math"])
     assert "the module 'math' registers no task" in capsys.readouterr().err
     main(["probes", "majority", "--plugins", "majority"])
-    assert capsys.readouterr().out.startswith("majority   an example\n\nWhich letter occurs most often?")
+    assert capsys.readouterr().out.startswith("majority   an example\n\nPredict the most frequent letter")
 
 
 @pytest.mark.grid

@@ -108,7 +108,7 @@ class Reader(Pass):
         forms = [form for form in FORMS if form in keys]
         if len(forms) != 1:
             nulls = " or ".join(f"{form}: null" for form in forms)
-            known = f"keep one of them, and set each other one to null: {nulls}" if forms else ""
+            known = f"keep one of them and set the others to null: {nulls}" if forms else ""
             listed = " and ".join(forms) if forms else "none of them"
             rule = f"a node must have exactly one of {', '.join(FORMS)}, but this has {listed}"
             self.report(path, rule, known or suggest(next(iter(keys), ""), FORMS))
