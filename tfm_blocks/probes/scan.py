@@ -31,8 +31,8 @@ class Scan(ProbeTask):
     around_right trains on all commands without `around right`, and tests those that have it, but not after turn.
 
     split: simple, length, add_jump or around_right.
-    cutoff: actions of the longest training command of the split length, 22 to 40.
-    held_out: different training commands that are used for validation instead of training; jump is never held out.
+    cutoff: with split=length: actions in the longest training command, 22 to 40.
+    held_out: number of distinct training commands used for validation instead of training; jump is never held out.
     """
 
     source: ClassVar = "Lake and Baroni 2018; around_right: Loula et al. 2018; cutoffs: Newman et al. 2020"

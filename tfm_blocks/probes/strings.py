@@ -211,7 +211,7 @@ class CycleNavigation(NumberTask):
 
     The final place is expected at a token after the moves.
 
-    modulus: places of the cycle.
+    modulus: number of places in the cycle.
     """
 
     source: ClassVar = "Delétang et al. 2023"
