@@ -63,10 +63,11 @@ This page compares the speed and the numerical outputs of tfm-blocks with other 
 
 ## Speed
 
-Both implementations were run alternately; the table gives medians. A ratio above 1 means that tfm-blocks is faster. A
-training step consists of forward pass, loss, backward pass and optimizer, in the precision of its command below; the
-other rows are in float32, or in int8 where it says so. Decoding rows count output tokens. The scripts set batch sizes
-and lengths. The last row compares two attention patterns of tfm-blocks: local and full attention.
+In each row, tfm-blocks and the other implementation were run alternately; the table gives medians. A ratio above 1
+means that tfm-blocks is faster. A training step consists of forward pass, loss, backward pass and optimizer, in the
+precision of its command below. The other rows are in float32, or in int8 if the row says so. Decoding rows count output
+tokens. The scripts set batch sizes and lengths. The last row compares two attention patterns of
+tfm-blocks: local and full attention.
 
 {speeds}
 
