@@ -4,7 +4,7 @@ A graph consists of two arms that begin at one node. The source lists the edges 
 end of one arm; the target is the path between them. Both models train under the same seeds, and the score is the
 percentage of test graphs whose whole path is correct. The same command resumes.
 
-    python tests/benchmarks/star_graphs.py star --seeds 1 2 3 [--steps 10000]
+    python tests/benchmarks/star_graphs.py star --seeds 1 2 3 [--steps 6000]
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for the texts and the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--edges", type=int, default=3, help="of each arm")
-    parser.add_argument("--steps", type=int, default=10_000, help="of training")
+    parser.add_argument("--steps", type=int, default=6_000, help="of training")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(arguments.folder)
