@@ -335,8 +335,8 @@ def keys_as_markdown() -> str:
             "W&B shows the summary of a run in its tables. [Tracking](tracking.md) lists samples, images and facts.\n",
             *("| key | unit | summary |", "|---|---|---|", *keys),
             "\nThese are the scores of finished models, by their names in [`tfm compare`](comparing.md). Two of them",
-            "are not logged: TER, sacreBLEU's translation edit rate, is computed from the test outputs, and `solved`, the",
-            f"percentage of seeds whose scaled accuracy is at least {SOLVED_FROM:g} %, from the scaled accuracy.\n",
+            "are not logged: TER, sacreBLEU's translation edit rate, is computed from the test outputs, and `solved`,",
+            f"the percentage of seeds whose scaled accuracy is at least {SOLVED_FROM:g} %, from the scaled accuracy.\n",
             *("| score | better |", "|---|---|", *scores),
         ]
     )
