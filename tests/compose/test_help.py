@@ -50,7 +50,9 @@ def keys(*arguments):
 
 def test_a_key_has_the_comment_of_the_file_that_gives_it():
     assert "heads: 4 # attention heads; d_model is divided among them" in keys()
-    assert "clip: null # maximum norm of the gradient; null: no clipping, as in Vaswani et al. 2017" in keys("trainer.clip=null")
+    assert "clip: null # maximum norm of the gradient; null: no clipping, as in Vaswani et al. 2017" in keys(
+        "trainer.clip=null"
+    )
     wu = keys("experiment=multi30k", "data.dir=x")
     assert "dropout: 0.3 # the paper, for 29,000 pairs" in wu
     assert "validate_every: 350 # steps; the last step is always validated" in wu, "the experiment has no comment on it"
