@@ -1,14 +1,18 @@
 """Every display of a metric reads the table of metrics."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tfm_blocks import metric_schema
 from tfm_blocks.compose.folders import CONF
+from tfm_blocks.data.objectives import HidingSettings, ObjectiveSettings
 from tfm_blocks.metric_schema import (
+    EQUAL_LOSS,
     FACTS,
     FINAL_SCORES,
+    HIDING,
     LABEL_MEDIA,
     MEDIA,
     METRIC_KEYS,
@@ -31,6 +35,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def test_the_page_of_logged_keys_is_made_from_the_table() -> None:
     assert (DOCS / "logged-keys.md").read_text("utf-8") == keys_as_markdown() + "\n"
+
+
+def test_objectives_are_listed_by_what_they_predict() -> None:
+    kinds = get_args(get_args(ObjectiveSettings)[0])
+    names = {kind: get_args(kind.model_fields["name"].annotation)[0] for kind in kinds}
+    assert {names[kind] for kind in kinds if issubclass(kind, HidingSettings)} == set(HIDING)
+    assert {names[kind] for kind in kinds if kind.generates} == set(EQUAL_LOSS)
 
 
 def test_progress_lines_have_the_texts_of_the_table() -> None:

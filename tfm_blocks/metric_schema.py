@@ -232,6 +232,7 @@ METRIC_KEYS = (*TRAIN_KEYS, *VAL_KEYS, *TEST_KEYS)
 IMPROVABLE = {key.name: key for key in VAL_KEYS if key.summary != "last"}  # a search or early stopping can follow these
 TOKEN_ACCURACY = FinalScore("token accuracy", "fraction", "higher", key="token_accuracy")
 HIDING = ("masked", "masked_diffusion", "replaced_token")  # objectives with the token accuracy as a final score
+EQUAL_LOSS = ("next_token", "distil", "several_tokens")  # objectives with the same loss in validation and test
 FINAL_SCORES = (
     FinalScore("accuracy", "fraction", "higher", key="accuracy"),
     FinalScore("scaled accuracy", "scaled", "higher", key="scaled_accuracy", low=-100.0),
@@ -286,7 +287,7 @@ def columns(
 ) -> list[str]:
     """Return the keys of a run with auxiliary losses at `nodes`, and with these groups or mixed corpora in its text.
 
-    `kinds` are those of Key that the run is of. In a run of a probe task the groups are test lengths.
+    `kinds` are the kinds of the run, as in Key. In a run of a probe task the groups are test lengths.
     """
     suffixes = {"": [""], "node}": nodes, "corpus}": corpora}
     names: list[str] = []

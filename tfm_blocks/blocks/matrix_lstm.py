@@ -14,8 +14,8 @@ from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState
 from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum
 from tfm_blocks.registry.blocks import block
 
-SMALLEST_INPUT = -10.0  # the initial bias of the input gates
-FORGETS_LEAST, FORGETS_MOST = 6.0, 3.0  # range of the initial biases of the forget gates
+INPUT_BIAS = -10.0  # initial bias of the input gates
+FORGET_BIASES = (3.0, 6.0)  # range of the initial biases of the forget gates
 
 
 @block(
@@ -76,9 +76,9 @@ class MatrixLSTM(Recurrence):
     def initialise(self, name: str, generator: Generator) -> None:
         match name:
             case "input_bias":
-                nn.init.constant_(self.input_bias, SMALLEST_INPUT)
+                nn.init.constant_(self.input_bias, INPUT_BIAS)
             case "forget_bias":
-                nn.init.uniform_(self.forget_bias, FORGETS_MOST, FORGETS_LEAST, generator=generator)
+                nn.init.uniform_(self.forget_bias, *FORGET_BIASES, generator=generator)
             case _:
                 nn.init.ones_(self.gain)
 

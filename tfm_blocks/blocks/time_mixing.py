@@ -136,8 +136,8 @@ def generalised_delta_rule(
     """Compute one chunk of S_t = diag(α_t) S_{t-1} - removed_t^T sought_t S_{t-1} + k_t^T v_t, y_t = q_t S_t.
 
     Return y and the last memory. α = exp(`log_rate`). Memories are computed divided by p_t = α_1 ⊙ … ⊙ α_t, so that
-    the products over channels are products of matrices. 1 / p_t must be a float32, which limits the chunk. The values
-    sought_t S_{t-1} depend on those of earlier positions, which gives a triangular system.
+    the products over channels are products of matrices. 1 / p_t must be a float32, which limits the chunk. Each value
+    sought_t S_{t-1} depends on earlier ones, which gives a triangular system.
     """
     if torch.compiler.is_exporting() and q_BHCK.shape[2] > LONGEST:  # torch.export reads all positions as one chunk
         raise ValueError(f"rwkv7: torch.export traces at most {LONGEST} positions, but got {q_BHCK.shape[2]}")

@@ -68,7 +68,7 @@ def read_files_once() -> None:
 class Composer:
     """Composes configs. Those that select the same options of groups share one composition by Hydra.
 
-    Each file is read once, so files that may have changed need a new composer. `folders` are those of `config_folders`.
+    Each file is read once, so files that may have changed need a new composer. `config_folders` returns `folders`.
     `compositions` holds the config for each selection of options, before any value is set.
     """
 

@@ -119,8 +119,8 @@ def write_corpus(
                 yield from (column_ids[:limit] for column_ids in ids)
                 for column, text, column_ids in () if lossless or row_filter else zip(columns, texts, ids, strict=True):
                     text = shown.get(column, "") + text
-                    begin = column_ids[:LONGEST]
-                    lines[column].append(text if begin == column_ids else tokenizer.of(column).decode(begin))
+                    cut = len(column_ids) > LONGEST
+                    lines[column].append(tokenizer.of(column).decode(column_ids[:LONGEST]) if cut else text)
 
     _write(folder, columns, encoded_rows(), tokenizer, counts, lines=lines)
 

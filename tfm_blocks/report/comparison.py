@@ -101,13 +101,9 @@ def compare_runs(
     notes = list(_find_notes(grid, groups, curves, held_out=held_out_seeds, several_lengths=several_lengths))
     notes += _absent(records, runs, scores)
     matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
-    tests: list[BaselineTest] = []
-    if chosen and tested:
-        from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
-
-        tests, untested = compare_groups(compared, chosen, grid)
-        notes += untested
-    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, tests, notes, bool(display.names))
+    tests, untested = _test(compared, chosen, grid) if chosen and tested else ([], [])
+    notes, renamed = [*notes, *untested], bool(display.names)
+    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, tests, notes, renamed)
 
 
 def _find_notes(
@@ -129,6 +125,12 @@ def _find_notes(
         yield f"not counted over seeds or against a baseline: {_names(left)}: {why}"
     if not several_lengths:
         yield from rate_notes(curves, list(columns.values()), held_out=held_out)
+
+
+def _test(groups: Sequence[Group], baseline: Group, grid: ModelGrid) -> tuple[list[BaselineTest], list[str]]:
+    from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
+
+    return compare_groups(groups, baseline, grid)
 
 
 def _shorten_labels(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Group]:

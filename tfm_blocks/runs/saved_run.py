@@ -14,6 +14,7 @@ from typing import Any
 from tfm_blocks.errors import Problem, RunError, cut, printable
 from tfm_blocks.metric_schema import (
     BITS_PER_BYTE,
+    EQUAL_LOSS,
     HIDING,
     LABEL_SCORES,
     OBJECTIVE,
@@ -69,7 +70,6 @@ UNFINISHED = {
     "merged": "the adapters were merged, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
-NEXT_TOKEN = ("next_token", "distil", "several_tokens")  # objectives with the same loss in validation and test
 RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run would diverge at the same step
 
 
@@ -300,8 +300,8 @@ class SavedRun:
 
         All objectives that predict each target token from the tokens before it have the same losses.
         """
-        if not self.settings or self.settings.get("objective.name", NEXT_TOKEN[0]) in NEXT_TOKEN:
-            return NEXT_TOKEN[0] if self.settings else ""
+        if not self.settings or self.settings.get("objective.name", EQUAL_LOSS[0]) in EQUAL_LOSS:
+            return EQUAL_LOSS[0] if self.settings else ""
         in_training = ("objective.rate", "objective.static")
         kept = sorted(key for key in self.settings if key.startswith("objective.") and key not in in_training)
         return str({key: self.settings[key] for key in kept})

@@ -111,11 +111,11 @@ class AttentionMask(NamedTuple):
 
     @property
     def visible(self) -> Tensor:
-        """Return the mask, which `distance_TS` implies if there is no tensor `mask`."""
+        """Return `mask`, or, if it is None, the mask that `causal` and `distance_TS` give."""
+        if self.mask is not None:
+            return self.mask
         assert self.distance_TS is not None
-        if self.causal or self.mask is None:
-            return self.distance_TS <= 0 if self.causal else torch.ones_like(self.distance_TS, dtype=torch.bool)
-        return self.mask
+        return self.distance_TS <= 0 if self.causal else torch.ones_like(self.distance_TS, dtype=torch.bool)
 
     @property
     def learned(self) -> bool:

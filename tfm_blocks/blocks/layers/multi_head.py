@@ -140,8 +140,7 @@ class MultiHead(DotProduct):
         self.dropout = attention_dropout
         self.clip_qkv = clip_qkv
         self._make_projections(D, E, bias)
-        self._make_norms(qk_norm, qk_norm_kind)
-        self.v_norm: nn.Module | None = REGISTRY.make(v_norm, widths.value) if v_norm else None
+        self._make_norms(qk_norm, qk_norm_kind, v_norm)
         shared = {"heads": widths.heads, "bias": bias not in (False, "out")}
         self.gate = make_part(gate, D, widths.heads * widths.value, **shared) if gate else None
         self.out_norm: nn.Module | None = REGISTRY.make(out_norm, widths.heads * widths.value) if out_norm else None
@@ -163,13 +162,14 @@ class MultiHead(DotProduct):
             self.kv = _stacked(E, maps[1:], bias, 0, heads[1:])
         self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias not in (False, "qkv"), depth_scaled=(0,))
 
-    def _make_norms(self, norm: Part | None, kind: QKNormKind) -> None:
-        """Construct the norms of queries and keys, and the gains of each head if `kind` is `head_gains`."""
-        if norm is None and kind != "head":
+    def _make_norms(self, qk_norm: Part | None, kind: QKNormKind, v_norm: Part | None) -> None:
+        """Construct the norms of queries, keys and values, and gains of each head if `kind` is `head_gains`."""
+        if qk_norm is None and kind != "head":
             raise ValueError(f"qk_norm_kind is {kind}, but there is no norm: write qk_norm: rmsnorm, or leave it out")
         self.qk_norm_kind = kind
-        self.q_norm, self.q_gain = self._make_norm(norm, kind, self.widths.heads)
-        self.k_norm, self.k_gain = self._make_norm(norm, kind, self.widths.kv_heads)
+        self.q_norm, self.q_gain = self._make_norm(qk_norm, kind, self.widths.heads)
+        self.k_norm, self.k_gain = self._make_norm(qk_norm, kind, self.widths.kv_heads)
+        self.v_norm: nn.Module | None = REGISTRY.make(v_norm, self.widths.value) if v_norm else None
 
     def _make_norm(
         self, norm: Part | None, kind: QKNormKind, heads: int
