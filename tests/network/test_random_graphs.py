@@ -28,7 +28,8 @@ def inputs_of(network, **lengths):
 
 
 def learns(network, inputs):
-    network.train()(**inputs).square().sum().backward()
+    x_BPD, losses = network.train().trunk_with_losses(inputs)
+    (network.head(x_BPD).square().sum() + sum(loss.sum() for loss in losses.values())).backward()
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
     network.eval()
