@@ -41,7 +41,7 @@ class TextSettings(PairSettings):
     pattern or folder; test may be null. All splits have the columns of train.
     clean: rules for training pairs.
     add_prefix_space: learn a tokenizer that reads a space before each text, so that the first word has the same
-    subwords as elsewhere; configs of earlier versions have none.
+    subwords as elsewhere.
     mix: several corpora by name, each with any of the settings of MixedPairs; null: one corpus. temperature: the rows
     of a corpus with n rows have the fraction n^(1/temperature) of the rows of an epoch, up to a common factor.
     bpe_dropout: the probability that a merge of a learned tokenizer is dropped, so that training texts have other

@@ -71,10 +71,7 @@ def write_losses(run: Path, losses_N6: Losses) -> None:
 
 
 def read_losses(run: Path) -> Losses | None:
-    """Return losses_N6 in the order of the split; None if the file does not exist. Raises RunError if it is damaged.
-
-    In a file of an earlier version, which lacks the last two columns, they are 0.
-    """
+    """Return losses_N6 in the order of the split; None if the file does not exist. Raises RunError if it is damaged."""
     path = run / LOSSES
     if not path.exists():
         return None
@@ -82,14 +79,13 @@ def read_losses(run: Path) -> Losses | None:
     try:
         header, *rows = text.splitlines()
         losses_NK = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
-        columns = tuple(header.split(","))
-        if columns not in (LOSS_COLUMNS, LOSS_COLUMNS[:4]) or losses_NK.shape != (len(rows), len(columns)):
+        if tuple(header.split(",")) != LOSS_COLUMNS or losses_NK.shape != (len(rows), len(LOSS_COLUMNS)):
             raise ValueError(f"it needs a line {','.join(LOSS_COLUMNS)}, then a number per column")
         if not rows or not np.isfinite(losses_NK).all() or losses_NK[:, 2].min() < 1:
             raise ValueError("losses must be finite, and each row must have a token")
     except ValueError as error:
         raise damaged(path, error) from None
-    return np.pad(losses_NK, ((0, 0), (0, len(LOSS_COLUMNS) - len(columns))))
+    return losses_NK
 
 
 def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:
