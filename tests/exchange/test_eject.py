@@ -179,6 +179,7 @@ OTHERS = [
     ("residual_scores", {}),
     ("hyper_connections", {"kind": "manifold"}),
     ("top_blocks", {}),
+    ("native_sparse", {}),
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
     *(pytest.param(name, {}, marks=pytest.mark.grid) for name in ("delta_product", "kimi_delta", "mlstm", "rwkv7")),
 ]

@@ -140,6 +140,7 @@ ATTENTION, SELF = "model.graph.encoder.layer.attn", "model.graph.decoder.layer.s
 REFUSALS = {
     **{name: ("recurrent", [f"{ATTENTION}.block={name}"], "encoder.*.attn") for name in ("rnn", "gru", "lstm")},
     **{name: ("retention", [f"{SELF}.block={name}"], "decoder.*.self") for name in ("gated_delta_rule", "rwkv7")},
+    "native_sparse_attention": ("base", [f"{SELF}.block=native_sparse_attention"], "decoder.*.self"),
     "top_blocks": ("base", [f"{ATTENTION}.selection=top_blocks"], "encoder.*.attn"),
     "restricted_global_attention": ("restricted", [f"{ATTENTION}.block=restricted_global_attention"], "encoder.*.attn"),
 }

@@ -44,6 +44,7 @@ COMPLEXITY = {
     "residual_attention": _ATTENTION,
     "talking_heads_attention": _ATTENTION,
     "differential_attention": _ATTENTION,
+    "native_sparse_attention": _ATTENTION,
     "contextual_attention": Complexity("n * (n + positions) * d", "1", "1"),
     "disentangled_attention": Complexity("n * (n + rows) * d + rows * d * d", "1", "1"),
     "restricted_attention": Complexity("n * r * d", "1", "n / r"),

@@ -28,13 +28,15 @@ LOGITS = "logits"
 NODE = "node"
 TORCH_LAYER = "does not cover recurrent layers of torch, whose trace would fix the batch and the length"
 TRIANGULAR_SYSTEM = "does not cover triangular systems, for which ONNX has no operation"
+BLOCKS_OF_KEYS = "does not cover blocks of keys, whose trace would fix the lengths"
 UNCOVERED = {
     "rnn": TORCH_LAYER,
     "gru": TORCH_LAYER,
     "lstm": TORCH_LAYER,
     "gated_delta_rule": TRIANGULAR_SYSTEM,
     "rwkv7": TRIANGULAR_SYSTEM,
-    "top_blocks": "does not cover blocks of keys, whose trace would fix the lengths",
+    "top_blocks": BLOCKS_OF_KEYS,
+    "native_sparse_attention": BLOCKS_OF_KEYS,
     "restricted_global_attention": "does not cover steps over a window and the first positions",
 }
 """Blocks and parts of blocks that cannot be exported, with the reason."""
