@@ -9,7 +9,8 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from tfm_blocks.data import encoding as encoding_module
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.encoding import LONGEST, write_corpus, write_packed
+from tfm_blocks.data.encoding import LONGEST, write_corpus, write_labelled, write_packed
+from tfm_blocks.data.labels import LabelCoder
 from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
@@ -102,6 +103,13 @@ def test_ids_are_views_of_the_file(tmp_path, tokenizer):
     corpus = written(tmp_path, tokenizer, None)
     assert isinstance(corpus.ids("src", 0).base.base, np.memmap)
     assert corpus.ids("src", 0).dtype == np.uint16
+
+
+def test_more_classes_than_16_bits_count_are_stored(tmp_path, tokenizer):
+    labels = LabelCoder("class", tuple(map(str, range(1 << 16))))
+    rows = [("two dogs", "65535"), ("hunde", "0")]
+    write_labelled(tmp_path, rows, tokenizer, labels, columns=COLUMNS, address="data.train", max_length=None)
+    assert list(Corpus(tmp_path, tokenizer, labels=labels).text["tgt"]) == ["65535", "0"]
 
 
 def test_plain_text_is_packed_into_rows_with_eos_after_each_line(tmp_path, tokenizer):

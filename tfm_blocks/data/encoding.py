@@ -163,7 +163,7 @@ def write_labelled(
                     lines[column].append(text)
 
     stored = [*columns, *([POSITIONS] if labels.predict == "words" else [])]
-    _write(folder, stored, encoded_rows(), tokenizer, counts, lines=lines)
+    _write(folder, stored, encoded_rows(), tokenizer, counts, lines=lines, label_ids=labels.outputs + 1)
 
 
 def _labelled(
@@ -271,10 +271,14 @@ def _write(
     counts: Counter[str],
     documents: DocumentWriter | None = None,
     lines: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    label_ids: int = 0,
 ) -> None:
-    """Write the ids of each column, and the lines of text that are stored besides them."""
+    """Write the ids of each column, and the lines of text that are stored besides them.
+
+    The ids of labels are below `label_ids`.
+    """
     by_column = list(map(tokenizer.of, columns))
-    dtype = np.uint16 if max(one.size for one in by_column) <= 1 << 16 else np.uint32
+    dtype = np.uint16 if max(label_ids, *(one.size for one in by_column)) <= 1 << 16 else np.uint32
     unknown_C, rows = np.zeros(len(columns), np.int64), 0
     with (folder / "ids.bin").open("wb") as ids_file, (folder / "lengths.bin").open("wb") as lengths_file:
         for chunk in _chunks(sequences, len):
