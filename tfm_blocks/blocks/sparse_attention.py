@@ -69,19 +69,19 @@ class NativeSparseAttention(SelfAttention):
         self.block_size, self.k, self.r = block_size, k, r
         self.branches = Linear(D, BRANCHES * self.widths.heads, bias=False)
 
-    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
-        """Return the weights of the compressed, the selected and the near branch of all heads: w_B(3H)TS."""
+    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
+        """Compute the outputs of the compressed, the selected and the near branch of all heads: y_B(3H)TK."""
         score_BHTS = self.scores.transform(q_BHTK * self.scores.beta @ repeat_kv(k_BGSK, self.widths.heads).mT)
         score_BHTS = score_BHTS if masks.bias is None else score_BHTS + masks.bias
         blocks = key_blocks(masks, q_BHTK.shape[2], self.block_size)
         p_BHTN, count_BHTN = self._compressed(score_BHTS, blocks)
-        compressed_BHTS = blocks.spread(p_BHTN / count_BHTN.clamp(min=1)) * blocks.visible
+        w_BHTS = blocks.spread(F.dropout(p_BHTN, self.dropout, self.training) / count_BHTN.clamp(min=1))
+        compressed_BHTK = (w_BHTS * blocks.visible).to(v_BGSK.dtype) @ repeat_kv(v_BGSK, self.widths.heads)
         assert masks.distance_TS is not None
         seen = (self._selected(p_BHTN, count_BHTN, blocks), blocks.visible & (masks.distance_TS > -self.r))
-        lowest = torch.finfo(score_BHTS.dtype).min
-        return torch.cat(
-            [compressed_BHTS, *(self.scores.normalize(score_BHTS.masked_fill(~mask, lowest)) for mask in seen)], 1
-        )
+        attend = super().attend
+        fine = [attend(q_BHTK, k_BGSK, v_BGSK, masks._replace(mask=mask, causal=False)) for mask in seen]
+        return torch.cat([compressed_BHTK, *fine], 1)
 
     def _compressed(self, score_BHTS: Tensor, blocks: KeyBlocks) -> tuple[Tensor, Tensor]:
         """Return the weights of complete blocks, by the mean scores of their keys, and the numbers of visible keys."""
@@ -97,11 +97,6 @@ class NativeSparseAttention(SelfAttention):
         forced_TN = (blocks.number_N == 0) | (before_TN == 0) | (before_TN == 1)
         score_BGTN = p_BGTN.masked_fill(forced_TN, math.inf).masked_fill(count_BHTN == 0, -math.inf)
         return blocks.visible & blocks.spread(repeat_kv(among_largest(score_BGTN, self.k), self.widths.heads))
-
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
-        """Compute the outputs of the three branches of each head: y_B(3H)TK."""
-        w_BXTS = F.dropout(self.attention_weights(q_BHTK, k_BGSK, masks), self.dropout, self.training)
-        return w_BXTS.to(v_BGSK.dtype) @ repeat_kv(v_BGSK, self.widths.heads).repeat(1, BRANCHES, 1, 1)
 
     def _combine(self, y_BXTK: Tensor, x_BTD: Tensor) -> Tensor:
         """Add the outputs or weights of the three branches, times their gates: y_BHTK."""
