@@ -25,6 +25,7 @@ CHUNKED = {
     "gated_delta_rule of channels": partial(test_delta.started, **test_delta.KIMI),
     "gated_delta_rule of steps": partial(test_delta.started, **test_delta.STEPS),
     "retention": test_retention.started,
+    "retention, lightning": partial(test_retention.started, **test_retention.LIGHTNING),
     "mlstm": test_matrix_lstm.started,
     "rwkv7": test_time_mixing.started,
     "mamba2": partial(test_state_space.started, groups=2),
@@ -56,7 +57,7 @@ def test_padding_in_the_middle_is_skipped(make):
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("name", ["gated_delta_rule", "retention", "mlstm", "rwkv7"])
+@pytest.mark.parametrize("name", ["gated_delta_rule", "retention", "retention, lightning", "mlstm", "rwkv7"])
 def test_bfloat16_stays_near_float32(name, autocast):
     own = CHUNKED[name]().float()
     x_BTD, keep_BT = torch.randn(2, 100, D), torch.ones(2, 100, dtype=torch.bool)

@@ -1,51 +1,116 @@
-"""Retention against a naive recurrence with complex numbers, as the paper writes it."""
+"""Retention against a naive recurrence with complex numbers, as the paper writes it, and Hugging Face's MiniMax."""
+
+import math
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.models.minimax import MiniMaxConfig
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
+from tfm_blocks.blocks import linear_attention
 from tfm_blocks.blocks.linear_attention import Retention
+from tfm_blocks.registry.values import Part
 
 B, D, H = 2, 24, 3
-K = D // H
+LIGHTNING = {
+    "d_head": 10,
+    "rotate": False,
+    "slope": 0.3,
+    "qkv_activation": Part("silu"),
+    "out_norm": Part("rmsnorm", {"eps": 1e-6 / 10}),  # MiniMax does not divide by √K
+    "gate_activation": "sigmoid",
+}
+VARIANTS = {
+    "retention": {},
+    "lightning": LIGHTNING,
+    "rotated": {"d_head": 6, "slope": 1.0, "qkv_activation": Part("silu")},
+    "steep": {"rotate": False, "slope": 1e4, "out_norm": Part("rmsnorm")},
+}
 
 
-def started():
-    own = Retention(D, heads=H).double()
+def started(**options):
+    own = Retention(D, heads=H, **options).double()
     for parameter in own.parameters():
         nn.init.normal_(parameter, std=D**-0.5)
     return own
 
 
-def naive(own, x_TD):
+def rotated(x_K, t):
+    """Rotate the pairs of elements as complex numbers."""
+    angle_I = t * 10000.0 ** (-torch.arange(0, len(x_K), 2, dtype=torch.float64) / len(x_K))
+    x_I = torch.view_as_complex(x_K.unflatten(0, (-1, 2)).contiguous())
+    return torch.view_as_real(x_I * torch.polar(torch.ones_like(angle_I), angle_I)).flatten()
+
+
+def naive(own, x_TD, slope=None, **options):
     """Compute retention for one sentence, head by head and position by position."""
-    angle_I = 10000.0 ** (-torch.arange(0, K, 2, dtype=torch.float64) / K)
-    q_TD, k_TD, v_TD = own.qkv(x_TD).chunk(3, 1)
+    qkv = own.qkv(x_TD)
+    q, k, v = (F.silu(qkv) if "qkv_activation" in options else qkv).chunk(3, 1)
+    K, rotate = q.shape[1] // H, rotated if "rotate" not in options else lambda x_K, t: x_K
     heads = []
     for head in range(H):
         own_head = slice(head * K, (head + 1) * K)
-        q_TI, k_TI = (
-            torch.view_as_complex(one[:, own_head].unflatten(1, (-1, 2)).contiguous()) for one in (q_TD, k_TD)
-        )
-        memory_IK = torch.zeros(K // 2, K, dtype=torch.complex128)
-        outputs = []
+        rate = 1 - 2.0 ** (-5 - head) if slope is None else math.exp(-slope * 2.0 ** (-8 * (head + 1) / H))
+        memory_KK, outputs = torch.zeros(K, K, dtype=torch.float64), []
         for t in range(len(x_TD)):
-            turn_I = torch.polar(torch.ones_like(angle_I), t * angle_I)
-            written_IK = (k_TI[t] * turn_I).conj()[:, None] * v_TD[t, own_head] / K**0.5
-            memory_IK = (1 - 2.0 ** (-5 - head)) * memory_IK + written_IK
-            outputs.append(((q_TI[t] * turn_I) @ memory_IK).real)
-        y_TK = torch.stack(outputs)
-        mean, variance = y_TK.mean(1, keepdim=True), y_TK.var(1, correction=0, keepdim=True)
-        heads.append((y_TK - mean) / (variance + own.eps).sqrt())
-    return own.out(F.silu(own.gate(x_TD)) * torch.cat(heads, 1))
+            memory_KK = rate * memory_KK + torch.outer(rotate(k[t, own_head], t), v[t, own_head]) / K**0.5
+            outputs.append(rotate(q[t, own_head], t) @ memory_KK)
+        heads.append(torch.stack(outputs))
+    if "out_norm" in options:
+        y_TX, eps = torch.cat(heads, 1), options["out_norm"].arguments.get("eps", 1e-6)
+        normed = own.out_norm.weight * y_TX / (y_TX.square().mean(1, keepdim=True) + eps).sqrt()
+    else:
+        moments = ((y, y.mean(1, keepdim=True), y.var(1, correction=0, keepdim=True)) for y in heads)
+        normed = torch.cat([(y - mean) / (variance + own.eps).sqrt() for y, mean, variance in moments], 1)
+    gate = torch.sigmoid if "gate_activation" in options else F.silu
+    return own.out(gate(own.gate(x_TD)) * normed)
 
 
 @pytest.mark.parametrize("length", [1, 5, 64, 150])
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 @torch.no_grad()
-def test_chunks_equal_the_recurrence(length):
-    own = started()
+def test_chunks_equal_the_recurrence(options, length):
+    own = started(**options)
     x_BTD = torch.randn(B, length, D, dtype=torch.float64)
     y_BTD = own(x_BTD, keep_BT=torch.ones(B, length, dtype=torch.bool))
-    expected = torch.stack([naive(own, x_TD) for x_TD in x_BTD])
+    expected = torch.stack([naive(own, x_TD, **options) for x_TD in x_BTD])
     torch.testing.assert_close(y_BTD, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 150])
+@torch.no_grad()
+def test_the_size_of_chunks_does_not_matter(chunk, monkeypatch):
+    own, x_BTD, keep_BT = started(**LIGHTNING), torch.randn(B, 150, D).double(), torch.ones(B, 150, dtype=torch.bool)
+    expected = own(x_BTD, keep_BT=keep_BT)
+    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
+    torch.testing.assert_close(own(x_BTD, keep_BT=keep_BT), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_memory_that_fades_within_a_position_has_finite_gradients():
+    own = started(**VARIANTS["steep"]).float()
+    x_BTD = torch.randn(B, 70, D, requires_grad=True)
+    own(x_BTD, keep_BT=torch.ones(B, 70, dtype=torch.bool)).sum().backward()
+    assert all(x.grad.isfinite().all() for x in (x_BTD, *own.parameters()))
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+@torch.no_grad()
+def test_lightning_attention_equals_hugging_faces_minimax(layer):
+    """The rates of MiniMax fall from layer to layer; its rows of queries, keys and values alternate by head."""
+    config = MiniMaxConfig(hidden_size=D, num_attention_heads=H, head_dim=10, num_hidden_layers=3, block_size=7)
+    reference = MiniMaxLightningAttention(config, layer)
+    own = started(**{**LIGHTNING, "slope": 1 - layer / (2 + 1e-5) + 1e-5}).float()
+    reference.qkv_proj.weight.copy_(own.qkv.weight.unflatten(0, (3, H, 10)).transpose(0, 1).flatten(0, 2))
+    maps = {"norm": "out_norm", "out_proj": "out", "output_gate": "gate"}
+    for theirs, ours in maps.items():
+        reference.get_submodule(theirs).weight.copy_(own.get_submodule(ours).weight)
+    x_BTD = torch.randn(B, 50, D)
+    y_BTD = own(x_BTD, keep_BT=torch.ones(B, 50, dtype=torch.bool))
+    torch.testing.assert_close(y_BTD, reference(x_BTD, None, None)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_heads_of_an_odd_width_are_not_rotated():
+    with pytest.raises(ValueError, match="rotated in pairs, but their width is 5: add rotate: false"):
+        Retention(D, heads=H, d_head=5)

@@ -103,6 +103,10 @@ DOORS: dict[str, dict[str, Any]] = {
         "scale_embedding": True,
     },
     "mbart": PAIRS,
+    "minimax": {
+        "head_dim": 6, "num_local_experts": 5, "num_hidden_layers": 4, "block_size": 5, "linear_attn_alpha_factor": 1.5, "full_attn_alpha_factor": 1.7,
+        "mlp_alpha_factor": 1.3, "linear_attn_beta_factor": 0.8, "full_attn_beta_factor": 1.1, "mlp_beta_factor": 0.9, "rms_norm_eps": 1e-3,
+    },
     "mistral": {"sliding_window": None, "head_dim": 6},
     "mistral_window": {"sliding_window": 3},
     "mpt": {"d_model": 16, "n_layers": 2, "n_heads": 4, "max_seq_len": 512, "attn_config": {"clip_qkv": 0.8}},

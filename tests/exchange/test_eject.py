@@ -181,7 +181,10 @@ OTHERS = [
     ("top_blocks", {}),
     ("native_sparse", {}),
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
-    *(pytest.param(name, {}, marks=pytest.mark.grid) for name in ("delta_product", "kimi_delta", "mlstm", "rwkv7")),
+    *(
+        pytest.param(name, {}, marks=pytest.mark.grid)
+        for name in ("delta_product", "kimi_delta", "lightning", "mlstm", "rwkv7")
+    ),
 ]
 
 

@@ -255,6 +255,22 @@ def test_kimi_linear_comes_back_in_each_of_its_layouts(layout, tmp_path):
     assert files_of(tmp_path / "back") == files_of(tmp_path / "theirs")
 
 
+def test_rates_of_lightning_attention_that_differ_from_the_computed_ones_are_refused(tmp_path):
+    theirs = door("minimax", tmp_path / "theirs")
+    name = "model.layers.1.self_attn.slope_rate"
+    change_weights(tmp_path / "theirs", lambda weights: weights | {name: 2 * weights[name]})
+    rule = r"layers\.1\.self_attn\.slope_rate differs from the values that the model computes at decoder\.1\.lightning"
+    with pytest.raises(RunError, match=rule):
+        import_folder(tmp_path / "theirs", tmp_path / "run")
+    constants = ("slope_rate", "_decay")  # transformers computes the ones that a folder lacks
+    change_weights(tmp_path / "theirs", lambda weights: {n: w for n, w in weights.items() if not n.endswith(constants)})
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "back")
+    loaded = transformers.MiniMaxForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert far_apart(*logits_of_both(loaded, tfm.load(tmp_path / "run"), least=3)) < 1e-5
+    assert loaded.model.layers[1].self_attn.slope_rate.equal(theirs.model.layers[1].self_attn.slope_rate)
+
+
 def test_qwen3_next_keeps_all_tensors_of_further_tokens_which_transformers_ignores(tmp_path):
     door("qwen3_next", tmp_path / "theirs")
     tensors = load_file(tmp_path / "theirs" / "model.safetensors")

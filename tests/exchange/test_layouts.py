@@ -153,7 +153,7 @@ def test_stored_positions_that_differ_from_the_computed_ones_are_refused(tmp_pat
         if name in ("equal", "half"):
             import_folder(tmp_path / name, tmp_path / f"{name}-run")
             continue
-        rule = r"model\.decoder\.embed_positions\.weight differs from the positions that the model computes at tgt_pos"
+        rule = r"model\.decoder\.embed_positions\.weight differs from the values that the model computes at tgt_pos"
         with pytest.raises(RunError, match=rule):
             import_folder(tmp_path / name, tmp_path / f"{name}-run")
 

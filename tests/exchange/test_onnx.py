@@ -181,7 +181,14 @@ def test_other_blocks_that_cannot_be_exported_are_refused_by_node_or_graph(block
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(("model", "changes"), [("restricted", []), ("retention", [f"{SELF}.block=mlstm"])])
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("restricted", []),
+        ("retention", [f"{SELF}.block=mlstm"]),
+        ("retention", [f"{SELF}.slope=1.0", f"{SELF}.rotate=false", f"{SELF}.out_norm=rmsnorm"]),
+    ],
+)
 def test_batch_and_lengths_are_free(model, changes, tmp_path):
     network = scattered(model, changes)
     engine = Engine(exported(network, tmp_path / "new"), onnxruntime)

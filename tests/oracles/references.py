@@ -215,6 +215,8 @@ def scatter(model: nn.Module) -> None:
         noise = torch.randn(tensor.shape, generator=generator)
         if "embed_positions" in name and not model.get_parameter(name).requires_grad:
             continue  # Marian's sines
+        if name.endswith(("slope_rate", "_decay")):
+            continue  # constants of lightning attention
         if not tensor.ndim:
             continue  # the constants of xIELU
         if tensor.ndim > 1 and len(tensor) > 1:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.layers.dot_product import merge_heads, repeat_kv, split_heads, split_widths
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
-from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.values import Activation, Norm
 
 CHUNK = 32  # positions computed in parallel; the memory is carried from chunk to chunk
 SHORTEST = 1e-6  # added to squared lengths, which may be 0
@@ -81,29 +82,56 @@ def decayed_sum(
     sees={"x": "past"},
     where={
         "heads >= 1": "there is at least one head",
-        "D % (2 * heads) == 0": "the width must split evenly into heads of an even width, which are rotated in pairs",
+        "D % heads == 0 unless d_head": "the width must split evenly into heads",
+        "d_head >= 1": "a head has a width",
+        "slope >= 0": "the memory must not grow",
         "eps > 0": "a variance may be 0",
     },
-    source="Sun et al. 2023, equations 5 to 8",
+    source="Sun et al. 2023, equations 5 to 8; lightning attention: Qin et al. 2024, section 3; MiniMax 2025, "
+    "section 2.2",
 )
 class Retention(Recurrence):
     """(silu(x W_g) ⊙ norm(y)) W_o with y_t = q_t S_t, S_t = γ S_{t-1} + k_t^T v_t / √K in each head: x_BTD -> x_BTD.
 
-    q and k are rotated by their position as in rotary embeddings. Head h decays at its own rate, γ = 1 - 2^(-5-h), and
-    its outputs are normalised to mean 0 and variance 1. Training computes chunks of 32 positions in parallel,
-    y = (q k^T ⊙ γ^distance) v, and carries S between them: linear cost in the length. Decoding carries only S.
+    q, k and v are linear maps of x, of the width K = `d_head`, by default D / heads. q and k are rotated by their
+    position as in rotary embeddings, unless `rotate` is false. Head h decays at its own rate, γ = 1 - 2^(-5-h), and its
+    outputs are normalised to mean 0 and variance 1. Training computes chunks of 32 positions in parallel, y = (q k^T ⊙
+    γ^distance) v, and carries S between them: linear cost in the length. Decoding carries only S.
 
-    Also known as: RetNet, multi-scale retention.
+    With a `slope` m, head h of H decays at the rate γ = exp(-m · 2^(-8 (h + 1) / H)). `qkv_activation` acts on q, k and
+    v. `out_norm` normalises the outputs of all heads as one vector instead. With `gate_activation: sigmoid`, σ takes
+    the place of silu.
+
+    Also known as: RetNet, multi-scale retention; lightning attention of MiniMax-01 (`slope: 1.0`).
     Use: long sequences at linear cost; decoding keeps a state of fixed size.
     """
 
-    def __init__(self, D: int, *, heads: int, eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        D: int,
+        *,
+        heads: int,
+        d_head: int | None = None,
+        rotate: bool = True,
+        slope: float | None = None,
+        qkv_activation: Activation | None = None,
+        out_norm: Norm | None = None,
+        gate_activation: Literal["silu", "sigmoid"] = "silu",
+        eps: float = 1e-5,
+    ) -> None:
         super().__init__()
-        self.heads = heads
-        self.eps = eps
-        self.qkv = Linear(D, 3 * D, parts=3, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
-        self.gate = Linear(D, D, bias=False)
-        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
+        K = d_head or D // heads
+        if rotate and K % 2:
+            raise ValueError(f"heads are rotated in pairs, but their width is {K}: add rotate: false")
+        self.heads, self.rotate, self.slope, self.eps = heads, rotate, slope, eps
+        self.qkv = Linear(D, 3 * heads * K, parts=3, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
+        self.qkv_activation: nn.Module = (
+            REGISTRY.make(qkv_activation, 3 * heads * K) if qkv_activation else nn.Identity()
+        )
+        self.gate = Linear(D, heads * K, bias=False)
+        self.gate_activation = torch.sigmoid if gate_activation == "sigmoid" else F.silu
+        self.out_norm: nn.Module | None = REGISTRY.make(out_norm, heads * K) if out_norm else None
+        self.out = Linear(heads * K, D, bias=False, depth_scaled=(0,))
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         K = self.out.in_features // self.heads
@@ -111,14 +139,25 @@ class Retention(Recurrence):
         return {"memory_RHKK": like.new_zeros(rows, self.heads, K, K, dtype=wide)}
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
-        wide = memory["memory_RHKK"].dtype
-        q_BHTK, k_BHTK, v_BHTK = (x.to(wide) for x in split_heads(self.qkv(x_BTD), self.heads, 3))
-        q_k_v = rotated(q_BHTK, first), rotated(k_BHTK, first) / math.sqrt(k_BHTK.shape[3]), v_BHTK
-        head_H = torch.arange(self.heads, dtype=wide, device=x_BTD.device)
-        log_rate_1HT1 = torch.log1p(-torch.exp2(-5 - head_H))[:, None, None].expand(1, -1, x_BTD.shape[1], -1)
+        qkv_BTX = self.qkv_activation(self.qkv(x_BTD)).to(memory["memory_RHKK"].dtype)
+        q_BHTK, k_BHTK, v_BHTK = split_heads(qkv_BTX, self.heads, 3)
+        if self.rotate:
+            q_BHTK, k_BHTK = rotated(q_BHTK, first), rotated(k_BHTK, first)
+        q_k_v = q_BHTK, k_BHTK / math.sqrt(k_BHTK.shape[3]), v_BHTK
+        log_rate_1HT1 = -self.rates(q_BHTK)[:, None, None].expand(1, -1, x_BTD.shape[1], -1)
         y_BHTK, after_BHKK = by_chunks(decayed_sum, memory["memory_RHKK"], *q_k_v, log_rate_1HT1)
-        y_BTD = merge_heads(F.layer_norm(y_BHTK, y_BHTK.shape[3:], eps=self.eps)).to(x_BTD.dtype)
-        return self.out(F.silu(self.gate(x_BTD)) * y_BTD), {"memory_RHKK": after_BHKK}
+        if self.out_norm is None:
+            y_BTX = merge_heads(F.layer_norm(y_BHTK, y_BHTK.shape[3:], eps=self.eps)).to(x_BTD.dtype)
+        else:
+            y_BTX = self.out_norm(merge_heads(y_BHTK).to(x_BTD.dtype))
+        return self.out(self.gate_activation(self.gate(x_BTD)) * y_BTX), {"memory_RHKK": after_BHKK}
+
+    def rates(self, like: Tensor) -> Tensor:
+        """Return -ln γ of each head: rate_H, with the device and dtype of `like`."""
+        head_H = torch.arange(self.heads, dtype=like.dtype, device=like.device)
+        if self.slope is None:
+            return -torch.log1p(-torch.exp2(-5 - head_H))
+        return self.slope * torch.exp2(-8 / self.heads * (head_H + 1))
 
 
 def rotated(x_BHTK: Tensor, first: int) -> Tensor:

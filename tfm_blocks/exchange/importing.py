@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfm_blocks.blocks.linear_attention import Retention
 from tfm_blocks.blocks.position import AddedPosition
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_libraries import published_tokenizer
@@ -40,7 +41,7 @@ from tfm_blocks.exchange.folder import (
     open_folder,
     read_small_json,
 )
-from tfm_blocks.exchange.weights import Conversion, Row, names_pattern, wildcards
+from tfm_blocks.exchange.weights import Conversion, Row, format_name, names_pattern, wildcards
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
 from tfm_blocks.network.graph import Network
@@ -175,26 +176,32 @@ def _expect_tensors(
 
 
 def _expect_computed(leftovers: Mapping[str, Tensor], network: Network, family: Family, folder: Path) -> None:
-    """Raise RunError if a stored tensor differs from the positions, or the number, that the model computes."""
+    """Raise RunError if a stored tensor differs from the values of a node, or the number, that the model computes."""
     for pattern, source in family.computed.items():
-        for name in (name for name in leftovers if wildcards(pattern, name) is not None):
-            stored, rounding = leftovers[name], 1e-3 if leftovers[name].dtype == torch.float32 else 1e-2
+        for name, stored in leftovers.items():
+            if (wild := wildcards(pattern, name)) is None:
+                continue
+            rounding = 1e-3 if stored.dtype == torch.float32 else 1e-2
             if isinstance(source, str):
-                expected = _positions_at(source, stored, network, family)
-                computed = f"the positions that the model computes at {source}"
+                node = format_name(source, wild)
+                expected = _computed_at(node, stored, network, family)
+                computed = f"the values that the model computes at {node}"
             else:
                 expected, rounding = torch.full(stored.shape, float(source)), abs(source) / 100
                 computed = f"{source}, the number of this model"
-            if stored.shape != expected.shape or (stored - expected).abs().max() > rounding:
+            if stored.shape != expected.shape or not (stored - expected).abs().max() <= rounding:
                 help = "describe a model with other values by a family of your own: --family FILE.yaml"
                 raise RunError(Problem(str(folder), f"{name} differs from {computed}", help=help))
 
 
-def _positions_at(node: str, stored: Tensor, network: Network, family: Family) -> Tensor:
-    """Return the positions of a node, as many as are stored. Raises RunError if it has none."""
+def _computed_at(node: str, stored: Tensor, network: Network, family: Family) -> Tensor:
+    """Return the positions of a node, as many as are stored, or its rates of decay. Raises RunError if it has none."""
     block: Any = getattr(dict(network.named_modules()).get(node), "block", None)
+    if isinstance(block, Retention):
+        rate_H = block.rates(torch.empty(0))
+        return rate_H.view(stored.shape) if stored.numel() == len(rate_H) else rate_H
     if not isinstance(block, AddedPosition):
-        raise RunError(Problem(f"family {family.name}: computed", f"the model has no positions at {node}"))
+        raise RunError(Problem(f"family {family.name}: computed", f"the model has no positions or rates at {node}"))
     positions: Tensor = block.table(0, torch.empty(1, *stored.shape)) if stored.ndim == 2 else stored[:0]
     return positions
 

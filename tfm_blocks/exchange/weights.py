@@ -102,7 +102,7 @@ class Conversion:
                 if len(made) != len(row.ours):
                     rule = f"makes {len(made)} of {name}, but its addresses are {len(row.ours)}"
                     raise ValueError(f"{row.theirs}: {rule}")
-                for address, part in zip((_format(address, wild) for address in row.ours), made, strict=True):
+                for address, part in zip((format_name(address, wild) for address in row.ours), made, strict=True):
                     parts[address][wild.get(row.joins.get("stack", ""), "")].append(part)
                     axes[address] = row.joins.get("axis", 0)
         if remaining:
@@ -159,7 +159,7 @@ class Conversion:
         remaining = set(ours)
         for row in self.rows:
             for wild in _wildcards_of(row, ours):
-                addresses = {other: _format(other, wild) for other in row.ours}
+                addresses = {other: format_name(other, wild) for other in row.ours}
                 remaining -= set(addresses.values())
                 own = [self._share(row, other, ours[name]) for other, name in addresses.items()]
                 tensor = torch.cat(own) if len(own) > 1 else own[0]
@@ -191,7 +191,7 @@ class Conversion:
         for values, one in slices:
             parts = torch.split(one, _fractions(one.shape[axis], self._parts(row), row.theirs), axis)
             for name, part in zip(row.names, parts, strict=True):
-                yield _format(name, values), part
+                yield format_name(name, values), part
 
     def _undo(self, step: str, value: Any, tensor: Tensor, leftover: Tensor | None, name: str) -> Tensor:
         if step == "regroup":
@@ -283,7 +283,7 @@ def wildcards(text: str, name: str) -> dict[str, str] | None:
     return wild
 
 
-def _format(text: str, wild: Mapping[str, str]) -> str:
+def format_name(text: str, wild: Mapping[str, str]) -> str:
     """Return `text` with the values of its wildcards."""
 
     def value(brace: re.Match[str]) -> str:
