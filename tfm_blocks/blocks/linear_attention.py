@@ -125,9 +125,7 @@ class Retention(Recurrence):
             raise ValueError(f"heads are rotated in pairs, but their width is {K}: add rotate: false")
         self.heads, self.rotate, self.slope, self.eps = heads, rotate, slope, eps
         self.qkv = Linear(D, 3 * heads * K, parts=3, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
-        self.qkv_activation: nn.Module = (
-            REGISTRY.make(qkv_activation, 3 * heads * K) if qkv_activation else nn.Identity()
-        )
+        self.qkv_activation = REGISTRY.make(qkv_activation, 3 * heads * K) if qkv_activation else nn.Identity()
         self.gate = Linear(D, heads * K, bias=False)
         self.gate_activation = torch.sigmoid if gate_activation == "sigmoid" else F.silu
         self.out_norm: nn.Module | None = REGISTRY.make(out_norm, heads * K) if out_norm else None
