@@ -104,7 +104,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     from tfm_blocks.sweep.checks import JobChecker, refuse_wrong
     from tfm_blocks.tracking.dashboard import jobs_to_check, sweep_file
 
-    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    folder = options.config_dir_words(arguments)
     plugins = [f"plugins=[{','.join(arguments.plugins)}]"] if arguments.plugins else []  # for the agents
     request = parse_request(["-m", *folder, f"model={arguments.model}", *plugins, *arguments.overrides])
     text = sweep_file(request, arguments.method, arguments.metric, arguments.project)

@@ -122,7 +122,7 @@ def _check_several(arguments: argparse.Namespace) -> None:
         return CheckedModel(composed, check_model(composed.model, composed.sources))
 
     load_plugins(())
-    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    folder = options.config_dir_words(arguments)
     check_sweep(
         ["-m", *folder, f"model={arguments.model}", *arguments.overrides],
         check_remote_run if sets_run(arguments.overrides) else check,

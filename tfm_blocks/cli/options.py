@@ -98,6 +98,11 @@ def load_requested_plugins(arguments: argparse.Namespace) -> None:
         load_plugins(arguments.plugins)
 
 
+def config_dir_words(arguments: argparse.Namespace) -> list[str]:
+    """Return the words of a command line that pass --config-dir on."""
+    return ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+
+
 def loading_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `load`: the device, the plug-ins and the checkpoint of the command line."""
     return {name: vars(arguments)[name] for name in ("device", "plugins", "checkpoint")}

@@ -168,7 +168,7 @@ def _solve(arguments: argparse.Namespace) -> None:
     within = budget.within if arguments.within is None else arguments.within / 100
     solution = solve(composed, knobs, budget, requested, within)
     values = [f"{knob}={value}" for knob, value in solution.values.items()]
-    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    folder = options.config_dir_words(arguments)
     words = ["show", *folder, arguments.model]  # a model file at a path cannot be trained
     if not Path(arguments.model).suffix:
         words = ["train", *folder, f"model={arguments.model}"]

@@ -28,8 +28,7 @@ def mcc(sums_RK: Floats) -> Floats:
     count_R, correct_R = right_RC.sum(1), np.trace(counts_RCC, axis1=1, axis2=2)
     covariance_R = correct_R * count_R - (right_RC * output_RC).sum(1)
     spread_R = (count_R**2 - (right_RC**2).sum(1)) * (count_R**2 - (output_RC**2).sum(1))
-    score_R: Floats = np.where(spread_R > 0, covariance_R / np.sqrt(np.where(spread_R > 0, spread_R, 1)), 0.0)
-    return score_R
+    return _scaled(covariance_R, spread_R)
 
 
 def correlation(sums_RK: Floats) -> Floats:
@@ -37,6 +36,11 @@ def correlation(sums_RK: Floats) -> Floats:
     x_R, y_R, xx_R, yy_R, xy_R, count_R = sums_RK.T
     spread_R = (count_R * xx_R - x_R**2) * (count_R * yy_R - y_R**2)
     covariance_R = count_R * xy_R - x_R * y_R
+    return _scaled(covariance_R, spread_R)
+
+
+def _scaled(covariance_R: Floats, spread_R: Floats) -> Floats:
+    """Divide by the root of the product of both variances; the result is 0 if a variance is 0."""
     score_R: Floats = np.where(spread_R > 0, covariance_R / np.sqrt(np.where(spread_R > 0, spread_R, 1)), 0.0)
     return score_R
 
