@@ -77,7 +77,7 @@ These commands measure one row each:
 
 MarianMT and GPT2 are models of Hugging Face Transformers. In the first two rows, the other implementation is the faster
 one of `nn.Transformer` and MarianMT. [The notebook](notebook/results.md) has further sizes and machines, including
-cases where tfm-blocks is slower: CTranslate2 is faster for a single sentence with a small model, and
+cases where tfm-blocks is slower: in float32, CTranslate2 is faster for small models and for single sentences, and
 [models can be exported](exporting.md) to it.
 
 ## Agreement with other libraries
