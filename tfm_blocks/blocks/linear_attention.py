@@ -87,8 +87,7 @@ def decayed_sum(
         "slope >= 0": "the memory must not grow",
         "eps > 0": "a variance may be 0",
     },
-    source="Sun et al. 2023, equations 5 to 8; lightning attention: Qin et al. 2024, section 3; MiniMax 2025, "
-    "section 2.2",
+    source="Sun et al. 2023, equations 5 to 8; Qin et al. 2024, section 3; MiniMax 2025, section 2.2",
 )
 class Retention(Recurrence):
     """(silu(x W_g) ⊙ norm(y)) W_o with y_t = q_t S_t, S_t = γ S_{t-1} + k_t^T v_t / √K in each head: x_BTD -> x_BTD.
@@ -125,7 +124,7 @@ class Retention(Recurrence):
             raise ValueError(f"heads are rotated in pairs, but their width is {K}: add rotate: false")
         self.heads, self.rotate, self.slope, self.eps = heads, rotate, slope, eps
         self.qkv = Linear(D, 3 * heads * K, parts=3, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
-        self.qkv_activation = REGISTRY.make(qkv_activation, 3 * heads * K) if qkv_activation else nn.Identity()
+        self.qkv_activation = REGISTRY.make(qkv_activation, 3 * heads * K) if qkv_activation else None
         self.gate = Linear(D, heads * K, bias=False)
         self.gate_activation = torch.sigmoid if gate_activation == "sigmoid" else F.silu
         self.out_norm: nn.Module | None = REGISTRY.make(out_norm, heads * K) if out_norm else None
@@ -137,8 +136,10 @@ class Retention(Recurrence):
         return {"memory_RHKK": like.new_zeros(rows, self.heads, K, K, dtype=wide)}
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
-        qkv_BTX = self.qkv_activation(self.qkv(x_BTD)).to(memory["memory_RHKK"].dtype)
-        q_BHTK, k_BHTK, v_BHTK = split_heads(qkv_BTX, self.heads, 3)
+        wide, qkv_BTX = memory["memory_RHKK"].dtype, self.qkv(x_BTD)
+        if self.qkv_activation is not None:
+            qkv_BTX = self.qkv_activation(qkv_BTX)
+        q_BHTK, k_BHTK, v_BHTK = split_heads(qkv_BTX.to(wide), self.heads, 3)
         if self.rotate:
             q_BHTK, k_BHTK = rotated(q_BHTK, first), rotated(k_BHTK, first)
         q_k_v = q_BHTK, k_BHTK / math.sqrt(k_BHTK.shape[3]), v_BHTK
