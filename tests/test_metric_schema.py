@@ -112,7 +112,7 @@ def test_every_column_is_of_one_key() -> None:
     text = columns(["encoder.0.ffn"], ["de", "en"], ["a", "b"])
     probe = columns(["encoder.0.ffn"], ["40", "64"], kinds=["answered"])
     labels = columns([], [], ["a"], kinds=["labelled"])
-    packed = columns([], [], kinds=["documented"])
+    packed = columns([], [], ["a"], kinds=["documented"])
     for names in (text, probe, labels):
         assert len(names) == len(set(names))
     assert {find_key(name).name for name in (*text, *probe, *labels, *packed)} == {key.name for key in METRIC_KEYS}

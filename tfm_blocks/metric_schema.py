@@ -160,6 +160,7 @@ SPLIT_KEYS = (  # of val/ and test/
     Key("exact_match/{group}", "exact match of TEXTS of the group, 0 to 1", "max", kinds=("translated",)),
     Key("loss/{corpus}", "the loss of a corpus of `data.mix`", "min"),
     Key("perplexity/{corpus}", "the perplexity of a corpus of `data.mix`", "min"),
+    Key(f"{BITS_PER_BYTE}/{{corpus}}", "bits per byte of a corpus of `data.mix`", "min", kinds=("documented",)),
     Key("token_accuracy/{corpus}", "the token accuracy of a corpus of `data.mix`, 0 to 1", "max"),
     Key("bleu/{corpus}", "BLEU of TEXTS of a corpus of `data.mix`, 0 to 100", "max", kinds=("translated",)),
     Key("chrf/{corpus}", "chrF of TEXTS of a corpus of `data.mix`, 0 to 100", "max", kinds=("translated",)),

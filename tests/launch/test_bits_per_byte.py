@@ -83,6 +83,25 @@ def test_losses_of_documents_equal_a_naive_loop(text: Path, devices: int) -> Non
     assert json.loads(out.getvalue())["bits_per_byte"] == pytest.approx(scores["test/bits_per_byte"], rel=1e-4)
 
 
+def test_bits_per_byte_of_each_corpus_equal_a_naive_loop(text: Path) -> None:
+    more, mix = [*sentences(4, 5), "", "ñ"], "{a: {}, b: {val: [more.txt], test: [more.txt]}}"
+    (text / "more.txt").write_text("\n".join(more) + "\n")
+    runs = [train_on(text, f"mix{vocab}", f"vocab={vocab}", f"data.mix={mix}") for vocab in (270, 330)]
+    values = []
+    for run in runs:
+        scores = json.loads((run / "status.json").read_text())["scores"]
+        for name, texts in (("a", TEXTS), ("b", more)):
+            nll, _, size = np.sum(naive(run, texts), 0)
+            assert scores[f"test/bits_per_byte/{name}"] == pytest.approx(nll / size / math.log(2), rel=1e-4)
+        with (run / "metrics.csv").open() as file:
+            logged = [row["val/bits_per_byte/b"] for row in csv.DictReader(file) if row["val/bits_per_byte/b"]]
+        assert float(logged[-1]) == pytest.approx(scores["test/bits_per_byte/b"], rel=1e-4)
+        values.append(scores["test/bits_per_byte/b"])
+    with contextlib.redirect_stdout(io.StringIO()) as out:  # the tokenizers differ
+        main(["compare", *map(str, runs), "--metric", "bits_per_byte/b", "--json"])
+    assert all(f"{value:.4f}"[:5] in out.getvalue() for value in values)
+
+
 def test_models_of_different_tokenizers_are_tested_over_documents(
     text: Path,
 ) -> None:

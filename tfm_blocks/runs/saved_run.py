@@ -289,7 +289,7 @@ class SavedRun:
         """Return the key that comparable scores share: the signature, or for a loss the tokenizer."""
         if name in self.scores and name != TOKEN_ACCURACY.name:
             return self.scores[name].signature
-        if name in LABEL_SCORES or name == BITS_PER_BYTE:
+        if name in LABEL_SCORES or name.partition("/")[0] == BITS_PER_BYTE:
             return ""
         smoothing = self.settings.get("label_smoothing") if name.partition("/")[0] == "loss" else ""
         return f"{self.tokenizer} {smoothing} {self.predicted}"

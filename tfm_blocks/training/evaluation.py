@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import EOS, Batch
+from tfm_blocks.data.mix import Mix
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
@@ -44,6 +45,8 @@ class Scorer(SplitScorer):
         self.lengths.reset()
         self.documents = corpus.documents
         self.tokens.bytes = int(self.documents.bytes_D.sum()) if self.documents else 0
+        corpora = corpus.parts if isinstance(corpus, Mix) else {}
+        self.parts.bytes = {name: int(part.documents.bytes_D.sum()) for name, part in corpora.items() if part.documents}
 
     def _add_rows(self, batch: Batch, values_N3: Tensor, row_N: Tensor, row_B: Tensor) -> None:
         if self.documents is None:

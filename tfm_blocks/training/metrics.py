@@ -152,24 +152,27 @@ class TokenScores(_Sums):
     def compute(self) -> dict[str, float]:
         """Return the metrics by name."""
         sums = self.sums.tolist()
-        return token_means(*sums) | ({BITS_PER_BYTE: sums[1] / self.bytes / math.log(2)} if self.bytes else {})
+        return token_means(*sums, self.bytes)
 
 
-def token_means(loss: float, nll: float, correct: float, tokens: float, labels: float) -> dict[str, float]:
-    """Return the scores of these sums over tokens."""
+def token_means(
+    loss: float, nll: float, correct: float, tokens: float, labels: float, bytes: float = 0
+) -> dict[str, float]:
+    """Return the scores of these sums over tokens, and over the bytes of their text if there are any."""
     return {
         "loss": loss / tokens,
         "perplexity": perplexity_of_loss(nll / tokens),
         "token_accuracy": correct / max(labels, 1),
-    }
+    } | ({BITS_PER_BYTE: nll / bytes / math.log(2)} if bytes else {})
 
 
 class PartScores(_Sums):
-    """The scores of TokenScores for each corpus of a mix."""
+    """The scores of TokenScores for each corpus of a mix, whose `bytes` are counted by name."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(5 * len(names))
         self.names = list(names)
+        self.bytes: dict[str, int] = {}
 
     def update(self, values_N3: Tensor, part_N: Tensor, tokens_B: Tensor, part_B: Tensor) -> None:
         """Add the loss, -log p and correctness of some labels, and the tokens of rows, each of a corpus."""
@@ -183,7 +186,8 @@ class PartScores(_Sums):
         scores: dict[str, float] = {}
         for name, sums in zip(self.names, self.sums.view(-1, 5).tolist(), strict=True):
             if sums[3]:
-                scores |= {f"{key}/{name}": value for key, value in token_means(*sums).items()}
+                means = token_means(*sums, self.bytes.get(name, 0))
+                scores |= {f"{key}/{name}": value for key, value in means.items()}
         return scores
 
 
