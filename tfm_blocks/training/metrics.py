@@ -152,11 +152,11 @@ class TokenScores(_Sums):
     def compute(self) -> dict[str, float]:
         """Return the metrics by name."""
         sums = self.sums.tolist()
-        return token_means(*sums, self.bytes)
+        return token_means(*sums, bytes=self.bytes)
 
 
 def token_means(
-    loss: float, nll: float, correct: float, tokens: float, labels: float, bytes: float = 0
+    loss: float, nll: float, correct: float, tokens: float, labels: float, *, bytes: float = 0
 ) -> dict[str, float]:
     """Return the scores of these sums over tokens, and over the bytes of their text if there are any."""
     return {
@@ -186,7 +186,7 @@ class PartScores(_Sums):
         scores: dict[str, float] = {}
         for name, sums in zip(self.names, self.sums.view(-1, 5).tolist(), strict=True):
             if sums[3]:
-                means = token_means(*sums, self.bytes.get(name, 0))
+                means = token_means(*sums, bytes=self.bytes.get(name, 0))
                 scores |= {f"{key}/{name}": value for key, value in means.items()}
         return scores
 
