@@ -17,18 +17,19 @@ from markdown.preprocessors import Preprocessor
 
 ROOT = Path.cwd()
 CODE_IN_CELL = re.compile(r"(?<=<code>)[^<]*\\\|[^<]*(?=</code>)")
-CONF_LINK = re.compile(r"\]\(\.\./((?:\.\./)*)(conf/[\w/.-]+)\)")
+COPIED = ("conf", "tfm_blocks/exchange/families")  # folders outside of docs/ whose files the pages link to
+FILE_LINK = re.compile(rf"\]\(\.\./((?:\.\./)*)((?:{'|'.join(COPIED)})/[\w/.-]+)\)")
 
 
-class ConfLinks(Preprocessor):
-    """Point links from docs/ to conf/ to the copy of conf/ in the site."""
+class FileLinks(Preprocessor):
+    """Point links from docs/ to files outside of it to their copies in the site."""
 
     def run(self, lines: list[str]) -> list[str]:
-        """Return the lines of a page. Raises FileNotFoundError for a link to a missing file of conf/."""
-        for _, path in CONF_LINK.findall("\n".join(lines)):
+        """Return the lines of a page. Raises FileNotFoundError for a link to a missing file."""
+        for _, path in FILE_LINK.findall("\n".join(lines)):
             if not (ROOT / path).is_file():
                 raise FileNotFoundError(path)
-        return [CONF_LINK.sub(r"](\1\2)", line) for line in lines]
+        return [FILE_LINK.sub(r"](\1\2)", line) for line in lines]
 
 
 class CodeInCells(Postprocessor):
@@ -44,7 +45,7 @@ class AsOnGitHub(Extension):
 
     def extendMarkdown(self, md: Markdown) -> None:
         """Register both processors."""
-        md.preprocessors.register(ConfLinks(md), "conf_links", 30)
+        md.preprocessors.register(FileLinks(md), "file_links", 30)
         md.postprocessors.register(CodeInCells(md), "code_in_cells", 0)
 
 
@@ -58,7 +59,8 @@ def build_site(*, serve: bool = False) -> int:
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "zensical", *(["serve"] if serve else ["build", "--clean", "--strict"])]
     status = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
-    shutil.copytree(ROOT / "conf", ROOT / "site" / "conf", dirs_exist_ok=True)
+    for folder in COPIED:
+        shutil.copytree(ROOT / folder, ROOT / "site" / folder, dirs_exist_ok=True)
     return status
 
 

@@ -37,8 +37,11 @@ def test_the_site_builds_without_a_warning_and_describes_the_python_api(tmp_path
     site = tmp_path / "site"
     assert "same seed gives the same weights" in (site / "reference" / "python.html").read_text("utf-8")
     assert "<code>MODEL|RUN</code>" in (site / "reference" / "commands.html").read_text("utf-8")
-    assert 'href="conf/model/base.yaml"' in (site / "models.html").read_text("utf-8")
-    assert (site / "conf" / "model" / "base.yaml").is_file()
+    for page, file in (
+        ("models.html", "conf/model/base.yaml"),
+        ("importing.html", "tfm_blocks/exchange/families/model/apertus.yaml"),
+    ):
+        assert f'href="{file}"' in (site / page).read_text("utf-8") and (site / file).is_file()
     hosts = set(re.findall(r'<(?:link|script|img)[^>]*"https?://', (site / "index.html").read_text("utf-8")))
     assert not hosts, "a reader's browser fetches nothing from other hosts"
 
@@ -47,13 +50,15 @@ BROKEN = {
     "missing.md": "page does not exist",
     "index.md#no-such-heading": "anchor does not exist",
     "../conf/model/no_such.yaml": "conf/model/no_such.yaml",
+    "../tfm_blocks/exchange/families/no_such.yaml": "families/no_such.yaml",
 }
 
 
 def test_a_broken_link_fails_the_build(tmp_path):
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "build_site.py", tmp_path / "docs")
-    shutil.copytree(ROOT / "conf" / "model", tmp_path / "conf" / "model")
+    for folder in ("conf/model", "tfm_blocks/exchange/families"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     settings = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[0]
     (tmp_path / "mkdocs.yml").write_text(f"{settings}\nnav:\n  - Start: index.md\n", "utf-8")
     page, text = tmp_path / "docs" / "index.md", "# Start\n\n[model](../conf/model/base.yaml)\n"
