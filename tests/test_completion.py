@@ -58,7 +58,7 @@ def ask(folder: Path, *lines: str) -> list[list[str]]:
 
 def test_bash_completes_commands_options_models_and_run_folders(folder: Path) -> None:
     commands, options, models, own, runs = ask(
-        folder, "tfm ", "tfm show --j", "tfm check pre", "tfm show --config-dir my_conf min", "tfm translate runs/"
+        folder, "tfm ", "tfm show --j", "tfm check pre", "tfm show --config-dir my_conf mine", "tfm translate runs/"
     )
     assert {"train", "check", "show", "translate", "dashboard", "completion"} <= set(commands)
     assert (options, models, own) == (["--json"], ["prenorm"], ["mine"])

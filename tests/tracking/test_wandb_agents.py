@@ -43,7 +43,7 @@ def test_the_agent_finds_own_models(tmp_path: Path) -> None:
     (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\nheads: 2\n")
     spec = yaml.safe_load(
         sweep_file(
-            parse_request(["-m", "-cd", str(tmp_path), "model=glob(min*)", "heads=2,4"]), "bayes", "val/bleu", "p"
+            parse_request(["-m", "-cd", str(tmp_path), "model=glob(mine*)", "heads=2,4"]), "bayes", "val/bleu", "p"
         )
     )
     assert spec["parameters"]["model"] == {"value": "mine"}

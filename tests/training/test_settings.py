@@ -53,7 +53,7 @@ def test_problems_of_all_groups_are_reported_together(small: Callable[..., Compo
     ("overrides", "message"),
     [
         (["callbacks.early_stopping.monitor=val/length_ratio"], "a validation metric that can improve, but is 'val/length_ratio'"),
-        (["callbacks.early_stopping.monitor=train/loss"], "one of: val/accuracy, val/accuracy/{corpus}, val/bits_per_byte, val/bleu, "),
+        (["callbacks.early_stopping.monitor=train/loss"], "one of: val/accuracy, val/accuracy/{corpus}, val/bits_per_byte, val/bits_per_byte/{corpus}, "),
         (["callbacks.early_stopping.patience=0"], "callbacks.early_stopping.patience: must be at least 1"),
         (["callbacks.early_stopping.min_delta=-1"], "callbacks.early_stopping.min_delta: must be at least 0"),
         (["+callbacks.early_stoping={}"], "callbacks.early_stoping: no such setting"),
