@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "tfm").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tfm_blocks "$@"\n')
     (tmp_path / "tfm").chmod(0o755)
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
-    (tmp_path / "my_conf" / "model" / "mine.yaml").write_text(
+    (tmp_path / "my_conf" / "model" / "own_tiny.yaml").write_text(
         "# @package _global_\ndefaults: [tiny, _self_]\nwindow: 3\n"
     )
     for name in ("one", "sizes/heads2"):
@@ -58,10 +58,10 @@ def ask(folder: Path, *lines: str) -> list[list[str]]:
 
 def test_bash_completes_commands_options_models_and_run_folders(folder: Path) -> None:
     commands, options, models, own, runs = ask(
-        folder, "tfm ", "tfm show --j", "tfm check pre", "tfm show --config-dir my_conf mine", "tfm translate runs/"
+        folder, "tfm ", "tfm show --j", "tfm check pre", "tfm show --config-dir my_conf own", "tfm translate runs/"
     )
     assert {"train", "check", "show", "translate", "dashboard", "completion"} <= set(commands)
-    assert (options, models, own) == (["--json"], ["prenorm"], ["mine"])
+    assert (options, models, own) == (["--json"], ["prenorm"], ["own_tiny"])
     assert runs == ["runs/one", "runs/sizes/heads2"]
 
 
@@ -82,7 +82,7 @@ def test_bash_completes_sweeps_and_runs_where_they_are_accepted(folder: Path) ->
 def test_bash_completes_groups_options_and_keys_of_a_run(folder: Path, start: str) -> None:
     completions = ask(
         folder, f"{start} opti", f"{start} model=restr", f"{start} model=base,pren", f"{start} schedule=linear schedule.p",
-        f"{start} trainer.validate_", f"{start} model=restricted r", f"{start} --config-dir my_conf model=mine win",
+        f"{start} trainer.validate_", f"{start} model=restricted r", f"{start} --config-dir my_conf model=own_tiny win",
         f"{start} resume=runs/o", f"{start} debug=",
     )  # fmt: skip
     keys = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in completions]

@@ -93,18 +93,22 @@ DECODERS = {
 PLAIN = {"kv_heads": 2, "position": "rotary"}
 
 
-@pytest.mark.parametrize("name, options", [("attention", PLAIN), *DECODERS.items()])
-@pytest.mark.parametrize("k", [1, pytest.param(2, marks=pytest.mark.grid)])
-@torch.no_grad()
-def test_every_attention_to_all_keys_can_choose_blocks_in_its_steps(name, options, k):
-    selection = {"block": "top_blocks", "block_size": 2, "k": k}
-    case = next(cases_of(REGISTRY.blocks[name], {"heads": 4, "mask": "causal", **options, "selection": selection}))
+def decodes_by_the_rules(case):
     assert case.decoder is not None
     rules.sees_no_more_than_declared(case)
     rules.ignores_padding_that_comes_last(case)
     rules.ignores_padding_that_comes_first(case)
     rules.steps_as_it_reads(case)
     rules.steps_in_a_search(case)
+
+
+@pytest.mark.parametrize("name, options", [("attention", PLAIN), *DECODERS.items()])
+@pytest.mark.parametrize("k", [1, pytest.param(2, marks=pytest.mark.grid)])
+@torch.no_grad()
+def test_every_attention_to_all_keys_can_choose_blocks_in_its_steps(name, options, k):
+    selection = {"block": "top_blocks", "block_size": 2, "k": k}
+    case = next(cases_of(REGISTRY.blocks[name], {"heads": 4, "mask": "causal", **options, "selection": selection}))
+    decodes_by_the_rules(case)
 
 
 @torch.no_grad()

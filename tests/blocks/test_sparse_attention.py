@@ -7,9 +7,9 @@ import torch
 
 from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
+from tests.blocks.test_selection import decodes_by_the_rules
 from tfm_blocks.blocks.layers.dot_product import Span
 from tfm_blocks.blocks.sparse_attention import NativeSparseAttention
-from tfm_blocks.network.contract import rules
 from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Part
@@ -102,12 +102,7 @@ SMALL = {"heads": 4, "block_size": 1, "k": 3, "r": 2}  # so that a case of a few
 @torch.no_grad()
 def test_it_decodes_token_by_token_with_small_blocks(options):
     case = next(cases_of(REGISTRY.blocks["native_sparse_attention"], {**SMALL, **options}))
-    assert case.decoder is not None
-    rules.sees_no_more_than_declared(case)
-    rules.ignores_padding_that_comes_last(case)
-    rules.ignores_padding_that_comes_first(case)
-    rules.steps_as_it_reads(case)
-    rules.steps_in_a_search(case)
+    decodes_by_the_rules(case)
 
 
 def test_a_selection_is_refused():

@@ -43,9 +43,9 @@ class NativeSparseAttention(SelfAttention):
 
     Yuan et al. compress overlapping blocks by a network, and the branches have separate keys and values. Here, as in
     flash-linear-attention, blocks are disjoint and compressed to means, and the branches share keys and values. All
-    scores are computed, so it takes longer than dense attention. The reported attention weights of a head are those of
-    the three branches, added with their gates σ(w_c x) and normalised. Other arguments, except `selection`, are the
-    same as in `attention`.
+    scores are computed, so it takes longer than dense attention. The reported attention weights of a head are the
+    weights of its branches, multiplied by their gates σ(w_c x), added and normalised. Other arguments, except
+    `selection`, are the same as in `attention`.
 
     Also known as: NSA.
     Use: long sequences, of which a query reads a summary and few details.
