@@ -6,8 +6,10 @@ library's computations outside its layer, such as rotary angles. Every step of o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +19,11 @@ from transformers import (
     DiffLlamaConfig,
     Gemma2Config,
     GptOssConfig,
+    KimiLinearConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
+    MiniMaxConfig,
     MixtralConfig,
     Olmo2Config,
     Qwen2Config,
@@ -32,9 +36,11 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Atten
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2RMSNorm
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRotaryEmbedding
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
@@ -45,8 +51,12 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
+from tfm_blocks.blocks.time_mixing import RWKV7
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.registry.blocks import REGISTRY
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.blocks.test_time_mixing import naive as rwkv7_loop
 
 Layer = Callable[[Tensor], Tensor]
 Maker = Callable[[int, int, int], Layer]
@@ -54,6 +64,13 @@ ROTARY = {"position": "rotary"}
 CAUSAL = {"mask": "causal"}
 PLAIN = {**CAUSAL, **ROTARY, "bias": False}
 RADIUS = 128  # set r of restricted attention
+LIGHTNING = {
+    "slope": 1.0,
+    "rotate": False,
+    "qkv_activation": "silu",
+    "out_norm": "rmsnorm",
+    "gate_activation": "sigmoid",
+}
 
 
 def ours(block: str, **arguments: Any) -> Maker:
@@ -160,6 +177,30 @@ def delta_net(width: int, heads: int, n: int) -> Layer:
         linear_key_head_dim=K, linear_value_head_dim=K, linear_conv_kernel_dim=4, layer_types=["linear_attention"],
     )  # fmt: skip
     return Qwen3NextGatedDeltaNet(config, 0).train()
+
+
+@named("transformers KimiLinearDeltaAttention")
+def kimi_delta(width: int, heads: int, n: int) -> Layer:
+    config = KimiLinearConfig(
+        hidden_size=width, num_hidden_layers=1, linear_num_heads=heads, linear_head_dim=width // heads,
+        linear_conv_kernel_dim=4, layer_types=["linear_attention"],
+    )  # fmt: skip
+    return KimiLinearDeltaAttention(config, 0).train()
+
+
+@named("transformers MiniMaxLightningAttention")
+def lightning(width: int, heads: int, n: int) -> Layer:
+    config = MiniMaxConfig(hidden_size=width, num_attention_heads=heads, head_dim=width // heads, num_hidden_layers=1)
+    layer = MiniMaxLightningAttention(config, 0).train()
+    return lambda x: layer(x, None, None)[0]
+
+
+@named("a loop over positions")
+def time_mixing(width: int, heads: int, n: int) -> Layer:
+    layer = RWKV7(width, heads=heads)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=width**-0.5)
+    return lambda x: rwkv7_loop(layer, x)
 
 
 @named("transformers xLSTMLayer")
@@ -283,6 +324,9 @@ PAIRS: dict[str, tuple[Maker, Maker]] = {
     "convolution": (ours("convolution", kernel_size=3), convolution(0)),
     "depthwise_conv": (ours("depthwise_conv", kernel_size=3), convolution(1)),
     "gated_delta_rule": (ours("gated_delta_rule"), delta_net),
+    "gated_delta_rule, channel": (ours("gated_delta_rule", decay="channel"), kimi_delta),
+    "retention, lightning": (ours("retention", **LIGHTNING), lightning),
+    "rwkv7": (ours("rwkv7"), time_mixing),
     "mlstm": (ours("mlstm"), matrix_lstm),
     "mamba": (ours("mamba"), mamba),
     "mamba2": (ours("mamba2"), mamba2),
@@ -310,12 +354,19 @@ LINEAR: dict[str, dict[str, Any]] = {
 
 
 def mixers() -> dict[str, Maker]:
-    """Return a maker of each registered branch block that reads other positions, causal where it can be, and of MoBA.
+    """Return a maker of each registered branch block that reads other positions, causal where it can be, and of variants.
+
+    The variants are MoBA, forgetting attention, lightning attention and Kimi Delta Attention.
 
     Ports that a block needs besides its first read the same input.
     """
     sizes = {"kernel_size": 4, "d_query": 192, **LATENT, "top_k": RADIUS, "index_heads": 4, "d_index": 32}
-    makers = {"attention, top_blocks": ours("attention", **CAUSAL, selection="top_blocks")}
+    makers = {
+        "attention, top_blocks": ours("attention", **CAUSAL, selection="top_blocks"),
+        "attention, forget_gate": ours("attention", **CAUSAL, forget_gate=True),
+        "retention, lightning": ours("retention", **LIGHTNING),
+        "gated_delta_rule, channel": ours("gated_delta_rule", decay="channel"),
+    }
     for name, info in REGISTRY.blocks.items():
         ports = [port for port in info.signature.ports[1:] if not port.optional]
         if info.branch and info.sees and all(port.axes[1] == info.signature.ports[0].axes[1] for port in ports):

@@ -48,12 +48,12 @@ def naive(own, x_TD, slope=None, **options):
     """Compute retention for one sentence, head by head and position by position."""
     qkv = own.qkv(x_TD)
     q, k, v = (F.silu(qkv) if "qkv_activation" in options else qkv).chunk(3, 1)
-    K, rotate = q.shape[1] // H, rotated if "rotate" not in options else lambda x_K, t: x_K
+    H, K, rotate = own.heads, q.shape[1] // own.heads, rotated if "rotate" not in options else lambda x_K, t: x_K
     heads = []
     for head in range(H):
         own_head = slice(head * K, (head + 1) * K)
         rate = 1 - 2.0 ** (-5 - head) if slope is None else math.exp(-slope * 2.0 ** (-8 * (head + 1) / H))
-        memory_KK, outputs = torch.zeros(K, K, dtype=torch.float64), []
+        memory_KK, outputs = x_TD.new_zeros(K, K), []
         for t in range(len(x_TD)):
             memory_KK = rate * memory_KK + torch.outer(rotate(k[t, own_head], t), v[t, own_head]) / K**0.5
             outputs.append(rotate(q[t, own_head], t) @ memory_KK)

@@ -24,17 +24,18 @@ def started():
 
 def naive(own, x_BTD):
     """Compute the layer position by position, with the state of the authors: rows of values, columns of keys."""
-    shifted_BTD = torch.cat((torch.zeros(B, 1, D).double(), x_BTD[:, :-1]), 1)
+    (B, _, D), H = x_BTD.shape, own.heads
+    shifted_BTD = torch.cat((torch.zeros_like(x_BTD[:, :1]), x_BTD[:, :-1]), 1)
     xr, xw, xk, xv, xa, xg = (torch.lerp(x_BTD, shifted_BTD, mix) for mix in own.mix)
     r, k, v = xr @ own.query.weight.T, xk @ own.key.weight.T, xv @ own.value.weight.T
     w = -F.softplus(-(own.fade_bias + torch.tanh(xw @ own.fade_inner.weight.T) @ own.fade_outer.weight.T)) - 0.5
     a = torch.sigmoid(own.rate_bias + xa @ own.rate_inner.weight.T @ own.rate_outer.weight.T)
     g = torch.sigmoid(xg @ own.gate_inner.weight.T) @ own.gate_outer.weight.T
-    kk = (k * own.removed).unflatten(2, (H, K))
+    kk = (k * own.removed).unflatten(2, (H, -1))
     kk = kk / kk.norm(dim=3, keepdim=True)
     k = k * (1 + (a - 1) * own.damped)
-    r, w, k, v, a = (one.unflatten(2, (H, K)) for one in (r, w, k, v, a))
-    state, outputs = torch.zeros(B, H, K, K).double(), []
+    r, w, k, v, a = (one.unflatten(2, (H, -1)) for one in (r, w, k, v, a))
+    state, outputs = x_BTD.new_zeros(B, H, D // H, D // H), []
     for t in range(x_BTD.shape[1]):
         found = torch.einsum("bhvk,bhk->bhv", state, -kk[:, t])
         state = state * torch.exp(-torch.exp(w[:, t]))[:, :, None]
@@ -43,7 +44,7 @@ def naive(own, x_BTD):
         outputs.append(torch.einsum("bhvk,bhk->bhv", state, r[:, t]))
     y = torch.stack(outputs, 1)
     y = F.group_norm(y.flatten(0, 1).flatten(1), H, own.gain, own.bias, own.eps).view(x_BTD.shape)
-    y = y + ((r * k * own.bonus.view(H, K)).sum(3, keepdim=True) * v).flatten(2)
+    y = y + ((r * k * own.bonus.view(H, -1)).sum(3, keepdim=True) * v).flatten(2)
     return (g * y) @ own.out.weight.T
 
 
