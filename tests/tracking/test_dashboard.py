@@ -14,8 +14,9 @@ from tfm_blocks.compose.folders import CONF, config_folders, list_options, read_
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.facts import logged_config
-from tfm_blocks.metric_schema import FACTS, MEDIA, METRIC_KEYS
+from tfm_blocks.metric_schema import METRIC_KEYS
 from tfm_blocks.tracking.dashboard import GROUP, read_dashboard, rendered, settings_logged, workspace
+from tfm_blocks.tracking.logged_items import FACTS, MEDIA
 
 GROUPS = ("data", "objective", "optimizer", "schedule", "trainer", "logger")
 NEEDED = {"distil": ["objective.teacher=x"], "replaced_token": ["objective.generator={model: electra}"]}

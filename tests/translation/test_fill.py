@@ -132,7 +132,7 @@ def test_the_pseudo_perplexity_hides_each_token_once(filler, batch_tokens):
             read = torch.tensor([[filler.mask if at == place else id for at, id in enumerate(ids)]])
             nll -= float(filler.network.eval()(src=read)[0, place].log_softmax(0)[ids[place]].detach())
             tokens += 1
-    result = pseudo_perplexity(filler, texts, batch_tokens=batch_tokens)
+    result = pseudo_perplexity(filler, texts, context=512, batch_tokens=batch_tokens)
     assert result.nll == pytest.approx(nll, rel=1e-5)
     assert (result.tokens, result.words, result.bytes, result.pseudo) == (tokens, 4, 15, True)
 
@@ -140,7 +140,8 @@ def test_the_pseudo_perplexity_hides_each_token_once(filler, batch_tokens):
 def test_unknown_tokens_of_a_pseudo_perplexity_are_counted(capsys):
     filler = filler_of_words()
     known, result = (
-        pseudo_perplexity(filler, texts, batch_tokens=64) for texts in (["ban den", "den"], ["ban den", "den Zug Zug"])
+        pseudo_perplexity(filler, texts, context=512, batch_tokens=64)
+        for texts in (["ban den", "den"], ["ban den", "den Zug Zug"])
     )
     assert (known.tokens, known.unknown, result.tokens, result.unknown) == (3, 0, 3, 2)
     show_perplexity(result, "run", as_json=False)
@@ -154,22 +155,24 @@ def test_unknown_tokens_of_a_pseudo_perplexity_are_counted(capsys):
 @pytest.mark.parametrize(("texts", "rule"), [(["", " "], "has no words$"), (["", "Zug"], "that the tokenizer")])
 def test_a_text_without_known_words_has_no_pseudo_perplexity(texts, rule):
     with pytest.raises(DataError) as error:
-        pseudo_perplexity(filler_of_words(), texts, batch_tokens=64)
+        pseudo_perplexity(filler_of_words(), texts, context=512, batch_tokens=64)
     assert re.search(rule, error.value.problems[0].rule)
 
 
 def test_a_run_on_pairs_has_no_pseudo_perplexity(filler):
     prompted = Filler(filler.network, filler.tokenizer, ("src",))
     with pytest.raises(RunError, match="scores documents, but the run predicts each text after src") as error:
-        pseudo_perplexity(prompted, ["ban den"], batch_tokens=64)
+        pseudo_perplexity(prompted, ["ban den"], context=512, batch_tokens=64)
     assert error.value.problems[0].help
 
 
-def test_a_document_that_is_too_long_for_a_pseudo_perplexity_is_named_by_its_line():
+def test_a_document_that_is_longer_than_the_context_is_scored_in_pieces():
     short = filler_of_words(model="bert", max_length=4)
-    with pytest.raises(DataError) as error:
-        pseudo_perplexity(short, ["ban", "", "ban den ban den"], batch_tokens=64)
-    assert error.value.problems[0].place.line == 3
+    whole, pieces = (
+        pseudo_perplexity(short, texts, context=3, batch_tokens=64)
+        for texts in (["ban den den den ban"], ["ban den", "", "den den", "ban"])
+    )
+    assert whole.nll == pytest.approx(pieces.nll) and whole.tokens == pieces.tokens == 5
 
 
 def test_a_classifier_with_a_mask_fills_nothing() -> None:

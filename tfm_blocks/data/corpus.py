@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,6 +161,18 @@ class Corpus:
             return None
         is_end_T = np.concatenate(([0], np.cumsum(self._ids == EOS, dtype=np.int64)))
         return Documents.read(self._opened_with[0], self._documents, np.diff(is_end_T[self._bounds]))
+
+    def texts(self, column: str) -> Iterator[list[int]]:
+        """Yield the ids of each document of packed text, without the eos at its end, or else of each row."""
+        if self.documents is None:
+            yield from (self.ids(column, row).tolist() for row in range(len(self)))
+            return
+        before = self.conventions.before  # a row does not begin with bos
+        pieces_D = np.bincount(self.documents.document_P)
+        ends_D = np.flatnonzero(self._ids == EOS)[np.cumsum(pieces_D) - 1].tolist()
+        for start, end in zip([0, *(end + 1 for end in ends_D)], ends_D, strict=False):
+            ids = self._ids[start:end].tolist()
+            yield ids if tuple(ids[: len(before)]) == before else [*before, *ids]
 
     def drawn(self, seed: int, epoch: int) -> Corpus:
         """Return the corpus of an epoch, if its rows or their ids are drawn from the seed and the epoch."""

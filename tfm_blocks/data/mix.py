@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,11 @@ class Mix(Corpus):
     def documents(self) -> Documents | None:
         parts = [corpus.documents for corpus in self._corpora]
         return Documents.join([part for part in parts if part], self._rows_N) if all(parts) else None
+
+    def texts(self, column: str) -> Iterator[list[int]]:
+        if self.documents is None:
+            return super().texts(column)
+        return chain.from_iterable(part.texts(column) for part in self._corpora)
 
     def originals(self, rows: Rows) -> Ints:
         originals_N: Ints = self._rows_N[np.asarray(rows)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
+from tfm_blocks.config.settings import Above0, Count, CountOrZero, RuleError, Settings
 from tfm_blocks.data.noise import Bools, Diffusion, Masking, Noise
 from tfm_blocks.data.pair_noise import DenoiserMixture, Denoising, Prefix, SpanCorruption
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
@@ -130,9 +130,13 @@ class MaskingSettings(HidingSettings):
 
 
 class MaskedSettings(MaskingSettings):
-    """Hide tokens of a text, and predict them at their positions: Devlin et al. 2019, section 3.1."""
+    """Hide tokens of a text, and predict them at their positions: Devlin et al. 2019, section 3.1.
+
+    pseudo_documents: the first documents, or rows, of the test set whose pseudo-perplexity is computed after training.
+    """
 
     name: Literal["masked"]
+    pseudo_documents: CountOrZero = 0
 
 
 class ReplacedTokenSettings(MaskingSettings):

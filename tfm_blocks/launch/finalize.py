@@ -11,14 +11,15 @@ from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.errors import Problem, RunError, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.run_spec import RunSpec
+from tfm_blocks.metric_schema import PSEUDO
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.runs.checkpoints import NEVER, mean_weights, read_checkpoint
 from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_file
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
-from tfm_blocks.runs.records import SavedModel, Score, ScoredSet, Status
-from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_translations
+from tfm_blocks.runs.records import SavedModel, SavedScores, Score, ScoredSet, Status
+from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_saved_scores, write_translations
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news, validated_steps
@@ -81,10 +82,15 @@ def finish(
     if module.scorer.samples:
         write_translations(job.folder, [TranslatedLine(*sample) for sample in module.scorer.samples])
     write_losses(job.folder, module.row_losses)
+    if module.pseudo:
+        score_of_texts, losses_D2 = module.pseudo
+        saved = SavedScores("", status.test_set, {}, status.steps, None, (score_of_texts,))
+        write_saved_scores(job.folder, PSEUDO, saved, losses_D2=losses_D2)
     status.write(job.folder)
     for logger in loggers:
         logger.log_weights(job.folder)
-    for line in _summary(job, module.settings, status):
+    pseudo = [module.pseudo[0]] if module.pseudo else []
+    for line in _summary(job, module.settings, status, pseudo):
         print(printable(line))
 
 
@@ -95,7 +101,7 @@ def scored_set(corpus: Corpus) -> ScoredSet:
     return ScoredSet(len(corpus), hash_rows(corpus.rows(slice(None)), sorted(corpus.columns)))
 
 
-def _summary(job: RunSpec, settings: RunSettings, status: Status) -> Iterator[str]:
+def _summary(job: RunSpec, settings: RunSettings, status: Status, pseudo: Sequence[Score]) -> Iterator[str]:
     yield f"done: {status.steps} steps in {status.seconds:.0f} s"
     if status.reason:
         yield status.reason
@@ -107,7 +113,7 @@ def _summary(job: RunSpec, settings: RunSettings, status: Status) -> Iterator[st
     scores = status.scores.items()
     if by_length := [f"{name.removeprefix(prefix)} {one:.1%}" for name, one in scores if name.startswith(prefix)]:
         yield f"accuracy by length: {', '.join(by_length)}"
-    for metric in status.translation:
+    for metric in (*status.translation, *pseudo):
         yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in SavedModel.read(job.folder).plugins)
     kind: str = settings.data.kind

@@ -18,9 +18,10 @@ import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.metric_schema import BITS_PER_BYTE, FINAL_SCORES, TOKEN_ACCURACY
+from tfm_blocks.metric_schema import BITS_PER_BYTE, FINAL_SCORES, PSEUDO, TOKEN_ACCURACY
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
+from tfm_blocks.runs.records import scores_folder
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.corpus import MEASURES, Statistics, answer_statistics, line_statistics
@@ -125,8 +126,11 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
         elif "accuracy" in run.scores:
             lines = read_translations(run.folder)
             statistics |= answer_statistics([line.output for line in lines], [line.reference for line in lines])
-        elif run.scores and TOKEN_ACCURACY.name not in run.scores:
+        elif run.scores.keys() - {TOKEN_ACCURACY.name, PSEUDO}:
             statistics |= _of_translations(run.translated_in or run.folder, tokenizer)
+        if PSEUDO in run.scores:
+            losses_N6 = read_losses(run.translated_in or scores_folder(run.folder, PSEUDO))
+            statistics |= {} if losses_N6 is None else {PSEUDO: losses_N6[:, [1, 2]]}
         losses_N6 = None if run.translated_in else read_losses(run.folder)
     except RunError as error:
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")

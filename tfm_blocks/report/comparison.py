@@ -180,7 +180,7 @@ def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterat
     yield from _unlike(runs, "test set", lambda run: run.test_set, "their scores cannot be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
     yield from _unlike(runs, "objective", lambda run: run.predicted, "their losses cannot be compared")
-    for name in (score.name for score in FINAL_SCORES if score.kind == "corpus"):
+    for name in (score.name for score in FINAL_SCORES if score.kind in ("corpus", "documents")):
         scored = [run for run in runs if name in run.scores]
         signatures = {id(run): run.scores[name].signature for run in scored}
         of = f"way to compute {name}"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tfm_blocks.errors import Problem, RunError, shown
 from tfm_blocks.metric_schema import FINAL_SCORES, TOKEN_ACCURACY
@@ -124,7 +124,7 @@ def with_intervals(values: Mapping[str, float], rows: int, translation: Sequence
             low, high = wilson(fraction, rows) if rows else (math.nan, math.nan)
             scores[score.name] = Measured(100 * fraction, 100 * low, 100 * high)
     for one in translation:
-        if not math.isnan(one.value + one.interval):
+        if not math.isnan(one.value):
             scores[one.name] = Measured(one.value, one.value - one.interval, one.value + one.interval, one.signature)
     return scores
 
@@ -237,7 +237,7 @@ class SavedScores(JsonFile):
     """The content of scores/NAME/scores.json, which `tfm evaluate --test` writes beside the translations.
 
     test: the file of the test set, or empty for the run's own. search: the settings of the search. steps: the optimizer
-    updates of the weights. exact_match: a fraction. scores: from sacreBLEU.
+    updates of the weights. exact_match: a fraction. scores: from sacreBLEU, or a pseudo-perplexity.
     """
 
     FILE = "scores.json"
@@ -248,6 +248,12 @@ class SavedScores(JsonFile):
     steps: int | None = None
     exact_match: float | None = None
     scores: tuple[Score, ...] = ()
+
+    @classmethod
+    def of_weights(cls, run: Path, name: str, steps: float | None) -> Self:
+        """Return the scores of a run with this name; the defaults if they belong to weights of other `steps`."""
+        saved = cls.read_or_empty(scores_folder(run, name))
+        return saved if saved.steps == steps else cls()
 
 
 def scores_folder(run: Path, name: str) -> Path:

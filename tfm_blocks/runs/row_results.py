@@ -97,9 +97,17 @@ def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def write_saved_scores(run: Path, name: str, saved: SavedScores, lines: Sequence[TranslatedLine]) -> None:
-    """Write the translations and then the scores; earlier ones with this name are replaced. Raises OSError."""
+def write_saved_scores(
+    run: Path, name: str, saved: SavedScores, lines: Sequence[TranslatedLine] = (), losses_D2: Losses | None = None
+) -> None:
+    """Write the translations, or -log p and the predicted tokens of each text, and then the scores.
+
+    Earlier ones with this name are replaced. Raises OSError.
+    """
     folder = scores_folder(run, name)
     folder.mkdir(parents=True, exist_ok=True)
-    write_translations(folder, lines)
+    if lines:
+        write_translations(folder, lines)
+    if losses_D2 is not None:
+        write_losses(folder, np.pad(losses_D2[:, [0, 0, 1]], ((0, 0), (0, 3))))
     saved.write(folder)

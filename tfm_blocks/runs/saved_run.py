@@ -18,6 +18,7 @@ from tfm_blocks.metric_schema import (
     HIDING,
     LABEL_SCORES,
     OBJECTIVE,
+    PSEUDO,
     SOLVED,
     SOLVED_FROM,
     TEST_KEYS,
@@ -250,10 +251,12 @@ class SavedRun:
 
     @cached_property
     def scores(self) -> Mapping[str, Measured]:
-        """Return the scores of the finished model that are in percent or computed by sacreBLEU."""
-        left_out = () if self.settings.get("objective.name") in HIDING else (TOKEN_ACCURACY.key,)
+        """Return the scores of the finished model in percent, from sacreBLEU, and the pseudo-perplexity."""
+        is_hiding = self.settings.get("objective.name") in HIDING
+        left_out = () if is_hiding else (TOKEN_ACCURACY.key,)
         values = {name: value for name, value in self.values.items() if name not in left_out}
-        return with_intervals(values, self.status.test_set.rows, self.status.translation)
+        pseudo = SavedScores.of_weights(self.folder, PSEUDO, self.status.steps).scores if is_hiding else ()
+        return with_intervals(values, self.status.test_set.rows, (*self.status.translation, *pseudo))
 
     @property
     def saved_names(self) -> list[str]:
@@ -266,8 +269,8 @@ class SavedRun:
         The run has no scores if it kept none, or if it was trained further since then.
         """
         folder = scores_folder(self.folder, name)
-        saved = SavedScores.read_or_empty(folder)
-        if not saved.scores or saved.steps != self.numbers.get("steps"):
+        saved = SavedScores.of_weights(self.folder, name, self.numbers.get("steps"))
+        if not saved.scores:
             return self.replace(test_set="", scored_on="", scores={}, values={})
         fractions = {} if saved.exact_match is None else {"exact_match": saved.exact_match}
         scores = with_intervals(fractions, saved.test_set.rows, saved.scores)

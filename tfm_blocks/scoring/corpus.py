@@ -15,7 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from tfm_blocks.metric_schema import BITS_PER_BYTE, TOKEN_ACCURACY
+from tfm_blocks.metric_schema import BITS_PER_BYTE, PSEUDO, TOKEN_ACCURACY
 from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.labels import Floats, correlation, f1, mcc
 
@@ -100,6 +100,7 @@ MEASURES: dict[str, Callable[[Floats], Floats]] = {
     "BLEU": bleu,
     "chrF": chrf,
     "TER": ter,
+    PSEUDO: lambda sums_RK: np.exp(mean(sums_RK)),
     "loss": mean,
     "perplexity": lambda sums_RK: np.exp(mean(sums_RK)),
     BITS_PER_BYTE: lambda sums_RK: mean(sums_RK) / np.log(2),

@@ -6,6 +6,7 @@ the same weight, so the systems may have different numbers of runs.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,18 +31,22 @@ System = Sequence[Statistics]
 def p_over_sentences(before: System, after: System) -> dict[str, float]:
     """Return the two-sided p-value of paired approximate randomization for each measure that all runs have.
 
-    Measures of another number of sentences than the first one are left out. Each trial swaps the two systems, with all
+    All runs must have the same number of sentences for a measure. Each trial swaps the two systems, with all
     their runs, on a random half of the sentences (Riezler and Maxwell 2005). p is the fraction of trials with at least
     the observed difference, the observed one included. A system with several runs is scored by the mean of their
     statistics. Systems with equal scores have p = 1.
     """
     runs = [*before, *after]
     names = [name for name in MEASURES if all(name in run for run in runs)]
-    lengths = {name: {len(run[name]) for run in runs} for name in names}
-    names = [name for name in names if len(lengths[name]) == 1]
-    names = [name for name in names if lengths[name] == lengths[names[0]]]
-    if not names:
-        return {}
+    alike: dict[int, list[str]] = {}  # by the number of sentences
+    for name in names:
+        if len({len(run[name]) for run in runs}) == 1:
+            alike.setdefault(len(runs[0][name]), []).append(name)
+    return {name: p for names in alike.values() for name, p in _p_of_equal_lengths(names, before, after).items()}
+
+
+def _p_of_equal_lengths(names: Sequence[str], before: System, after: System) -> dict[str, float]:
+    """Return the p-values of measures of the same number of sentences."""
     sides = [[np.mean([run[name] for run in side], 0) for name in names] for side in (before, after)]
     sums = [[stats_NK.sum(0) for stats_NK in side] for side in sides]
     gap_NK = np.hstack(sides[1]) - np.hstack(sides[0])
@@ -66,14 +71,22 @@ def interval_over_sentences(measure: str, before: System, after: System) -> tupl
     Leaving out one sentence at a time shows how much each adds to the difference (Efron and Stein 1981). None for a
     single sentence.
     """
-    without_N = _without_each(measure, after) - _without_each(measure, before)
+    half = _half_interval(_without_each(measure, after) - _without_each(measure, before))
+    difference = mean_score(measure, after) - mean_score(measure, before)
+    return None if math.isnan(half) else (difference - half, difference + half)
+
+
+def score_with_interval(measure: str, statistics_NK: Floats) -> tuple[float, float]:
+    """Return the score of a text and half of its 95 % interval, by the same jackknife; NaN for a single sentence."""
+    run = [{measure: statistics_NK}]
+    return mean_score(measure, run), _half_interval(_without_each(measure, run))
+
+
+def _half_interval(without_N: Floats) -> float:
     lines = len(without_N)
     if lines < 2:
-        return None
-    error = float((lines - 1) * np.std(without_N, ddof=1) / np.sqrt(lines))
-    difference = mean_score(measure, after) - mean_score(measure, before)
-    half = quantile(lines - 1) * error
-    return difference - half, difference + half
+        return math.nan
+    return quantile(lines - 1) * float((lines - 1) * np.std(without_N, ddof=1) / np.sqrt(lines))
 
 
 def _without_each(measure: str, system: System) -> Floats:

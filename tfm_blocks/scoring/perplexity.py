@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -14,7 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 from tfm_blocks.data.encoding import split_rows
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
+from tfm_blocks.metric_schema import PSEUDO
 from tfm_blocks.network.graph import Network, evaluating
+from tfm_blocks.runs.records import Score
+from tfm_blocks.scoring.labels import Floats
+from tfm_blocks.scoring.paired_test import score_with_interval
 from tfm_blocks.translation.fill import Filler
 from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
@@ -85,38 +91,74 @@ def perplexity(translator: Translator, documents: Iterable[str], *, context: int
     return Perplexity(float(nll), len(ids) - ids.count(BOS), words, bytes)
 
 
-@torch.inference_mode()
-def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, batch_tokens: int) -> Perplexity:
-    """Compute the pseudo-perplexity of documents: each token is predicted from all others (Salazar et al. 2020).
+def usual_context(trained: object, longest: float) -> int:
+    """Return the context in tokens of a run that was `trained` with rows of a fixed length or not (None)."""
+    return int(min((type(trained) is int and trained) or DEFAULT_CONTEXT, longest))
 
-    Special tokens are not predicted. Unknown tokens are not either, and are counted. Raises DataError for a text
-    without words that the tokenizer knows, or with a document that is too long, and RunError for a run on pairs.
+
+def pseudo_perplexity(filler: Filler, documents: Iterable[str], *, context: int, batch_tokens: int) -> Perplexity:
+    """Compute the pseudo-perplexity of documents, as `pseudo_losses` does, without blank ones.
+
+    Unknown tokens are counted. Raises DataError for a text without words that the tokenizer knows, and RunError for a
+    run on pairs.
     """
-    if filler.sources:
-        rule = f"scores documents, but the run predicts each text after {', '.join(filler.sources)}"
-        raise RunError(Problem("--text", rule, help="name a run of data=lm"))
-    numbered = [(number, text) for number, text in enumerate(documents, 1) if text.strip()]
-    texts = [text for _, text in numbered]
-    rows = [ids for number, text in numbered for ids in filler.encode([text], name="--text", first=number)]
-    network, special, nll, tokens = filler.network, filler.tokenizer.special_ids, 0.0, 0
-    with evaluating(network):
-        for ids in rows:
-            row_S = filler.padded([ids])[0]
-            places_N = torch.tensor([place for place, id in enumerate(ids) if id not in special], device=row_S.device)
-            tokens += len(places_N)
-            size = max(1, batch_tokens // len(ids))
-            for start in range(0, len(places_N), size):
-                part_N = places_N[start : start + size]
-                number_N = torch.arange(len(part_N), device=row_S.device)
-                masked_NS = row_S.repeat(len(part_N), 1).index_put((number_N, part_N), torch.tensor(filler.mask))
-                x_ND = network.trunk_with_losses({filler.input: masked_NS})[0][number_N, part_N]
-                nll += float(cross_entropy(network.head(x_ND).float(), row_S[part_N], reduction="sum"))
+    texts = [text for text in documents if text.strip()]
+    rows = [filler.tokenizer.encode(text) for text in texts]
+    nll, tokens = pseudo_losses(filler, rows, context=context, batch_tokens=batch_tokens).sum(0).tolist()
     if not tokens:
         rule = "has no words that the tokenizer of the run knows" if texts else "has no words"
         raise DataError(Problem("--text", rule, help="name a file with text"))
     words, bytes = (sum(map(len, parts)) for parts in (map(str.split, texts), map(str.encode, texts)))
     unknown = filler.tokenizer.count_unknown(rows)["unknown"]
-    return Perplexity(nll, tokens, words, bytes, pseudo=True, unknown=unknown)
+    return Perplexity(nll, int(tokens), words, bytes, pseudo=True, unknown=unknown)
+
+
+@torch.inference_mode()
+def pseudo_losses(filler: Filler, texts: Sequence[Sequence[int]], *, context: int, batch_tokens: int) -> Floats:
+    """Return the sum of -log p and the number of predicted tokens of each text, given by its ids: losses_D2.
+
+    Each token is predicted from all other tokens of its text (Salazar et al. 2020), in a forward pass for each token.
+    A text of more than `context` tokens is split into pieces. Special and unknown tokens are not predicted. Raises
+    RunError for a run on pairs.
+    """
+    if filler.sources:
+        rule = f"scores documents, but the run predicts each text after {', '.join(filler.sources)}"
+        raise RunError(Problem("--text", rule, help="name a run of data=lm"))
+    read = filler.tokenizer.conventions.source
+    size = max(1, context - len(read([EOS])) + 1)
+    losses_D2 = np.zeros((len(texts), 2))
+    with evaluating(filler.network):
+        for loss_2, ids in zip(losses_D2, texts, strict=True):
+            for start in range(0, len(ids), size):
+                loss_2 += _pseudo_losses_of_row(filler, read(ids[start : start + size]), batch_tokens)
+    return losses_D2
+
+
+def _pseudo_losses_of_row(filler: Filler, ids: Sequence[int], batch_tokens: int) -> tuple[float, int]:
+    network, special, nll = filler.network, filler.tokenizer.special_ids, 0.0
+    row_S = filler.padded([ids])[0]
+    places_N = torch.tensor([place for place, id in enumerate(ids) if id not in special], device=row_S.device)
+    size = max(1, batch_tokens // len(ids))
+    for start in range(0, len(places_N), size):
+        part_N = places_N[start : start + size]
+        number_N = torch.arange(len(part_N), device=row_S.device)
+        masked_NS = row_S.repeat(len(part_N), 1).index_put((number_N, part_N), torch.tensor(filler.mask))
+        x_ND = network.trunk_with_losses({filler.input: masked_NS})[0][number_N, part_N]
+        nll += float(cross_entropy(network.head(x_ND).float(), row_S[part_N], reduction="sum"))
+    return nll, len(places_N)
+
+
+def pseudo_score(losses_D2: Floats, filler: Filler, *, context: int) -> tuple[Score, Floats] | None:
+    """Return the pseudo-perplexity with its interval over the texts with predicted tokens, and their losses.
+
+    The signature names what it depends on. None if no text has predicted tokens.
+    """
+    losses_D2 = losses_D2[losses_D2[:, 1] > 0]
+    if not len(losses_D2):
+        return None
+    value, half = score_with_interval(PSEUDO, losses_D2)
+    tokenizer = hashlib.sha256(filler.tokenizer.text.encode()).hexdigest()[:8]
+    return Score(PSEUDO, value, half, f"texts:{len(losses_D2)}|context:{context}|tokenizer:{tokenizer}"), losses_D2
 
 
 def _nll(network: Network, labels_BT: Tensor) -> float:

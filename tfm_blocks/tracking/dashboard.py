@@ -22,7 +22,8 @@ from tfm_blocks.compose.sweep import Interval, combinations, list_parts, vary_on
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, suggest
 from tfm_blocks.language.files import display_path
-from tfm_blocks.metric_schema import FACTS, LABEL_MEDIA, MEDIA, METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
+from tfm_blocks.metric_schema import METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
+from tfm_blocks.tracking.logged_items import FACTS, LABEL_MEDIA, MEDIA
 
 GROUP = "dashboard"
 STEP = "step"

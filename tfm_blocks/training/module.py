@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,11 +20,12 @@ from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import Batch
-from tfm_blocks.data.objective_layouts import layout_of
+from tfm_blocks.data.objective_layouts import HiddenTokens, layout_of
 from tfm_blocks.data.objectives import (
     DistilSettings,
     HidingSettings,
     LabelSettings,
+    MaskedSettings,
     ObjectiveSettings,
     ReplacedTokenSettings,
 )
@@ -37,6 +39,9 @@ from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import saved_weights
 from tfm_blocks.runs.model import read_network
+from tfm_blocks.runs.records import Score
+from tfm_blocks.scoring.labels import Floats
+from tfm_blocks.scoring.perplexity import pseudo_losses, pseudo_score, usual_context
 from tfm_blocks.tracking.loggers import RunLogger
 from tfm_blocks.training.answers import AnswerScorer
 from tfm_blocks.training.data import StepBatches
@@ -50,6 +55,7 @@ from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.objective import Objective, Trunk, make_objective
 from tfm_blocks.training.settings import RunSettings
 from tfm_blocks.training.split_scorer import Generation, MaskedScorer, ReplacedScorer, SplitScorer
+from tfm_blocks.translation.fill import Filler
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -82,6 +88,7 @@ class TrainingModule(LightningModule):
         self.objective = self._make_objective(compiled)
         self.latest: dict[str, float] = {}
         self.row_losses = np.zeros((0, 6))  # of the split that was scored last
+        self.pseudo: tuple[Score, Floats] | None = None  # the pseudo-perplexity, and its losses by text
         self.stop_signal, self.abandoned = stop_signal, False
         self.skipped = skipped
         self.losses = settings.losses.names_with(losses_of(network.spec), settings.objective)
@@ -267,11 +274,28 @@ class TrainingModule(LightningModule):
         """
         split, corpus = self.prepared.last_scored
         self.row_losses = self.scorer.row_losses(corpus)
+        self._score_pseudo_perplexity(corpus)
         scores = self._score(split, corpus, len(corpus), self.settings.trainer.test_search)
         if split == "test":
             self._log(scores, split)
             self._log_samples(split)
         self.latest |= _with_prefix(scores, split)
+
+    def _score_pseudo_perplexity(self, corpus: Corpus) -> None:
+        """Set `pseudo` for the first `objective.pseudo_documents`, which the ranks share; in float32."""
+        objective, data = self.settings.objective, self.settings.data
+        if not isinstance(objective, MaskedSettings) or not objective.pseudo_documents:
+            return
+        layout = layout_of(corpus, names(self.network.spec.inputs), objective)
+        assert isinstance(layout, HiddenTokens), "it is the layout of objective=masked"
+        texts = [*islice(corpus.texts(layout.column), objective.pseudo_documents)]
+        own = range(self.ranks.rank, len(texts), self.ranks.world)
+        filler = Filler(self.network, self.prepared.tokenizer)
+        context = usual_context(getattr(data, "context", None), self.network.longest(filler.input).tokens)
+        own_texts = [texts[number] for number in own]
+        losses_D2 = pseudo_losses(filler, own_texts, context=context, batch_tokens=data.batch_tokens)
+        by_text = self.scorer.gather(dict(zip(own, losses_D2.tolist(), strict=True)))
+        self.pseudo = pseudo_score(np.array([*by_text.values()]), filler, context=context)
 
     def _score(self, split: str, corpus: Corpus, sentences: int, search: Search) -> dict[str, float]:
         """Return the scores of a split. Raises DivergedError if the loss is not finite."""
