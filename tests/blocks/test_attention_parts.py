@@ -22,6 +22,7 @@ WINDOWS = {
     "restricted_attention": {"r": R},
     "dilated_attention": {"r": R, "dilation": 2},
     "restricted_global_attention": {"r": R, "first": FIRST},
+    "segment_attention": {"segment": R, "memory": R + 2},
 }
 FACTORS = {
     "block": list(WINDOWS),
@@ -90,6 +91,8 @@ def sees(row, i, length):
     apart = 2 if block == "dilated_attention" else 1
     before, after = (R - 1, 0) if causal else (R // 2, (R - 1) // 2)
     near = {i + apart * step for step in range(-before, after + 1)} if block != "attention" else set(range(length))
+    if block == "segment_attention":
+        near = set(range(i // R * R - R - 2, (i // R + 1) * R))
     if block == "restricted_global_attention":
         near |= set(range(FIRST)) | (set(range(length)) if i < FIRST else set())
     return sorted(j for j in near if 0 <= j < length and not (causal and j > i))

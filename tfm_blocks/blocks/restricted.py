@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,47 @@ from tfm_blocks.registry.blocks import block
 WHERE = {**ATTENTION, "r >= 1": "a position sees at least itself"}
 
 
+class WindowAttention(SelfAttention):
+    """Self-attention in which each query attends to keys near its position, chosen without a matrix of all pairs."""
+
+    def __init__(self, D: int, **options: Any) -> None:
+        if options.get("selection"):
+            raise ValueError("selection chooses among all keys, but each query has a window: use it in attention")
+        super().__init__(D, **options)
+        if self.forget is not None:
+            raise ValueError("forget_gate has no form in windows: write block: attention, or leave forget_gate out")
+
+    @abstractmethod
+    def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
+        """Attend from each position to the positions near it: y_BHTK."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options that functions of windows share: the mask, dropout, scores and biases."""
+        dropout, bias = self.dropout if self.training else 0.0, self.of_distance if self.biases else None
+        return {"causal": self.causal, "dropout": dropout, "scores": self.scores, "bias": bias}
+
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
+        q_BHTK, k_BGTK, v_BGTK = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
+        return self.finish(self.attend_near(q_BHTK, k_BGTK, v_BGTK, keep_BT), x_BTD)
+
+    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
+        q_BHTK, k_BGTK, _ = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
+        w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT)
+        return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
+
+    def of_distance(self, distance_TS: Tensor) -> Tensor:
+        """Return the bias of the scores of keys at these distances, in steps of the window: bias_HTS."""
+        bias_HTS: Tensor = self.position.of_distance(distance_TS)
+        return bias_HTS
+
+    def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
+        q_BHPK, k_BGPK, v_BGPK = self.self_heads(x_BPD, Span(0, x_BPD.shape[1]))
+        state.fill(k=k_BGPK, v=v_BGPK)
+        keep_BP = torch.ones(x_BPD.shape[:2], dtype=torch.bool, device=x_BPD.device)
+        return self.finish(self.attend_near(q_BHPK, k_BGPK, v_BGPK, keep_BP), x_BPD), state
+
+
 @block(
     "restricted_attention",
     "x: B T D -> B T D",
@@ -28,7 +70,7 @@ WHERE = {**ATTENTION, "r >= 1": "a position sees at least itself"}
     where=WHERE,
     source="Vaswani et al. 2017, section 4",
 )
-class RestrictedAttention(SelfAttention):
+class RestrictedAttention(WindowAttention):
     """Self-attention to `r` neighbours, the position itself included: x_BTD -> x_BTD, cost O(n·r·d).
 
     r // 2 neighbours lie before and (r - 1) // 2 after; with `mask: causal` all r - 1 lie before. Parameters and other
@@ -40,39 +82,12 @@ class RestrictedAttention(SelfAttention):
     """
 
     def __init__(self, D: int, *, r: int, **options: Any) -> None:
-        if options.get("selection"):
-            raise ValueError("selection chooses among all keys, but each query has a window: use it in attention")
         super().__init__(D, **options)
-        if self.forget is not None:
-            raise ValueError("forget_gate has no form in windows: write block: attention, or leave forget_gate out")
         self.window = r
         self.banded: Callable[..., Tensor] = banded_attention
 
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
-        q_BHTK, k_BGTK, v_BGTK = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
-        return self.finish(self.attend_near(q_BHTK, k_BGTK, v_BGTK, keep_BT), x_BTD)
-
-    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
-        q_BHTK, k_BGTK, _ = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
-        w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT)
-        return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
-
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
-        """Attend from each position to its neighbours: y_BHTK."""
-        dropout, bias = self.dropout if self.training else 0.0, self.of_distance if self.biases else None
-        options = {"r": self.window, "causal": self.causal, "dropout": dropout, "scores": self.scores, "bias": bias}
-        return self.banded(q_BHTK, k_BGTK, v_BGTK, keep_BT, **options)
-
-    def of_distance(self, distance_TS: Tensor) -> Tensor:
-        """Return the bias of the scores of neighbours at these distances, in steps of the band: bias_HTS."""
-        bias_HTS: Tensor = self.position.of_distance(distance_TS)
-        return bias_HTS
-
-    def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        q_BHPK, k_BGPK, v_BGPK = self.self_heads(x_BPD, Span(0, x_BPD.shape[1]))
-        state.fill(k=k_BGPK, v=v_BGPK)
-        keep_BP = torch.ones(x_BPD.shape[:2], dtype=torch.bool, device=x_BPD.device)
-        return self.finish(self.attend_near(q_BHPK, k_BGPK, v_BGPK, keep_BP), x_BPD), state
+        return self.banded(q_BHTK, k_BGTK, v_BGTK, keep_BT, r=self.window, **self.options)
 
 
 @block(

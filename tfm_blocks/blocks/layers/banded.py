@@ -7,7 +7,7 @@ sequences, C positions of a block, W positions of a window, L positions of a zer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,16 +59,19 @@ def banded_attention(
     return y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
 
 
-def allowed(keep_BT: Tensor, block: int, band: tuple[int, int]) -> Tensor:
-    """Return the mask of each query over its window, true = may attend: keep_BT -> GCW."""
-    before, after = band
+def allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[int, int] | None = None) -> Tensor:
+    """Return the mask of each query over its window, true = may attend: keep_BT -> GCW.
+
+    The window reaches before and after the block of the query. `band` limits the distances, by default to `reach`.
+    """
+    before, after = reach
     window = before + block + after
     missing = round_up(keep_BT.shape[1], block) - keep_BT.shape[1]
     keep_GW = F.pad(keep_BT, (before, missing + after)).unfold(1, window, block).flatten(0, 1)
-    return neighbours(keep_GW, distances(block, band, keep_BT), band)
+    return neighbours(keep_GW, distances(block, reach, keep_BT), band or reach)
 
 
-def neighbours(keep_GW: Tensor, distance_CW: Tensor, band: tuple[int, int]) -> Tensor:
+def neighbours(keep_GW: Tensor, distance_CW: Tensor, band: tuple[int, int] | tuple[Tensor, Tensor]) -> Tensor:
     """Return the mask of the keys at most band[0] before and band[1] after a query, and of the query itself: GCW."""
     band_CW = (distance_CW >= -band[0]) & (distance_CW <= band[1])
     return (keep_GW[:, None] & band_CW) | (distance_CW == 0)
@@ -119,6 +122,46 @@ class _Windows(torch.autograd.Function):
         for first, part_BGCHK in enumerate(parts):
             x_BGCHK[:, first : first + G, : part_BGCHK.shape[2]] += part_BGCHK
         return x_BGCHK.flatten(1, 2)[:, before : before + T].transpose(1, 2), None, None, None
+
+
+def segment_attention(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    keep_BT: Tensor,
+    earlier: Sequence[Tensor],
+    *,
+    segment: int,
+    memory: int,
+    causal: bool,
+    dropout: float,
+    scores: ScoreNormalizer,
+    bias: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Attend within segments, and to the `memory` positions before each: BHTK, in O(n · (segment + memory) · d).
+
+    The keys and values of these positions are `earlier`. If `causal`, a query attends only to earlier positions and to
+    itself. torch.export computes all pairs, so that the length is free.
+    Source: Dai et al. 2019, section 3.2.
+    """
+    B, H, T, _ = q_BHTK.shape
+    if torch.compiler.is_exporting() or segment >= T:
+        place_T1 = torch.arange(T, device=keep_BT.device)[:, None] % segment
+        band_T1 = (place_T1 + memory, torch.zeros_like(place_T1) if causal else segment - 1 - place_T1)
+        distance_TT = distances(T, (0, 0), keep_BT)
+        masks = AttentionMask(neighbours(keep_BT, distance_TT, band_T1)[:, None], bias=bias and bias(distance_TT))
+        return weighed_attention(q_BHTK, k_BHTK, v_BHTK, masks, scores, dropout=dropout)
+    reach = (memory, 0)
+    masks = AttentionMask(
+        allowed(keep_BT, segment, reach, (memory + segment, 0 if causal else segment))[:, None],
+        bias=bias and bias(distances(segment, reach, keep_BT)),
+    )
+    keys, values = (
+        torch.cat((windows(before, segment, reach)[:, :, :memory], windows(own, segment, (0, 0))), 2)
+        for before, own in zip(earlier, (k_BHTK, v_BHTK), strict=True)
+    )
+    y_GHCK = weighed_attention(windows(q_BHTK, segment, (0, 0)), keys, values, masks, scores, dropout=dropout)
+    return y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
 
 
 def global_banded_attention(

@@ -135,10 +135,8 @@ class MultiHead(DotProduct):
             raise ValueError(f"{reads} of one sequence, but kv is another: leave one of them out")
         if widths.heads % widths.kv_heads:
             raise ValueError(f"kv_heads must divide heads, but heads = {widths.heads}, kv_heads = {widths.kv_heads}")
-        self.widths = widths
-        self.causal = mask == "causal"
-        self.dropout = attention_dropout
-        self.clip_qkv = clip_qkv
+        self.widths, self.causal = widths, mask == "causal"
+        self.dropout, self.clip_qkv = attention_dropout, clip_qkv
         self._make_projections(D, E, bias)
         self._make_norms(qk_norm, qk_norm_kind, v_norm)
         shared = {"heads": widths.heads, "bias": bias not in (False, "out")}
@@ -148,9 +146,8 @@ class MultiHead(DotProduct):
         self.scores = make_part(scores, self.score_terms * widths.key, heads=widths.heads)
         self.selection = make_part(selection, widths.key) if selection else None
         self.needs_distances = self.needs_distances or selection is not None
-        self.rotates = isinstance(self.position, RotatesHeads)
         self.rotates_keys = hasattr(self.position, "rotate_keys")
-        self.biases = isinstance(self.position, BiasesScores)
+        self.rotates, self.biases = isinstance(self.position, RotatesHeads), isinstance(self.position, BiasesScores)
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
         maps, qkv_bias = self.widths.maps, bias not in (False, "out")
@@ -171,9 +168,7 @@ class MultiHead(DotProduct):
         self.k_norm, self.k_gain = self._make_norm(qk_norm, kind, self.widths.kv_heads)
         self.v_norm: nn.Module | None = REGISTRY.make(v_norm, self.widths.value) if v_norm else None
 
-    def _make_norm(
-        self, norm: Part | None, kind: QKNormKind, heads: int
-    ) -> tuple[nn.Module | None, nn.Parameter | None]:
+    def _make_norm(self, norm: Part | None, kind: QKNormKind, heads: int) -> tuple[Any, nn.Parameter | None]:
         K = self.widths.key
         gain_HK = nn.Parameter(torch.empty(heads, K)) if kind == "head_gains" else None
         return REGISTRY.make(norm, heads * K if kind == "joint" else K) if norm else None, gain_HK
@@ -322,20 +317,25 @@ class MultiHead(DotProduct):
         heads = self.select(q_BHMK, k_BGSK, v_BGSK, masks)
         return self.finish(self.attend_few(*heads), x_BMD).view_as(x_R1D), state
 
+    def band(self, position: int) -> tuple[int | None, int]:
+        """Return the number of cached positions that a step attends to, None for all, and the distance between them."""
+        return self.window, self.dilation
+
     def append(
         self, k_BGMK: Tensor, v_BGMK: Tensor, state: State, score_bias_HTS: Tensor | None = None
     ) -> tuple[Tensor, Tensor, AttentionMask]:
         """Append the keys and values of the current position to the caches; return all cached ones and the mask."""
-        band = (self.window, self.dilation)
+        band = self.band(state.position)
         k_BGSK, v_BGSK = state.append("k", k_BGMK, *band), state.append("v", v_BGMK, *band)
         return k_BGSK, v_BGSK, self._past_mask(Span(state.position, 1), state, score_bias_HTS)
 
     def _past_mask(self, current: Span, state: State, score_bias_HTS: Tensor | None) -> AttentionMask:
         """Return the mask of the current position over the cached positions of all hypotheses."""
-        mask = state.beam_mask(self.window, self.dilation)
+        band = self.band(state.position)
+        mask = state.beam_mask(*band)
         if score_bias_HTS is None and not self.biases and not self.needs_distances:
             return AttentionMask(mask)
-        past = state.past(self.window, self.dilation)
+        past = state.past(*band)
         length = (past.stop - past.start - 1) // past.step + 1
         masks = self.with_positions(current, Span(past.start, length, past.step), score_bias_HTS, AttentionMask(mask))
         per_position = (masks.bias, masks.distance_TS)
