@@ -64,6 +64,7 @@ ROTARY = {"position": "rotary"}
 CAUSAL = {"mask": "causal"}
 PLAIN = {**CAUSAL, **ROTARY, "bias": False}
 RADIUS = 128  # set r of restricted attention
+SEGMENTS = {"segment": RADIUS // 2, "memory": RADIUS // 2}
 LIGHTNING = {
     "slope": 1.0,
     "rotate": False,
@@ -338,6 +339,7 @@ LINEAR: dict[str, dict[str, Any]] = {
     "restricted_attention": {},
     "restricted_global_attention": {},
     "dilated_attention": {},
+    "segment_attention": SEGMENTS,
     "retention": {},
     "gated_delta_rule": {},
     "mlstm": {},
@@ -372,4 +374,4 @@ def mixers() -> dict[str, Maker]:
         if info.branch and info.sees and all(port.axes[1] == info.signature.ports[0].axes[1] for port in ports):
             arguments = {key: value for key, value in {**sizes, **CAUSAL}.items() if key in info.arguments}
             makers[name] = ours(name, **arguments, **{port.name: "x" for port in ports})
-    return makers
+    return {**makers, "segment_attention": ours("segment_attention", **CAUSAL, **SEGMENTS)}

@@ -186,7 +186,7 @@ def test_every_two_features_of_attention_combine_as_in_a_naive_loop(row):
 @rows
 @torch.no_grad()
 def test_steps_equal_the_whole_sequence_with_every_two_features(row):
-    near = {"r": 3} if row["block"] != "attention" else {}
+    near = {size: 3 for size in WINDOWS[row["block"]] if size in ("r", "memory")}
     case = next(cases_of(REGISTRY.blocks[row["block"]], {**written(row), **near, "mask": "causal", "D": D}))
     assert case.decoder is not None
     rules.steps_as_it_reads(case)

@@ -180,6 +180,7 @@ OTHERS = [
     ("hyper_connections", {"kind": "manifold"}),
     ("top_blocks", {}),
     ("native_sparse", {}),
+    ("segments", {}),
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
     *(
         pytest.param(name, {}, marks=pytest.mark.grid)

@@ -185,6 +185,7 @@ def test_other_blocks_that_cannot_be_exported_are_refused_by_node_or_graph(block
     ("model", "changes"),
     [
         ("restricted", []),
+        ("base", [f"{SELF}.block=segment_attention", f"{SELF}.segment=16", f"{SELF}.memory=16"]),
         ("retention", [f"{SELF}.block=mlstm"]),
         ("retention", [f"{SELF}.slope=1.0", f"{SELF}.rotate=false", f"{SELF}.out_norm=rmsnorm"]),
     ],
@@ -212,8 +213,9 @@ def test_a_node_can_be_called_next(tmp_path):
 
 
 @pytest.mark.grid
-def test_streams_of_hyper_connections_have_equal_logits(tmp_path):
-    network = build(next(path for path in TESTS if path.stem == "hyper_connections"), kind="manifold").eval()
+@pytest.mark.parametrize(("name", "knobs"), [("hyper_connections", {"kind": "manifold"}), ("segments", {})])
+def test_models_with_other_blocks_have_equal_logits_also_in_steps(name, knobs, tmp_path):
+    network = build(next(path for path in TESTS if path.stem == name), **knobs).eval()
     assert compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network).largest < 1e-4
 
 
