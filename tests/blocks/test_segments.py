@@ -37,7 +37,8 @@ def attended(attn, h_BTD, cat_BSD, alibi):
     w_q, w_k, w_v = attn.qkv.weight.chunk(3)
     b_q, b_k, b_v = attn.qkv.bias.chunk(3)
     T, S, heads = h_BTD.shape[1], cat_BSD.shape[1], []
-    parts = zip(*(x.chunk(H, 2) for x in (h_BTD @ w_q.T + b_q, cat_BSD @ w_k.T + b_k, cat_BSD @ w_v.T + b_v)), SLOPES)
+    projected = h_BTD @ w_q.T + b_q, cat_BSD @ w_k.T + b_k, cat_BSD @ w_v.T + b_v
+    parts = zip(*(x.chunk(H, 2) for x in projected), SLOPES, strict=True)
     later_TS = torch.ones(T, S, dtype=torch.bool).triu(1 + S - T)
     far_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
     for q_BTK, k_BSK, v_BSK, slope in parts:

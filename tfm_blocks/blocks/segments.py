@@ -55,8 +55,8 @@ class SegmentAttention(WindowAttention):
         self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor, earlier: list[Tensor] | None = None
     ) -> Tensor:
         """Attend by segments; `earlier` has the keys and values that later segments read, by default k and v."""
-        sizes = {"segment": self.segment, "memory": self.memory}
-        return segment_attention(q_BHTK, k_BGTK, v_BGTK, keep_BT, earlier or [k_BGTK, v_BGTK], **sizes, **self.options)
+        options = {"segment": self.segment, "memory": self.memory, **self.options}
+        return segment_attention(q_BHTK, k_BGTK, v_BGTK, keep_BT, earlier or [k_BGTK, v_BGTK], **options)
 
     def band(self, position: int) -> tuple[int, int]:
         return self.memory + position % self.segment + 1, 1
