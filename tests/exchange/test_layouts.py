@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from importlib.resources import files
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tfm_blocks.exchange.config import read_published
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.exchange.own_family import read_own_family
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.save import save_network
 from tfm_blocks.translation.settings import Search
@@ -146,6 +148,7 @@ def test_stored_positions_that_differ_from_the_computed_ones_are_refused(tmp_pat
         "half": sines.half(),
         "other": sines.roll(1, 0),
         "narrow": sines[:, :-1],
+        "scalar": sines[0, 0],
     }.items():
         shutil.copytree(tmp_path / "theirs", tmp_path / name)
         stored = {"model.decoder.embed_positions.weight": values.contiguous()}
@@ -156,6 +159,16 @@ def test_stored_positions_that_differ_from_the_computed_ones_are_refused(tmp_pat
         rule = r"model\.decoder\.embed_positions\.weight differs from the values that the model computes at tgt_pos"
         with pytest.raises(RunError, match=rule):
             import_folder(tmp_path / name, tmp_path / f"{name}-run")
+
+
+def test_a_node_that_computes_no_values_to_store_is_refused(tmp_path):
+    saved = publish("marian", tmp_path / "theirs")
+    sines = saved.model.decoder.embed_positions.weight.detach().clone()
+    change_weights(tmp_path / "theirs", lambda weights: weights | {"model.decoder.embed_positions.weight": sines})
+    text = (files("tfm_blocks.exchange") / "families" / "marian.yaml").read_text("utf-8")
+    (tmp_path / "other.yaml").write_text(text.replace("positions.weight: tgt_pos", "positions.weight: tgt_emb"))
+    with pytest.raises(RunError, match="family other: computed: the model has no positions or rates at tgt_emb"):
+        import_folder(tmp_path / "theirs", tmp_path / "run", read_own_family(tmp_path / "other.yaml"))
 
 
 def test_a_base_model_without_its_output_matrix_is_refused_with_the_reason(tmp_path):

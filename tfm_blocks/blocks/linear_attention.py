@@ -158,6 +158,8 @@ class Retention(Recurrence):
             return -torch.log1p(-torch.exp2(-5 - head_H))
         return self.slope * torch.exp2(-8 / self.heads * (head_H + 1))
 
+    computed_values = rates  # MiniMax stores them
+
 
 def rotated(x_BHTK: Tensor, first: int) -> Tensor:
     """Rotate the elements 2i and 2i+1 of each position t by the angle (first + t) / 10000^(2i/K)."""
@@ -250,9 +252,7 @@ class GatedDeltaRule(Recurrence):
         self.heads = (groups, steps * groups, steps * heads)  # of queries, keys and values
         width = d_key or D // heads
         self.head_widths = (width, width, d_value or width)
-        self.kernel_size = kernel_size
-        self.eps = eps
-        self.beta_max = beta_max
+        self.kernel_size, self.eps, self.beta_max = kernel_size, eps, beta_max
         self.activation = torch.sigmoid if gate_activation == "sigmoid" else F.silu
         widths = [count * width for count, width in zip(self.heads, self.head_widths, strict=True)]
         decays = heads if decay == "head" else heads * width

@@ -27,6 +27,10 @@ class AddedPosition(Positional, ABC):
     def table(self, first: int, x_BND: Tensor) -> Tensor:
         """Return the vectors_ND of N positions from `first` on, where N is the length of `x_BND`."""
 
+    def computed_values(self, like: Tensor) -> Tensor:
+        """Return the vectors of the first positions, as many as `like` has rows; none if it is not a matrix."""
+        return self.table(0, like[None]) if like.ndim == 2 else like.new_empty(0)
+
     def forward(self, x_BND: Tensor) -> Tensor:
         out_BND: Tensor = self.dropout(x_BND + self.table(0, x_BND))
         return out_BND

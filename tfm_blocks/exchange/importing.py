@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm_blocks.blocks.linear_attention import Retention
-from tfm_blocks.blocks.position import AddedPosition
+from tfm_blocks.blocks.layers.state import HasComputedValues
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.published_tokenizer import FAST, TARGET_IDS, PublishedTokenizer, without_code
@@ -184,26 +183,19 @@ def _expect_computed(leftovers: Mapping[str, Tensor], network: Network, family: 
             rounding = 1e-3 if stored.dtype == torch.float32 else 1e-2
             if isinstance(source, str):
                 node = format_name(source, wild)
-                expected = _computed_at(node, stored, network, family)
+                block = getattr(dict(network.named_modules()).get(node), "block", None)
+                if not isinstance(block, HasComputedValues):
+                    rule = f"the model has no positions or rates at {node}"
+                    raise RunError(Problem(f"family {family.name}: computed", rule))
+                expected = block.computed_values(stored.float()).squeeze()
                 computed = f"the values that the model computes at {node}"
             else:
-                expected, rounding = torch.full(stored.shape, float(source)), abs(source) / 100
+                expected, rounding = torch.full(stored.squeeze().shape, float(source)), abs(source) / 100
                 computed = f"{source}, the number of this model"
+            stored = stored.squeeze()  # MiniMax stores rates_H11
             if stored.shape != expected.shape or not (stored - expected).abs().max() <= rounding:
                 help = "describe a model with other values by a family of your own: --family FILE.yaml"
                 raise RunError(Problem(str(folder), f"{name} differs from {computed}", help=help))
-
-
-def _computed_at(node: str, stored: Tensor, network: Network, family: Family) -> Tensor:
-    """Return the positions of a node, as many as are stored, or its rates of decay. Raises RunError if it has none."""
-    block: Any = getattr(dict(network.named_modules()).get(node), "block", None)
-    if isinstance(block, Retention):
-        rate_H = block.rates(torch.empty(0))
-        return rate_H.view(stored.shape) if stored.numel() == len(rate_H) else rate_H
-    if not isinstance(block, AddedPosition):
-        raise RunError(Problem(f"family {family.name}: computed", f"the model has no positions or rates at {node}"))
-    positions: Tensor = block.table(0, torch.empty(1, *stored.shape)) if stored.ndim == 2 else stored[:0]
-    return positions
 
 
 def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:

@@ -139,6 +139,14 @@ class HasAttentionWeights(Protocol):
 
 
 @runtime_checkable
+class HasComputedValues(Protocol):
+    """A block that computes values which other libraries store, such as sinusoidal positions."""
+
+    def computed_values(self, like: Tensor) -> Tensor:
+        """Return the values that the tensor `like` should store, with the dtype and device of `like`."""
+
+
+@runtime_checkable
 class Bounded(Protocol):
     """A block with a maximum sequence length."""
 
