@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--tokens", type=options.count, default=64, metavar="N", help=what)
     what = "replace each <mask> in the lines of stdin by the most probable token; tabs separate sources from the target"
     command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what, ["folder", "--checkpoint"])
-    command.set_defaults(data=True)
+    command.set_defaults(data=True, text=None)
     what = "print a JSON object for each line, with the K most probable tokens of each <mask>"
     command.add_argument("--top", type=options.count, metavar="K", help=what)
     what = "fill the masks of a line in N steps, the most probable tokens first (1: each on its own)"
@@ -64,33 +64,31 @@ def _lines_of_stdin(arguments: argparse.Namespace) -> Iterator[list[str]]:
     return typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
 
 
-@contextmanager
-def _lines(arguments: argparse.Namespace, command: str) -> Iterator[Iterator[Sequence[str]]]:
-    """Yield chunks of the lines of the file, or of stdin. Raises DataError."""
+def _numbered_lines(arguments: argparse.Namespace, command: str) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield chunks of the lines of the file, or of stdin, after the number of their first line. Raises DataError."""
     from tfm_blocks.translation.stream import chunks
 
     _expect_streams(command)
-    if arguments.text is None:
-        yield _lines_of_stdin(arguments)
-        return
+    first, path = 1, arguments.text
     try:
-        file = arguments.text.open("rb")
+        opened = path.open("rb") if path else nullcontext()
     except OSError as error:
         rule = f"cannot be read: {error.strerror}"
-        raise DataError(Problem(str(arguments.text), rule, help="name a file with lines of text")) from None
-    with file:
-        yield chunks(file, str(arguments.text), strict=arguments.strict)
+        raise DataError(Problem(str(path), rule, help="name a file with lines of text")) from None
+    with opened as file:
+        for lines in chunks(file, str(path), strict=arguments.strict) if file else _lines_of_stdin(arguments):
+            yield first, lines
+            first += len(lines)
 
 
 def _classify(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.classify import Classifier, write_classified
 
-    classifier, first = Classifier.load(arguments.folder, **options.loading_of(arguments)), 1
-    with options.precision_of(arguments, classifier.network), _lines(arguments, "tfm classify RUN") as source:
-        for lines in source:
-            sizes = {"batch_tokens": arguments.batch_tokens, "first": first}
-            write_classified(classifier, lines, sys.stdout, scores=arguments.scores, **sizes)
-            first += len(lines)
+    classifier = Classifier.load(arguments.folder, **options.loading_of(arguments))
+    how = {"scores": arguments.scores, "batch_tokens": arguments.batch_tokens}
+    with options.precision_of(arguments, classifier.network):
+        for first, lines in _numbered_lines(arguments, "tfm classify RUN"):
+            write_classified(classifier, lines, sys.stdout, first=first, **how)
 
 
 def _embed(arguments: argparse.Namespace) -> None:
@@ -98,12 +96,11 @@ def _embed(arguments: argparse.Namespace) -> None:
 
     from tfm_blocks.translation.encoder import Encoder
 
-    encoder, first, kept = Encoder.load(arguments.folder, **options.loading_of(arguments)), 1, []
+    encoder, kept = Encoder.load(arguments.folder, **options.loading_of(arguments)), []
     how = {"pooling": arguments.pooling, "batch_tokens": arguments.batch_tokens}
-    with options.precision_of(arguments, encoder.network), _lines(arguments, "tfm embed RUN") as source:
-        for lines in source:
+    with options.precision_of(arguments, encoder.network):
+        for first, lines in _numbered_lines(arguments, "tfm embed RUN"):
             vectors_ND = encoder.embed(lines, first=first, **how)
-            first += len(lines)
             if arguments.output:
                 kept.append(vectors_ND.numpy())
             else:
@@ -112,19 +109,17 @@ def _embed(arguments: argparse.Namespace) -> None:
     if arguments.output:
         path = arguments.output.with_suffix(".npy")
         np.save(path, np.concatenate(kept) if kept else np.zeros((0, 0), np.float32))
-        print(f"{path}: {first - 1:,} vectors")
+        print(f"{path}: {sum(map(len, kept)):,} vectors")
 
 
 def _fill(arguments: argparse.Namespace) -> None:
     from tfm_blocks.translation.fill import Filler, write_filled
 
-    _expect_streams("tfm fill RUN")
-    filler, first = Filler.load(arguments.folder, **options.loading_of(arguments)), 1
+    filler = Filler.load(arguments.folder, **options.loading_of(arguments))
+    how = {"top": arguments.top, "steps": arguments.steps, "batch_tokens": arguments.batch_tokens}
     with options.precision_of(arguments, filler.network):
-        for lines in _lines_of_stdin(arguments):
-            options_of_lines = {"batch_tokens": arguments.batch_tokens, "first": first, "steps": arguments.steps}
-            write_filled(filler, lines, sys.stdout, top=arguments.top, **options_of_lines)
-            first += len(lines)
+        for first, lines in _numbered_lines(arguments, "tfm fill RUN"):
+            write_filled(filler, lines, sys.stdout, first=first, **how)
 
 
 def _add(

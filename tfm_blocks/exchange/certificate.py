@@ -22,8 +22,7 @@ from tfm_blocks.exchange.random_sentences import (
     pick_judgements,
     pick_log_p,
     predicted_rows,
-    random_rows,
-    walk_ids,
+    random_sentences,
 )
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network
@@ -127,7 +126,7 @@ def compare_with_engine(
     """
     differences: list[float] = []
     sentences, longest, ids = 0, 0, set[int]()
-    for rows in (random_rows(network, positions, excluded), *walk_ids(network, positions, excluded)):
+    for rows in random_sentences(network, positions, excluded):
         logits_BTV = network(**network_inputs(rows))
         predicted = predicted_rows(rows)
         if is_discriminator(network):

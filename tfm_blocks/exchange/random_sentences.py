@@ -26,28 +26,26 @@ def predicted_rows(rows: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
     return list(rows[TARGET] if TARGET in rows else next(iter(rows.values())))
 
 
-def random_rows(network: Network, positions: float = math.inf, excluded: Collection[int] = ()) -> Rows:
-    """Return sentences of random ids, from the first subword on, that fit the positions of both engines."""
+def random_sentences(
+    network: Network, positions: float = math.inf, excluded: Collection[int] = ()
+) -> Iterator[Rows]:
+    """Yield sentences of random ids, from the first subword on, that fit the positions of both engines.
+
+    The first batch draws ids. Then follow a sentence of the maximum length, and sentences that contain each id once, in
+    random order. If the ids of a large model would need more than MOST_PRODUCTS multiplications, they are a part of all
+    ids, evenly spread, with the last id.
+    """
     generator = torch.Generator().manual_seed(SEED)
     longest, ids = _longest(network, positions), _ids(network, excluded)
     lengths = {
         name: torch.randint(1, min(most, LONGEST) + 1, (SENTENCES,), generator=generator)
         for name, most in longest.items()
     }
-    return {
+    yield {
         name: [ids[name][torch.randint(len(ids[name]), (length,), generator=generator)] for length in row.tolist()]
         for name, row in lengths.items()
     }
-
-
-def walk_ids(network: Network, positions: float, excluded: Collection[int]) -> Iterator[Rows]:
-    """Yield a sentence of the maximum length, and sentences that contain each id once, in random order.
-
-    If the ids of a large model would need more than MOST_PRODUCTS multiplications, they are a part of all ids, evenly
-    spread, with the last id.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-    longest, ids = _longest(network, positions), _ids(network, excluded)
+    generator.manual_seed(SEED)
     affordable = max(1, MOST_PRODUCTS // sum(parameter.numel() for parameter in network.parameters()))
     spread = {name: ids[name].flip(0)[:: math.ceil(len(ids[name]) / affordable)] for name in longest}
     walked = {name: ids_N[torch.randperm(len(ids_N), generator=generator)] for name, ids_N in spread.items()}

@@ -192,17 +192,18 @@ def submit(body: SearchBody | ReadBody, batcher: Batcher, progress: Progress | N
     return job
 
 
-async def respond(job: Job, request: Request, metrics: Metrics) -> Response:
+async def respond(body: SearchBody | ReadBody, request: Request, batcher: Batcher) -> Response:
     """Return the response with the outputs of a job."""
-    async with cancel_on_disconnect(job, request, metrics):
+    job = submit(body, batcher)
+    async with cancel_on_disconnect(job, request, batcher.metrics):
         try:
             await asyncio.wrap_future(job.outputs)
         except asyncio.CancelledError:
             return Response(status_code=CLIENT_CLOSED)
         except TfmError:
             pass  # the outcome has the error
-    status, body = outcome(job)
-    return JSONResponse(body, status)
+    status, content = outcome(job)
+    return JSONResponse(content, status)
 
 
 def stream_response(body: GenerateBody, request: Request, batcher: Batcher) -> Response:

@@ -47,7 +47,6 @@ from tfm_blocks.serving.requests import (
     error_of,
     respond,
     stream_response,
-    submit,
 )
 from tfm_blocks.version import __version__
 
@@ -293,25 +292,25 @@ def create_app(batcher: Batcher, hosts: list[str]) -> FastAPI:
 def _add_routes(app: FastAPI, batcher: Batcher) -> None:
     @app.post("/translate")
     async def translate(body: TranslateBody, request: Request) -> Response:
-        return await respond(submit(body, batcher), request, batcher.metrics)
+        return await respond(body, request, batcher)
 
     @app.post("/generate")
     async def generate(body: GenerateBody, request: Request) -> Response:
         if body.stream:
             return stream_response(body, request, batcher)
-        return await respond(submit(body, batcher), request, batcher.metrics)
+        return await respond(body, request, batcher)
 
     @app.post("/classify")
     async def classify(body: ClassifyBody, request: Request) -> Response:
-        return await respond(submit(body, batcher), request, batcher.metrics)
+        return await respond(body, request, batcher)
 
     @app.post("/embed")
     async def embed(body: EmbedBody, request: Request) -> Response:
-        return await respond(submit(body, batcher), request, batcher.metrics)
+        return await respond(body, request, batcher)
 
     @app.post("/fill")
     async def fill(body: FillBody, request: Request) -> Response:
-        return await respond(submit(body, batcher), request, batcher.metrics)
+        return await respond(body, request, batcher)
 
     @app.get("/health")
     async def health(response: Response) -> dict[str, object]:

@@ -20,7 +20,7 @@ from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.exchange.certificate import Certificate, LogProbabilities, compare_with_engine
 from tfm_blocks.exchange.exporting import tokenizer_files, write_files
 from tfm_blocks.exchange.onnx.tracing import LOGITS, Graph, refused, trace_network
-from tfm_blocks.exchange.random_sentences import SEED, SENTENCES, Rows, network_inputs, pick_log_p, random_rows
+from tfm_blocks.exchange.random_sentences import SEED, SENTENCES, Rows, network_inputs, pick_log_p, random_sentences
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import weights_of
@@ -186,7 +186,7 @@ def compare_graphs(engine: Engine, network: Network) -> LogProbabilities:
     """
     if TARGET in names(network.spec.inputs):
         return compare_with_engine(network, lambda rows: _log_p_of_tokens(engine, rows))
-    rows = random_rows(network)
+    rows = next(random_sentences(network))
     inputs = network_inputs(rows)
     theirs_BNV = torch.from_numpy(engine.run("model", _arrays(inputs))).log_softmax(-1)
     ours_BNV = network(**inputs).log_softmax(-1)
