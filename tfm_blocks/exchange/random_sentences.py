@@ -26,9 +26,7 @@ def predicted_rows(rows: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
     return list(rows[TARGET] if TARGET in rows else next(iter(rows.values())))
 
 
-def random_sentences(
-    network: Network, positions: float = math.inf, excluded: Collection[int] = ()
-) -> Iterator[Rows]:
+def random_sentences(network: Network, positions: float = math.inf, excluded: Collection[int] = ()) -> Iterator[Rows]:
     """Yield sentences of random ids, from the first subword on, that fit the positions of both engines.
 
     The first batch draws ids. Then follow a sentence of the maximum length, and sentences that contain each id once, in
