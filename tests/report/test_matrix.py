@@ -155,6 +155,17 @@ def test_csv_has_an_unrounded_row_for_each_cell(sweep):
     assert len(rows) == 6 and float(rows[0]["mean"]) == compared(sweep, "--matrix")["matrix"][0]["mean"]
 
 
+def test_csv_has_a_blank_for_a_rate_that_a_model_does_not_set(tmp_path):
+    for mixer, task in itertools.product(("attention", "lstm"), ("parity", "mqar")):
+        leave_answers(tmp_path / f"{mixer}-{task}", task, mixer, 1, 0.5)
+    for task in ("parity", "mqar"):
+        config = tmp_path / f"lstm-{task}" / "config.yaml"
+        config.write_text(config.read_text().replace("peak", "scale"))
+    rows = csv.DictReader(io.StringIO(cached_output(tmp_path, "--matrix", "--csv")))
+    rates = {(row["mixer"], row["schedule.peak"], row["schedule.scale"]) for row in rows}
+    assert rates == {("attention", "0.003", ""), ("lstm", "", "0.003")}
+
+
 @pytest.mark.parametrize(("metric", "factor"), [("accuracy@64", 100), ("exact", 50)])
 def test_another_score_can_be_named(tmp_path, metric, factor):
     for mixer, task in itertools.product(("attention", "lstm"), ("parity", "mqar")):

@@ -13,6 +13,8 @@ from tfm_blocks.metric_schema import OBJECTIVE
 if TYPE_CHECKING:
     from tfm_blocks.tracking.dashboard import Dashboard
 
+PROJECT: dict[str, Any] = {"default": "tfm-blocks", "help": "W&B project (%(default)s)"}
+
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of `tfm dashboard` and its actions."""
@@ -33,7 +35,7 @@ def add_commands(commands: options.Commands) -> None:
         else:
             action.add_argument("names", nargs="*", metavar="NAME", help="files of conf/dashboard (all)")
         if name != "check":
-            action.add_argument("--project", default="tfm-blocks", help="W&B project (%(default)s)")
+            action.add_argument("--project", **PROJECT)
             action.add_argument("--entity", default="", help="W&B team (default: the default entity of the API key)")
         action.add_argument("--config-dir", **folder)
     what = "write the file for `wandb sweep`, whose agents start train.py"
@@ -45,7 +47,7 @@ def add_commands(commands: options.Commands) -> None:
         "--method", choices=("grid", "random", "bayes"), default="grid", help="search method of W&B (%(default)s)"
     )
     sweep.add_argument("--metric", default=OBJECTIVE, help="metric to optimize (%(default)s)")
-    sweep.add_argument("--project", default="tfm-blocks", help="W&B project (%(default)s)")
+    sweep.add_argument("--project", **PROJECT)
     options.add_shared(sweep, *options.MODEL_OPTIONS, "-o")
     sweep.set_defaults(data=True)
 

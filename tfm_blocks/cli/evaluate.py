@@ -91,13 +91,12 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
         context = _context(arguments, filler.network, filler.input, settings.get("data.context"))
         with options.precision_of(arguments, filler.network):
             result = pseudo_perplexity(filler, documents, context=context, batch_tokens=arguments.batch_tokens)
-        show_perplexity(result, str(arguments.folder), as_json=arguments.json)
-        return
-    translator = options.translator_of(arguments)
-    context = _context(arguments, translator.network, TARGET, settings.get("data.context"))
-    with options.precision_of(arguments, translator.network):
-        result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
-    translator.warn_of_unknown()
+    else:
+        translator = options.translator_of(arguments)
+        context = _context(arguments, translator.network, TARGET, settings.get("data.context"))
+        with options.precision_of(arguments, translator.network):
+            result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
+        translator.warn_of_unknown()
     show_perplexity(result, str(arguments.folder), as_json=arguments.json)
 
 

@@ -196,8 +196,8 @@ def _write_weights(arguments: argparse.Namespace, spec: Spec) -> int:
 
 
 def _view(arguments: argparse.Namespace) -> None:
+    from tfm_blocks.figures.figure import write_content
     from tfm_blocks.report.model_page import ViewedModel, render_view
-    from tfm_blocks.runs.files import write_bytes
 
     words = split_models(arguments.words, (1, 2))
 
@@ -215,9 +215,5 @@ def _view(arguments: argparse.Namespace) -> None:
     path: Path = arguments.path
     options.expect_html(path, "page.html")
     text = render_view(read()).encode("utf-8", "replace")
-    try:
-        write_bytes(path, text)
-    except OSError as error:
-        rule = f"cannot be written: {error.strerror}"
-        raise ConfigError(Problem(str(path), rule, help="choose a file in a folder that you can write")) from None
+    write_content(path, text)
     print(f"{shown(str(path))[1:-1]}: {len(text) / 1e3:.0f} kB")

@@ -320,6 +320,11 @@ def write_figure(path: FilePath, picture: FigurePicture, style: Style) -> None:
         from tfm_blocks.figures.raster import raster_of
 
         content = raster_of(picture, style, path.suffix)
+    write_content(path, content)
+
+
+def write_content(path: FilePath, content: bytes) -> None:
+    """Write the file of -o. Raises ConfigError if it cannot be written."""
     try:
         write_bytes(path, content)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -272,14 +272,17 @@ def print_csv(comparison: Comparison) -> None:
         for name, score in run.scores.items():
             row |= {name: score.value, f"{name} low": score.low, f"{name} high": score.high}
         rows.append(row | {f"{run.scored_on}/{name}": value for name, value in run.values.items()})
-    names = dict.fromkeys(name for row in rows for name in row)
-    print(csv_text(Table("", texts(*names), [[row.get(name) for name in names] for row in rows])), end="")
+    _print_csv(rows)
 
 
 def print_matrix_csv(matrix: Matrix) -> None:
     """Print an unrounded row for each cell of the matrix."""
-    rows = [{**row, "values": " ".join(map(str, row["values"]))} for row in matrix_rows(matrix)]
-    print(csv_text(Table("", texts(*rows[0]), [list(row.values()) for row in rows])), end="")
+    _print_csv([{**row, "values": " ".join(map(str, row["values"]))} for row in matrix_rows(matrix)])
+
+
+def _print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
+    names = dict.fromkeys(name for row in rows for name in row)
+    print(csv_text(Table("", texts(*names), [[row.get(name) for name in names] for row in rows])), end="")
 
 
 def print_comparison_json(comparison: Comparison) -> None:

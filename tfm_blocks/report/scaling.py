@@ -84,9 +84,8 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
         for group, run, loss in kept
     ]
     _expect_seeds({id(point): group for point, (group, *_) in zip(points, kept, strict=True)}, points)
-    model_of_run = {id(run): point.model for point, (_, run, _) in zip(points, kept, strict=True)}
-    usable = {id(run) for run in comparison.runs if not _why_left_out(run, parents, 1.0, is_counted=True)}
-    models = _baseline_first({id(run): run for _, run, _ in kept}, model_of_run, comparison, usable)
+    usable = [run for run in comparison.runs if not _why_left_out(run, parents, 1.0, is_counted=True)]
+    models = _baseline_first([run for _, run, _ in kept], points, comparison.baseline, usable)
     try:
         with_trends = fit_ladder(points, models, trend=True)
     except ConfigError:
@@ -155,13 +154,13 @@ def _distance(run: SavedRun, metric: str) -> float | None:
 
 
 def _baseline_first(
-    kept: Mapping[int, SavedRun], model_of_run: Mapping[int, str], comparison: Comparison, usable: Collection[int]
+    kept: Sequence[SavedRun], points: Sequence[LadderPoint], baseline: Group | None, usable: Sequence[SavedRun]
 ) -> list[str]:
     """Return the models, the baseline's first. Raises ConfigError if no run of the baseline can be in the fit."""
-    models = list(dict.fromkeys(model_of_run.values()))
-    if baseline := comparison.baseline:
-        same = {_of_all_lengths(run) for run in baseline.runs if id(run) in usable}
-        named = [model_of_run[key] for key, run in kept.items() if _of_all_lengths(run) in same]
+    models = list(dict.fromkeys(point.model for point in points))
+    if baseline:
+        same = {_of_all_lengths(run) for run in baseline.runs if run in usable}
+        named = [point.model for run, point in zip(kept, points, strict=True) if _of_all_lengths(run) in same]
         if not named:
             rule = f"{baseline.label} is not in the fit"
             raise ConfigError(Problem("--baseline", rule, help="name a finished run whose learning rate has decayed"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -97,5 +96,5 @@ class TextReader:
 def _is_finite(result: Any) -> bool:
     """Return True if all numbers of a JSON value are finite."""
     if isinstance(result, dict | list):
-        return all(map(_is_finite, chain(result.values() if isinstance(result, dict) else result)))
+        return all(map(_is_finite, result.values() if isinstance(result, dict) else result))
     return not isinstance(result, float) or math.isfinite(result)
