@@ -14,11 +14,9 @@ import tfm_blocks as tfm
 from tests.exchange.layouts import LAYOUTS, change_config, change_weights
 from tests.exchange.published import FAMILIES, GREEDY, publish
 from tests.exchange.test_import import far_apart, logits_of_both, logits_of_encoders
-from tests.oracles.references import ENCODERS, REFERENCES
+from tests.oracles.references import ENCODERS
 from tfm_blocks.errors import DataError, RunError
-from tfm_blocks.exchange.config import read_published
 from tfm_blocks.exchange.exporting import export_run
-from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.exchange.own_family import read_own_family
 from tfm_blocks.runs.saved_run import SavedRun
@@ -113,22 +111,6 @@ def test_scaled_positions_without_their_trained_length_have_the_default_of_trans
         run = tmp_path / f"run{len(length)}"
         import_folder(tmp_path / "theirs", run)
         assert far_apart(*logits_of_both(load_theirs(tmp_path / "theirs", saved), tfm.load(run))) < 1e-5
-
-
-@pytest.mark.parametrize("name", [*FAMILIES, *ENCODERS])
-def test_a_missing_key_has_the_default_of_its_class(name):
-    (family,) = [family for key, family in families().items() if key == {"t5": "t5_v1"}.get(name, name)]
-    whole = (REFERENCES | ENCODERS)[name][1]().to_dict()
-    if name == "t5_v1_1":
-        whole |= {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}
-    outcomes = []
-    for config in (whole, {"model_type": whole["model_type"]}):
-        try:
-            published = read_published(family, config, {}, 10**6, "config.json")
-            outcomes.append((published.knobs, published.vocabulary))
-        except RunError as error:
-            outcomes.append(sorted(str(error).replace("None", "missing").splitlines()))
-    assert outcomes[0] == outcomes[1]
 
 
 def test_copies_of_a_matrix_that_differ_are_refused_by_name(tmp_path):

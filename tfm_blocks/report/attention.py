@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ from PIL import Image
 
 from tfm_blocks.errors import ConfigError, DataError, Problem, TfmError
 from tfm_blocks.language.pairing import pattern
-from tfm_blocks.report.assets import asset
+from tfm_blocks.report.assets import asset, content_policy, page_template
 from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.row_results import TranslatedLine
@@ -39,25 +39,6 @@ SHADES = 14  # shades of attention; with black and white they make 16 colours, 4
 # On a dark page, white (no attention) becomes black, and dark blue becomes light blue.
 STYLE = """svg { color: inherit; display: block; } svg text { fill: currentColor; white-space: pre; }
 @media (prefers-color-scheme: dark) { svg image { filter: invert(1) hue-rotate(180deg); } }
-"""
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{source}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{source}</h1>
-<p>{target}</p>
-<p>Each row is a position that looks, each column a position that it looks at. The more a cell stands out from the
-background, the more attention. A row of the target is labelled with the token that is read there, from which the next
-token is predicted.</p>
-<div class="scroll" role="region" aria-label="attention" tabindex="0">{picture}</div>
-</body>
-</html>
 """
 
 
@@ -92,8 +73,13 @@ def render_attention(attention: SentenceAttention) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tfm-blocks"}):
         data = _render(draw(attention), format="svg", transparent=True, metadata={"Date": None})
     _, _, picture = data.decode("utf-8").partition("<svg")
-    source, target, style = escape(attention.source), escape(attention.target), asset("page.css") + STYLE
-    return PAGE.format(source=source, target=target, style=style, picture=f"<svg{picture}")
+    return page_template("attention.html").render(
+        policy=content_policy(()),
+        title=attention.source,
+        target=attention.target,
+        style=Markup(asset("page.css") + STYLE),
+        picture=Markup(f"<svg{picture}"),
+    )
 
 
 def png(attention: SentenceAttention) -> bytes:
