@@ -34,6 +34,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--plugins": {"action": "append", "default": [], "metavar": "MODULE", "help": MODULE},
 }
 MODEL_OPTIONS = ("--config-dir", "--plugins")  # of commands that read models by name
+SEARCH = ("beam", "patient", "alpha", "penalty", "coverage", "max_tokens")  # attributes of a search
 
 
 def add_command(
@@ -173,9 +174,8 @@ def add_generation(command: argparse.ArgumentParser) -> None:
 
 def search_of(arguments: argparse.Namespace, *, nbest: int = 1, sampling: Sampling | None = None) -> Search:
     """Return the requested search settings. Raises ConfigError."""
-    names = ("beam", "patient", "alpha", "penalty", "coverage", "max_tokens")
     try:
-        return Search(**{name: vars(arguments)[name] for name in names}, nbest=nbest, sampling=sampling)
+        return Search(**{name: vars(arguments)[name] for name in SEARCH}, nbest=nbest, sampling=sampling)
     except ValueError as error:
         raise ConfigError(Problem("", str(error), help="see --help for each option")) from None
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tfm_blocks.translation.translator import Translator
 
 Row = tuple[str, ...]  # the source texts, then the reference
-SEARCH = ("beam", "patient", "alpha", "penalty", "coverage", "max_tokens", "strict")
+SEARCH = (*options.SEARCH, "strict")
 
 
 def refuse(arguments: argparse.Namespace, reason: str, names: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ def _scores_name(arguments: argparse.Namespace, search: Search, kind: str) -> st
     """
     parts = [kind or (f"beam{search.beam}" if search.beam > 1 else "greedy")]
     default = Search(beam=search.beam)
-    for key in ("patient", "alpha", "penalty", "coverage", "max_tokens"):
+    for key in options.SEARCH[1:]:
         if (value := getattr(search, key)) != getattr(default, key):
             parts.append(key if value is True else f"{key}{value:g}" if isinstance(value, float) else f"{key}{value}")
     parts += [value for value, usual in ((arguments.precision, "fp32"), (arguments.bleu, "13a")) if value != usual]

@@ -179,15 +179,15 @@ def _add_serve(commands: options.Commands) -> None:
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all addresses (%(default)s)")
     add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: a free one (%(default)s)")
-    what = "maximum number of waiting and running requests; others get status 429 (%(default)s)"
-    add("--max-requests", type=options.count, default=Limits.requests, metavar="N", help=what)
-    what = "maximum number of bytes of a request; larger requests get status 413 (%(default)s)"
-    add("--max-bytes", type=options.count, default=Limits.bytes, metavar="N", help=what)
-    what = "maximum number of texts of a request; more get status 413 (%(default)s)"
-    add("--max-texts", type=options.count, default=Limits.texts, metavar="N", help=what)
-    what = "maximum number of tokens of a text, and of its output; longer texts get status 413 (%(default)s)"
-    add("--max-tokens", type=options.count, default=Limits.tokens, metavar="N", help=what)
-    add("--max-beam", type=options.count, default=Limits.beam, metavar="K", help="largest beam (%(default)s)")
+    for name, metavar, what in (
+        ("requests", "N", "maximum number of waiting and running requests; others get status 429"),
+        ("bytes", "N", "maximum number of bytes of a request; larger requests get status 413"),
+        ("texts", "N", "maximum number of texts of a request; more get status 413"),
+        ("tokens", "N", "maximum number of tokens of a text, and of its output; longer texts get status 413"),
+        ("beam", "K", "largest beam"),
+    ):
+        default, what = getattr(Limits, name), f"{what} (%(default)s)"
+        add(f"--max-{name}", type=options.count, default=default, metavar=metavar, help=what)
     what = "milliseconds to wait for further requests before a batch starts (5)"
     add("--wait", type=float, default=1000 * Limits.wait, metavar="MS", help=what)
     options.add_computing(command)
