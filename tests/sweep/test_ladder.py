@@ -116,6 +116,7 @@ def test_a_checked_ladder_has_its_sizes_and_each_model_has_another_name(
     (["sweep=random"], "sweep", "a ladder tunes its rates itself"),
     (["seed=1,1"], "seed", "lists one value twice"),
     (["seed=interval(1,3)"], "seed", "is an interval from 1 to 3"),
+    pytest.param(["seed=1,x"], "sweep", "1 of 19 jobs cannot start, so none was started", marks=pytest.mark.grid),
 ])  # fmt: skip
 def test_settings_that_make_no_ladder_are_refused(text: Path, overrides: list[str], address: str, rule: str) -> None:
     with pytest.raises(ConfigError) as raised:

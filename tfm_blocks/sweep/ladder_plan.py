@@ -135,12 +135,11 @@ class LadderPlan:
             jobs += [self.checked(variant, rung) for rung in range(len(self.rungs))]
         return jobs
 
-    def checked(self, variant: int, rung: int) -> SweepJob:
+    def checked(self, variant: int, rung: int, seed: int = 0) -> SweepJob:
         """Return the longest run of a size at the rate of the law, which shows if its config is valid."""
-        plan = self.rungs[rung]
-        return self._job(
-            variant, rung, len(plan.steps) - 1, f"{self.settings.rate.of(plan.size):.3g}", self.seeds[0], "checked"
-        )
+        plan, text = self.rungs[rung], self.seeds[seed]
+        rate = f"{self.settings.rate.of(plan.size):.3g}"
+        return self._job(variant, rung, len(plan.steps) - 1, rate, text, f"checked-{text}")
 
     def steps(self) -> Iterator[tuple[int, int, int]]:
         """Yield the optimizer steps of each variant and size: of the first rates, and of all seeds and lengths."""
@@ -207,8 +206,7 @@ def plan_ladder(
     if settings.budget and root and len(plan.rungs) < FEWEST:
         rule = f"allows {len(plan.rungs)} sizes, but a scaling law needs at least {FEWEST}"
         raise ConfigError(Problem("ladder.budget", rule, help="allow more time, or lower ladder.from or ladder.tokens"))
-    jobs = plan.first_jobs()
-    refuse_wrong(jobs)
+    refuse_wrong([*plan.first_jobs(), *(plan.checked(0, 0, seed) for seed in range(1, len(seeds)))])
     show_ladder(plan, sweep.parallel)
     if settings.budget and not root:
         print("note: ladder.budget chooses the number of sizes when the ladder is trained")
