@@ -292,8 +292,9 @@ def find_score(name: str) -> FinalScore:
     """
     base, slash, corpus = name.partition("/")
     for score in FINAL_SCORES:
-        if slash and corpus and base == score.key and score.kind == "token":
-            return replace(score, name=name, key=name)
+        if slash and corpus and base in (score.name, score.key):
+            key = score.key or score.name.lower()
+            return replace(score, name=f"{score.name}/{corpus}", key=f"{key}/{corpus}")
     base, at, length = name.partition("@")
     if name == SOLVED.name:
         return SOLVED

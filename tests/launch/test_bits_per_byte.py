@@ -44,7 +44,17 @@ def train_on(text: Path, name: str, *overrides: str) -> Path:
     sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", "vocab=270", "trainer.steps=3", "trainer.validate_every=2"]
     data = [f"data.dir={text}", f"data.cache={text / 'cache'}", f"data.context={CONTEXT}", "data.step_tokens=60"]
     files = [f"data.{split}=[{split}.txt]" for split in ("train", "val", "test")]
-    options = ["model=decoder_only", "data=lm", "logger=csv", *sizes, *data, *files, f"name={name}", *overrides]
+    options = [
+        "model=decoder_only",
+        "data=lm",
+        "logger=csv",
+        "trainer.precision=fp32",
+        *sizes,
+        *data,
+        *files,
+        f"name={name}",
+        *overrides,
+    ]
     composed = compose_job(list({option.partition("=")[0]: option for option in options}.values()), COMPOSER)
     train(check_run(composed), text)
     return text / name
@@ -83,23 +93,56 @@ def test_losses_of_documents_equal_a_naive_loop(text: Path, devices: int) -> Non
     assert json.loads(out.getvalue())["bits_per_byte"] == pytest.approx(scores["test/bits_per_byte"], rel=1e-4)
 
 
-def test_bits_per_byte_of_each_corpus_equal_a_naive_loop(text: Path) -> None:
+def reported(*arguments: object) -> dict:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["compare", *map(str, arguments), "--json"])
+    return json.loads(out.getvalue())
+
+
+def expect_test(row: dict, before_N: np.ndarray, after_N: np.ndarray, sizes_N: np.ndarray) -> None:
+    """Compare the difference of two means of a quantity, its interval and its p-value with scipy's."""
+    gaps_N, count = after_N - before_N, len(sizes_N)
+    assert row["difference"] == pytest.approx(gaps_N.sum() / sizes_N.sum(), rel=1e-3)
+
+    def difference(first_N: np.ndarray, second_N: np.ndarray) -> float:
+        return float((first_N - second_N).sum() / sizes_N.sum())
+
+    options = {"permutation_type": "samples", "n_resamples": 20_000, "rng": 1}
+    theirs = scipy.stats.permutation_test((gaps_N, 0 * gaps_N), difference, **options)
+    assert row["sentences"] == pytest.approx(theirs.pvalue, abs=0.02)
+    low, high = row["sentences_interval"]
+    without_N = [np.delete(gaps_N, n).sum() / np.delete(sizes_N, n).sum() for n in range(count)]
+    error = math.sqrt((count - 1) ** 2 / count * np.var(without_N, ddof=1))
+    assert (high - low) / 2 == pytest.approx(scipy.stats.t.ppf(0.975, count - 1) * error, rel=1e-3)
+
+
+def test_the_scores_of_each_corpus_equal_a_naive_loop_and_are_tested_over_its_documents(text: Path) -> None:
     more, mix = [*sentences(4, 5), "", "ñ"], "{a: {}, b: {val: [more.txt], test: [more.txt]}}"
     (text / "more.txt").write_text("\n".join(more) + "\n")
-    runs = [train_on(text, f"mix{vocab}", f"vocab={vocab}", f"data.mix={mix}") for vocab in (270, 330)]
-    values = []
-    for run in runs:
+    sizes = {"base": "vocab=270", "vocab": "vocab=330", "wide": "d_ff=32"}
+    runs = {name: train_on(text, name, f"data.mix={mix}", size) for name, size in sizes.items()}
+    sums = {name: {"a": np.array(naive(run, TEXTS)), "b": np.array(naive(run, more))} for name, run in runs.items()}
+    for name, run in runs.items():
         scores = json.loads((run / "status.json").read_text())["scores"]
-        for name, texts in (("a", TEXTS), ("b", more)):
-            nll, _, size = np.sum(naive(run, texts), 0)
-            assert scores[f"test/bits_per_byte/{name}"] == pytest.approx(nll / size / math.log(2), rel=1e-4)
+        for corpus, sums_N3 in sums[name].items():
+            nll, _, size = sums_N3.sum(0)
+            assert scores[f"test/bits_per_byte/{corpus}"] == pytest.approx(nll / size / math.log(2), rel=1e-4)
         with (run / "metrics.csv").open() as file:
             logged = [row["val/bits_per_byte/b"] for row in csv.DictReader(file) if row["val/bits_per_byte/b"]]
         assert float(logged[-1]) == pytest.approx(scores["test/bits_per_byte/b"], rel=1e-4)
-        values.append(scores["test/bits_per_byte/b"])
-    with contextlib.redirect_stdout(io.StringIO()) as out:  # the tokenizers differ
-        main(["compare", *map(str, runs), "--metric", "bits_per_byte/b", "--json"])
-    assert all(f"{value:.4f}"[:5] in out.getvalue() for value in values)
+    cells = reported(runs["base"], runs["vocab"], "--metric", "bits_per_byte/b")["matrix"]
+    totals = [sums[name]["b"].sum(0) for name in ("base", "vocab")]
+    values = sorted(nll / size / math.log(2) for nll, _, size in totals)
+    assert sorted(cell["mean"] for cell in cells) == pytest.approx(values, rel=1e-4)
+    for other, measured in (("vocab", {"bits_per_byte"}), ("wide", {"bits_per_byte", "loss", "perplexity"})):
+        rows = {row["score"]: row for row in reported(runs["base"], runs[other], "--baseline", "base")["against"]}
+        assert set(rows) == {f"{name}{corpus}" for name in measured for corpus in ("", "/a", "/b")}
+        for corpus in ("a", "b"):
+            (before_N, tokens_N, sizes_N), (after_N, *_) = (sums[name][corpus].T for name in ("base", other))
+            in_bits = [side_N / math.log(2) for side_N in (before_N, after_N)]
+            expect_test(rows[f"bits_per_byte/{corpus}"], *in_bits, sizes_N)
+            if other == "wide":
+                expect_test(rows[f"loss/{corpus}"], before_N, after_N, tokens_N)
 
 
 def test_models_of_different_tokenizers_are_tested_over_documents(
@@ -111,25 +154,9 @@ def test_models_of_different_tokenizers_are_tested_over_documents(
     before, after = losses
     assert before is not None and after is not None and before[:, 3].tolist() == after[:, 3].tolist()
     assert before[:, 2].tolist() != after[:, 2].tolist()
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        main(["compare", *map(str, runs), "--baseline", "vocab270", "--json"])
-    report = json.loads(out.getvalue())
-    (row,) = report["against"]  # losses per token are not compared
-    values = [losses_N6[:, 1].sum() / losses_N6[:, 3].sum() / math.log(2) for losses_N6 in (before, after)]
-    assert row["score"] == "bits_per_byte" and row["difference"] == pytest.approx(values[1] - values[0])
-    sizes_N, gaps_N = before[:, 3], (after[:, 1] - before[:, 1]) / math.log(2)
-
-    def difference(signed_N: np.ndarray) -> float:
-        return float(signed_N.sum() / sizes_N.sum())
-
-    options = {"permutation_type": "samples", "n_resamples": 20_000, "rng": 1}
-    theirs = scipy.stats.permutation_test((gaps_N, 0 * gaps_N), lambda x, y: difference(x - y), **options)
-    assert row["sentences"] == pytest.approx(theirs.pvalue, abs=0.02)
-    low, high = row["sentences_interval"]
-    without_N = [np.delete(gaps_N, n).sum() / np.delete(sizes_N, n).sum() for n in range(len(gaps_N))]
-    error = math.sqrt((len(gaps_N) - 1) ** 2 / len(gaps_N) * np.var(without_N, ddof=1))
-    half = scipy.stats.t.ppf(0.975, len(gaps_N) - 1) * error
-    assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
+    (row,) = reported(*runs, "--baseline", "vocab270")["against"]  # losses per token are not compared
+    assert row["score"] == "bits_per_byte"
+    expect_test(row, before[:, 1] / math.log(2), after[:, 1] / math.log(2), before[:, 3])
 
 
 def test_documents_of_a_mix_and_ends_inside_a_document(tmp_path: Path) -> None:

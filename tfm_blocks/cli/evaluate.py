@@ -36,7 +36,7 @@ def add_commands(commands: options.Commands) -> None:
     command.add_argument("--src", type=Path, nargs="+", metavar="FILE", help=what)
     command.add_argument("--ref", type=Path, metavar="FILE", help="its translation, line by line")
     what = "score the run's own test set, or tab-separated sources and references, and keep the scores in the run; "
-    what += "of an encoder: the pseudo-perplexity of its own test set, or of a text"
+    what += "for an encoder, its test set or a text, by the pseudo-perplexity"
     command.add_argument("--test", type=Path, nargs="?", const=Path(), metavar="FILE", help=what)
     what = "text whose perplexity is computed, in the format of the training text"
     command.add_argument("--text", type=Path, metavar="FILE", help=what)

@@ -81,7 +81,7 @@ def finish(
     write_weights(job.folder, weights)
     if module.scorer.samples:
         write_translations(job.folder, [TranslatedLine(*sample) for sample in module.scorer.samples])
-    write_losses(job.folder, module.row_losses)
+    write_losses(job.folder, module.row_losses, module.row_corpora)
     if module.pseudo:
         score_of_texts, losses_D2 = module.pseudo
         saved = SavedScores("", status.test_set, {}, status.steps, None, (score_of_texts,))

@@ -22,7 +22,7 @@ from tfm_blocks.metric_schema import BITS_PER_BYTE, FINAL_SCORES, PSEUDO, TOKEN_
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.records import scores_folder
-from tfm_blocks.runs.row_results import read_losses, read_translations
+from tfm_blocks.runs.row_results import read_losses, read_losses_of_corpora, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.corpus import MEASURES, Statistics, answer_statistics, line_statistics
 from tfm_blocks.scoring.labels import Floats, label_statistics
@@ -92,7 +92,7 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
 def _rows(group: Group, baseline: Group, before: System, after: System) -> Iterator[BaselineTest]:
     """Yield a row for each score that both groups have, computed in the same way."""
     p_values = p_over_sentences(before, after) if before and after else {}
-    for name in MEASURES:
+    for name in [*MEASURES, *_of_corpora(group)]:
         values, others = group.scores_over_seeds(name), baseline.scores_over_seeds(name)
         if values and others and group.methods(name) == baseline.methods(name):
             row = BaselineTest(group, name, fmean(values) - fmean(others))
@@ -100,11 +100,18 @@ def _rows(group: Group, baseline: Group, before: System, after: System) -> Itera
             if complete and (test := seed_test(others, values)):
                 row = replace(row, seeds=test.p, seeds_interval=test.interval, least=test.least)
             if name in p_values:
-                single = len(before) == len(after) == 1 and name in CORPUS_SCORES
+                single = len(before) == len(after) == 1 and name.partition("/")[0] in CORPUS_SCORES
                 sacrebleu = p_of_sacrebleu(name, before[0], after[0]) if single else None
                 interval = interval_over_sentences(name, before, after)
                 row = replace(row, sentences=p_values[name], sentences_interval=interval, sacrebleu=sacrebleu)
             yield row
+
+
+def _of_corpora(group: Group) -> list[str]:
+    """Return the names of the scores of each corpus of a mix, such as `loss/NAME`."""
+    shown = {name for run in group.counted for name in (*run.scores, *run.values)}
+    corpora = dict.fromkeys(name.partition("/")[2] for name in sorted(shown) if name.startswith("loss/"))
+    return [f"{name}/{corpus}" for corpus in corpora for name in MEASURES if name in shown]
 
 
 def _system(group: Group, notes: list[str]) -> list[Statistics]:
@@ -131,7 +138,7 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
         if PSEUDO in run.scores:
             losses_N6 = read_losses(run.translated_in or scores_folder(run.folder, PSEUDO))
             statistics |= {} if losses_N6 is None else {PSEUDO: losses_N6[:, [1, 2]]}
-        losses_N6 = None if run.translated_in else read_losses(run.folder)
+        losses_N6, corpora = (None, []) if run.translated_in else read_losses_of_corpora(run.folder)
     except RunError as error:
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")
         return statistics
@@ -140,6 +147,10 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
         statistics |= {BITS_PER_BYTE: losses_N6[:, [1, 3]]} if losses_N6[:, 3].all() else {}
         if TOKEN_ACCURACY.name in run.scores and losses_N6[:, 5].any():
             statistics[TOKEN_ACCURACY.name] = losses_N6[:, [4, 5]]
+    whole = {name: stats_NK for name, stats_NK in statistics.items() if len(stats_NK) == len(corpora)}
+    for corpus in dict.fromkeys(corpora):
+        is_of_it_N = np.array(corpora) == corpus
+        statistics |= {f"{name}/{corpus}": stats_NK[is_of_it_N] for name, stats_NK in whole.items()}
     return statistics
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tfm_blocks.errors import listed, printable
-from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key
+from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key, find_score
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import ABSENT, SEED, Factor, Group, show_setting
 from tfm_blocks.report.matrix import Matrix
@@ -175,7 +175,7 @@ def baseline_table(comparison: Comparison, baseline: Group) -> Table:
     columns = [*texts("model", "score"), *numbers(P_VALUE, "difference", *tests)]
     rows: list[list[Value]] = []
     for test in comparison.baseline_tests:
-        form = SCORES[test.score].difference
+        form = find_score(test.score).difference
         difference = Cell(form.format(test.difference), test.difference)
         sentences = interval(test.sentences_interval, form), test.sentences, test.sentences_corrected
         seeds = interval(test.seeds_interval, form), test.seeds, test.seeds_corrected

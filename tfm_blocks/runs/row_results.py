@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from tfm_blocks.runs.folder import LOSSES, TRANSLATIONS
 from tfm_blocks.runs.records import SavedScores, scores_folder
 
 LOSS_COLUMNS = ("loss", "nll", "tokens", "bytes", "correct", "labels")
+CORPUS = "corpus"  # a further column
 Losses = npt.NDArray[np.float64]
 
 
@@ -57,35 +59,44 @@ def read_translations(run: Path) -> list[TranslatedLine]:
     return lines
 
 
-def write_losses(run: Path, losses_N6: Losses) -> None:
+def write_losses(run: Path, losses_N6: Losses, corpora: Sequence[str] = ()) -> None:
     """Write one line per row: the sums over its target tokens of the loss and of -log p, their number, and its bytes.
 
     The last two numbers are the labels that the model ranks first, and all labels, which are fewer than the tokens in
-    masked diffusion. A row is a document if the text is packed; other rows have 0 bytes.
+    masked diffusion. A row is a document if the text is packed; other rows have 0 bytes. `corpora` name the corpus of
+    each row of a mix, in another column.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(LOSS_COLUMNS)
-    writer.writerows([float(loss), float(nll), *map(int, counts)] for loss, nll, *counts in losses_N6)
+    writer.writerow((*LOSS_COLUMNS, CORPUS) if corpora else LOSS_COLUMNS)
+    numbers = ([float(loss), float(nll), *map(int, counts)] for loss, nll, *counts in losses_N6)
+    names = ([name] for name in corpora) if corpora else repeat([])
+    writer.writerows([*row, *name] for row, name in zip(numbers, names, strict=False))
     write_bytes(run / LOSSES, text.getvalue().encode("utf-8"))
 
 
 def read_losses(run: Path) -> Losses | None:
     """Return losses_N6 in the order of the split; None if the file does not exist. Raises RunError if it is damaged."""
-    path = run / LOSSES
+    return read_losses_of_corpora(run)[0]
+
+
+def read_losses_of_corpora(run: Path) -> tuple[Losses | None, list[str]]:
+    """Return what `read_losses` returns, and the corpus of each row if they are a mix."""
+    path, width = run / LOSSES, len(LOSS_COLUMNS)
     if not path.exists():
-        return None
+        return None, []
     text = read_text(path)
     try:
-        header, *rows = text.splitlines()
-        losses_NK = np.array([[float(number) for number in row.split(",")] for row in rows], np.float64)
-        if tuple(header.split(",")) != LOSS_COLUMNS or losses_NK.shape != (len(rows), len(LOSS_COLUMNS)):
+        header, *rows = (line.split(",") for line in text.splitlines())
+        corpora = [row.pop() for row in rows] if header[width:] == [CORPUS] else []
+        losses_NK = np.array([[float(number) for number in row] for row in rows], np.float64)
+        if tuple(header[:width]) != LOSS_COLUMNS or losses_NK.shape != (len(rows), width):
             raise ValueError(f"it needs a line {','.join(LOSS_COLUMNS)}, then a number per column")
         if not rows or not np.isfinite(losses_NK).all() or losses_NK[:, 2].min() < 1:
             raise ValueError("losses must be finite, and each row must have a token")
     except ValueError as error:
         raise damaged(path, error) from None
-    return losses_NK
+    return losses_NK, corpora
 
 
 def hash_rows(rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> str:

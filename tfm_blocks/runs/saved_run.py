@@ -253,8 +253,7 @@ class SavedRun:
     def scores(self) -> Mapping[str, Measured]:
         """Return the scores of the finished model in percent, from sacreBLEU, and the pseudo-perplexity."""
         is_hiding = self.settings.get("objective.name") in HIDING
-        left_out = () if is_hiding else (TOKEN_ACCURACY.key,)
-        values = {name: value for name, value in self.values.items() if name not in left_out}
+        values = {name: value for name, value in self.values.items() if is_hiding or name != TOKEN_ACCURACY.key}
         pseudo = SavedScores.of_weights(self.folder, PSEUDO, self.status.steps).scores if is_hiding else ()
         return with_intervals(values, self.status.test_set.rows, (*self.status.translation, *pseudo))
 
@@ -280,9 +279,9 @@ class SavedRun:
 
     def value_of(self, name: str) -> float | None:
         """Return a score of the finished model, such as `BLEU`, `loss`, or `accuracy@64` of answers of a length."""
-        if "@" in name:
-            fraction = self.values.get(find_score(name).key)
-            return None if fraction is None else 100 * fraction
+        if "@" in name or "/" in name:
+            value = self.values.get((score := find_score(name)).key)
+            return 100 * value if value is not None and score.in_percent else value
         if name == SOLVED.name:
             scaled = self.values.get("scaled_accuracy")
             return None if scaled is None else 100.0 * (100 * scaled >= SOLVED_FROM)
@@ -290,11 +289,12 @@ class SavedRun:
 
     def method_of(self, name: str) -> str:
         """Return the key that comparable scores share: the signature, or for a loss the tokenizer."""
+        name = name.partition("/")[0]  # a score of a corpus of a mix
         if name in self.scores and name != TOKEN_ACCURACY.name:
             return self.scores[name].signature
-        if name in LABEL_SCORES or name.partition("/")[0] == BITS_PER_BYTE:
+        if name in LABEL_SCORES or name == BITS_PER_BYTE:
             return ""
-        smoothing = self.settings.get("label_smoothing") if name.partition("/")[0] == "loss" else ""
+        smoothing = self.settings.get("label_smoothing") if name == "loss" else ""
         return f"{self.tokenizer} {smoothing} {self.predicted}"
 
     @cached_property

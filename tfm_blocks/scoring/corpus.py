@@ -110,6 +110,11 @@ MEASURES: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
+def measure_of(name: str) -> Callable[[Floats], Floats]:
+    """Return the measure of a score; `loss/NAME` is the loss of a corpus of a mix."""
+    return MEASURES[name.partition("/")[0]]
+
+
 def line_statistics(outputs: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, Floats]:
     """Return the statistics of exact match, BLEU with sacreBLEU's `tokenizer`, chrF and TER."""
     pairs = zip(outputs, references, strict=True)

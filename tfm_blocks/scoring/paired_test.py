@@ -17,7 +17,7 @@ import numpy as np
 from sacrebleu.metrics.base import Metric
 
 from tfm_blocks.runs.records import Score
-from tfm_blocks.scoring.corpus import MEASURES, RESAMPLES, Statistics, score
+from tfm_blocks.scoring.corpus import RESAMPLES, Statistics, measure_of, score
 from tfm_blocks.scoring.labels import Floats
 from tfm_blocks.scoring.significance import quantile
 
@@ -37,7 +37,7 @@ def p_over_sentences(before: System, after: System) -> dict[str, float]:
     statistics. Systems with equal scores have p = 1.
     """
     runs = [*before, *after]
-    names = [name for name in MEASURES if all(name in run for run in runs)]
+    names = [name for name in (runs[0] if runs else ()) if all(name in run for run in runs)]
     alike: dict[int, list[str]] = {}  # by the number of sentences
     for name in names:
         if len({len(run[name]) for run in runs}) == 1:
@@ -58,7 +58,7 @@ def _p_of_equal_lengths(names: Sequence[str], before: System, after: System) -> 
         bits = np.frombuffer(random.bytes(size * -(-len(gap_NK) // 8)), np.uint8).reshape(size, -1)
         swap_RN = np.unpackbits(bits, axis=1, count=len(gap_NK)).astype(np.float64)
         for name, sum_K, other_K, moved_RK in zip(names, *sums, np.split(swap_RN @ gap_NK, ends, 1), strict=True):
-            measure = MEASURES[name]
+            measure = measure_of(name)
             observed = abs(measure(other_K[None]) - measure(sum_K[None]))
             distance_R = abs(measure(other_K - moved_RK) - measure(sum_K + moved_RK))
             beyond[name] += int((distance_R >= observed - ROUNDING).sum())
@@ -92,13 +92,14 @@ def _half_interval(without_N: Floats) -> float:
 def _without_each(measure: str, system: System) -> Floats:
     """Return the mean score over runs without each of the sentences."""
     texts = (run[measure] for run in system)
-    scores: Floats = np.mean([MEASURES[measure](stats_NK.sum(0) - stats_NK) for stats_NK in texts], 0)
+    with np.errstate(invalid="ignore"):  # of one sentence: 0 / 0
+        scores: Floats = np.mean([measure_of(measure)(stats_NK.sum(0) - stats_NK) for stats_NK in texts], 0)
     return scores
 
 
 def mean_score(measure: str, system: System) -> float:
     """Return the mean over runs of their scores."""
-    return fmean(float(MEASURES[measure](run[measure].sum(0)[None])[0]) for run in system)
+    return fmean(float(measure_of(measure)(run[measure].sum(0)[None])[0]) for run in system)
 
 
 def p_of_sacrebleu(measure: str, before: Statistics, after: Statistics) -> float:
@@ -108,9 +109,9 @@ def p_of_sacrebleu(measure: str, before: Statistics, after: Statistics) -> float
     which is about half of a two-sided p-value (docs/decisions/20-significance-over-sentences.md).
     """
     texts = [run[measure] for run in (before, after)]
-    observed = abs(np.subtract(*(MEASURES[measure](stats_NK.sum(0)[None]) for stats_NK in texts)))
+    observed = abs(np.subtract(*(measure_of(measure)(stats_NK.sum(0)[None]) for stats_NK in texts)))
     counts_RN = _resamples(len(texts[0]))
-    distance_R = abs(np.subtract(*(MEASURES[measure](counts_RN @ stats_NK) for stats_NK in texts)))
+    distance_R = abs(np.subtract(*(measure_of(measure)(counts_RN @ stats_NK) for stats_NK in texts)))
     return float((np.sum(distance_R - distance_R.mean() > observed) + 1) / (RESAMPLES + 1))
 
 

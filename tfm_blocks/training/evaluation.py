@@ -65,6 +65,13 @@ class Scorer(SplitScorer):
             return super().row_losses(corpus)
         return self._losses(self.documents.bytes_D.astype(np.float64))
 
+    def row_corpora(self, corpus: Corpus) -> list[str]:
+        """Return the name of the corpus of each row, or of each document of packed text, if the split is a mix."""
+        if self.documents is None or not isinstance(corpus, Mix):
+            return super().row_corpora(corpus)
+        parts = [(name, part.documents) for name, part in corpus.parts.items()]
+        return [name for name, documents in parts if documents for _ in documents.bytes_D]
+
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all counted tokens, and of the translations of the first rows."""
         scores: dict[str, float] = self.tokens.compute()

@@ -88,6 +88,7 @@ class TrainingModule(LightningModule):
         self.objective = self._make_objective(compiled)
         self.latest: dict[str, float] = {}
         self.row_losses = np.zeros((0, 6))  # of the split that was scored last
+        self.row_corpora: list[str] = []  # the corpus of each of these rows, if they are a mix
         self.pseudo: tuple[Score, Floats] | None = None  # the pseudo-perplexity, and its losses by text
         self.stop_signal, self.abandoned = stop_signal, False
         self.skipped = skipped
@@ -273,7 +274,7 @@ class TrainingModule(LightningModule):
         Without a test set, score the validation set with the search settings of the test, and do not log it.
         """
         split, corpus = self.prepared.last_scored
-        self.row_losses = self.scorer.row_losses(corpus)
+        self.row_losses, self.row_corpora = self.scorer.row_losses(corpus), self.scorer.row_corpora(corpus)
         self._score_pseudo_perplexity(corpus)
         scores = self._score(split, corpus, len(corpus), self.settings.trainer.test_search)
         if split == "test":

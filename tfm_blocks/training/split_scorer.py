@@ -116,6 +116,10 @@ class SplitScorer(nn.Module):
         """Return losses_N6 of the counted rows of the split, with 0 bytes."""
         return self._losses(np.zeros(len(corpus)))
 
+    def row_corpora(self, corpus: Corpus) -> list[str]:
+        """Return the name of the corpus of each row of `row_losses`, if the split is a mix."""
+        return list(corpus.groups) if corpus.mixed else []
+
     def _losses(self, bytes_N: Floats) -> Losses:
         """Return losses_N6 of the first rows, in the order of LOSS_COLUMNS."""
         loss_N, nll_N, correct_N, tokens_N, labels_N = self.rows.compute()[: len(bytes_N)].cpu().numpy().T
