@@ -178,13 +178,14 @@ def test_concatenated_sources_have_equal_logits_gradients_and_steps():
 OTHERS = [
     ("residual_scores", {}),
     ("hyper_connections", {"kind": "manifold"}),
+    ("routed_updates", {}),
     ("top_blocks", {}),
     ("native_sparse", {}),
     ("segments", {}),
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
     *(
         pytest.param(name, {}, marks=pytest.mark.grid)
-        for name in ("delta_product", "kimi_delta", "lightning", "mlstm", "rwkv7")
+        for name in ("alternating_updates", "delta_product", "kimi_delta", "lightning", "mlstm", "rwkv7")
     ),
 ]
 

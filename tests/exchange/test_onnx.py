@@ -213,7 +213,9 @@ def test_a_node_can_be_called_next(tmp_path):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(("name", "knobs"), [("hyper_connections", {"kind": "manifold"}), ("segments", {})])
+@pytest.mark.parametrize(
+    ("name", "knobs"), [("hyper_connections", {"kind": "manifold"}), ("routed_updates", {}), ("segments", {})]
+)
 def test_models_with_other_blocks_have_equal_logits_also_in_steps(name, knobs, tmp_path):
     network = build(next(path for path in TESTS if path.stem == name), **knobs).eval()
     assert compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network).largest < 1e-4

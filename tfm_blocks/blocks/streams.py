@@ -1,4 +1,4 @@
-"""Hyper-connections: M residual streams of width D side by side in one vector, which branches read and write."""
+"""M residual streams of width D side by side in one vector: single streams, their sum, and hyper-connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT = 2.0  # initial logit of a stream that `manifold` reads or keeps; the othe
 SOURCE = "Zhu et al. 2024 (Hyper-Connections), section 2; manifold: Xie et al. 2025 (mHC), section 4"
 
 
-class _ZeroLinear(Linear):
+class ZeroLinear(Linear):
     """A linear map whose weights start at 0."""
 
     def initialise(self, name: str, generator: Generator) -> None:
@@ -40,7 +40,7 @@ class StreamCoefficients(nn.Module):
         self.static = nn.Parameter(torch.empty(streams, sum(parts)))
         if kind != "static":
             together = streams if kind == "manifold" else 1
-            self.map = _ZeroLinear(together * width, together * sum(parts), bias=False)
+            self.map = ZeroLinear(together * width, together * sum(parts), bias=False)
             self.scales = nn.Parameter(torch.empty(len(parts)))
 
     def initialise(self, name: str, generator: Generator) -> None:
@@ -183,7 +183,7 @@ class WriteStreams(StreamCoefficients):
 class SumStreams(nn.Module):
     """Σ_m x_m over the X / `d_out` streams x_m of x: x_BNX -> y_BN(d_out).
 
-    Use: after the last layer of a model with hyper-connections, before the norm.
+    Use: after the last layer of a model with hyper-connections or alternating updates, before the norm.
     Example: d_out: d_model
     """
 
@@ -193,3 +193,30 @@ class SumStreams(nn.Module):
 
     def forward(self, x_BNX: Tensor) -> Tensor:
         return torch.unflatten(x_BNX, 2, (-1, self.d_out)).sum(2)
+
+
+@block(
+    "select_stream",
+    "x: B N X -> B N d_out",
+    weightless=True,
+    where={
+        "d_out >= 1": "a stream has a width",
+        "X % d_out == 0": "the width must be a number of streams of the width d_out",
+        "stream >= 0": "streams are counted from 0",
+    },
+    source="Baykal et al. 2023 (AltUp), algorithm 1, the active block",
+)
+class SelectStream(nn.Module):
+    """x_m of the X / `d_out` streams of x, where m is `stream` modulo their number: x_BNX -> y_BN(d_out).
+
+    Use: the input of a layer between `predict_streams` and `correct_streams`. `stream: i` alternates over the layers.
+    Example: d_out: d_model
+    """
+
+    def __init__(self, X: int, *, d_out: int, stream: int = 0) -> None:
+        super().__init__()
+        self.streams = X // d_out
+        self.stream = stream % self.streams
+
+    def forward(self, x_BNX: Tensor) -> Tensor:
+        return torch.unflatten(x_BNX, 2, (self.streams, -1))[:, :, self.stream]
