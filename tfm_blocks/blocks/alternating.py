@@ -82,7 +82,6 @@ class CorrectStreams(UpdateCoefficients):
     Also known as: AltUp, alternating updates.
     Use: the last node of a layer, after `predict_streams`, `select_stream` and the branches of the layer.
     Cost: none, or R M multiply-adds for each position with R features and M streams.
-    Example: in: predicted, y: ffn
     """
 
     def __init__(self, X: int, D: int, R: int | None, *, stream: int = 0) -> None:
