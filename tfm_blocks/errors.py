@@ -148,6 +148,12 @@ class ConfigError(TfmError):
     exit_status = 2
 
 
+def expect_none(problems: Sequence[Problem]) -> None:
+    """Raise ConfigError if there are problems."""
+    if problems:
+        raise ConfigError(problems)
+
+
 class DataError(TfmError):
     """A text file cannot be used."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.launch.test_resume import begin, expect_same, go_on, handlers, state,
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.runs.files import read_json, write_json
+from tfm_blocks.runs.metrics import read_metric_names, read_rows
 from tfm_blocks.training.checkpoints import PreemptedError
 
 Small = Callable[..., Composed]
@@ -28,8 +28,7 @@ LAST = 9  # the step of the third validation
 
 
 def validated(run: Path) -> list[int]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return [int(row["step"]) for row in csv.DictReader(file) if row["val/loss"]]
+    return [int(row["step"]) for row in read_rows(run / "metrics.csv") if "val/loss" in row]
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])
@@ -190,9 +189,8 @@ def test_metrics_of_a_callback_reach_the_loggers_but_not_metrics_csv(
     (part,) = records(run)
     history = [one["history"]["item"] for one in part if one["type"] == "history"]
     assert [row["mine/number"] for row in history if "mine/number" in row] == [2.0, 4.0, 6.0]
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows if row["train/loss"]] == ["2", "4", "6"] and "mine/number" not in rows[0]
+    assert [row["step"] for row in read_rows(run / "metrics.csv") if "train/loss" in row] == [2, 4, 6]
+    assert "mine/number" not in read_metric_names(run / "metrics.csv")
 
 
 @pytest.fixture(autouse=True)

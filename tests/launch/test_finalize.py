@@ -1,6 +1,5 @@
 """Scores and translations of a finished run."""
 
-import csv
 import hashlib
 import json
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.run_spec import read_saved_run
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.checkpoints import PreemptedError
@@ -39,14 +39,13 @@ def test_a_resumed_run_saves_its_sizes_best_validation_and_number_of_tokens(
     network = tfm.build("tiny", d_model=16, d_ff=24, heads=2, layers=1, vocab=vocab)
     assert status["parameters"] == sum(one.numel() for one in network.parameters())
     assert status["multiply_adds"] > 32 * vocab * 16 and status["lengths"] == {"S": 32, "T": 32}
-    with (tmp_path / "run" / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    losses = {int(row["step"]): float(row["val/loss"]) for row in rows if row["val/loss"]}
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
+    losses = {int(row["step"]): row["val/loss"] for row in rows if "val/loss" in row}
     step = min(losses, key=lambda one: losses[one])
     assert status["best"]["val/loss"] == {"value": losses[step], "step": step}
-    seen = {int(row["step"]): float(row["train/tokens"]) for row in rows if row["train/tokens"]}
+    seen = {int(row["step"]): row["train/tokens"] for row in rows if "train/tokens" in row}
     assert seen == {step: sum(planned[:step]) for step in (2, 4, 6)} and status["tokens_seen"] == sum(planned)
-    seconds = [float(row["train/seconds"]) for row in rows if row["train/seconds"]]
+    seconds = [row["train/seconds"] for row in rows if "train/seconds" in row]
     assert seconds == sorted(seconds) and seconds[0] > 0
 
 

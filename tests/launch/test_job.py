@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -35,6 +34,7 @@ from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.checkpoints import newest_intact, read_checkpoint
 from tfm_blocks.runs.folder import step_file, step_files
+from tfm_blocks.runs.metrics import read_metric_names, read_rows
 from tfm_blocks.training.settings import read_run
 from tfm_blocks.translation.translator import Translator
 
@@ -85,14 +85,13 @@ def test_a_run_logs_what_the_contract_says_and_nothing_else(small: Callable[...,
     """Use a block that adds a loss, and a corpus in groups."""
     experts = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 2, d_ff: 8, balance: 1.0}"
     run(small(experts, "trainer.test_beam=1"), tmp_path)
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
     expected = columns(["decoder.0.ffn"], ["en", "de", "fr", "es", "it"])
-    assert list(rows[0]) == ["step", *expected]
-    blank = {name for name in expected if not any(row[name] for row in rows)}
+    assert read_metric_names(tmp_path / "run" / "metrics.csv") == ["step", *expected]
+    blank = {name for name in expected if not any(name in row for row in rows)}
     assert not blank - {f"val/exact_match/{group}" for group in ("en", "de", "fr", "es", "it")}  # four are translated
     for name in expected:
-        values = [float(row[name]) for row in rows if row[name]]
+        values = [row[name] for row in rows if name in row]
         assert all(0 <= value <= 1 for value in values) or not find_key(name).unit.endswith("0 to 1")
     with pytest.raises(KeyError):
         find_key("train/unheard")
@@ -102,9 +101,8 @@ def test_the_last_step_is_validated_and_the_best_weights_are_kept(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     run(small(), tmp_path)
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    validated = {int(row["step"]): float(row["val/loss"]) for row in rows if row["val/loss"]}
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
+    validated = {int(row["step"]): row["val/loss"] for row in rows if "val/loss" in row}
     assert sorted(validated) == [4, 6]
     best = step_file(tmp_path / "run" / "checkpoints", min(validated, key=lambda step: validated[step]))
     for name, tensor in weights(tmp_path / "run").items():
@@ -155,13 +153,10 @@ def test_devices_and_the_cap_on_a_batch_do_not_change_the_weights(
             torch.testing.assert_close(trained(name, other), trained(name, first), rtol=0, atol=1e-6)
     for one, again in zip(folders, folders[len(GRID) :], strict=False):
         assert all(torch.equal(tensor, weights(again)[name]) for name, tensor in weights(one).items())
-    logged = []
-    for folder in (folders[0], folders[2]):
-        with (folder / "metrics.csv").open(newline="") as file:
-            logged.append([(row["step"], row["train/loss"], row["val/loss"]) for row in csv.DictReader(file)])
-    assert [row[0] for row in logged[0]] == [row[0] for row in logged[1]]
+    logged = [read_rows(folder / "metrics.csv") for folder in (folders[0], folders[2])]
     for one, other in zip(*logged, strict=True):
-        assert [float(value or 0) for value in one] == pytest.approx([float(value or 0) for value in other], abs=1e-5)
+        values = [[row.get(name, 0) for name in ("step", "train/loss", "val/loss")] for row in (one, other)]
+        assert values[0] == pytest.approx(values[1], abs=1e-5)
 
 
 @pytest.mark.grid
@@ -359,8 +354,7 @@ def test_without_a_test_set_a_run_ends_with_scores_of_its_weights_on_the_validat
     assert set(status["exact_match_by_group"]) == {"en", "de", "fr", "es", "it"}
     if devices == 1:
         assert any(line.startswith("val: loss") for line in capsys.readouterr().out.splitlines())
-    with (folder / "metrics.csv").open(newline="") as file:
-        validated = [int(row["step"]) for row in csv.DictReader(file) if row["val/loss"]]
+    validated = [row["step"] for row in read_rows(folder / "metrics.csv") if "val/loss" in row]
     assert validated == [4, 6], "the final scores, of another search, are not in the curve"
 
 

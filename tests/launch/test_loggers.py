@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.job import _wandb_id
 from tfm_blocks.metric_schema import FACTS, MEDIA, columns, find_key
 from tfm_blocks.runs.files import read_json
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.records import RunFile
 from tfm_blocks.tracking.dashboard import settings_logged, sweep_file
 from tfm_blocks.tracking.loggers.wandb import WandbLogger
@@ -39,14 +39,8 @@ Small = Callable[..., Composed]
 
 def written(run: Path) -> Values:
     """Return all values of metrics.csv by step and key."""
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {
-        (int(row["step"]), name): float(value)
-        for row in rows
-        for name, value in row.items()
-        if value and name != "step"
-    }
+    rows = read_rows(run / "metrics.csv")
+    return {(int(row["step"]), name): value for row in rows for name, value in row.items() if name != "step"}
 
 
 def in_wandb(parts: list[list[dict[str, Any]]]) -> Values:

@@ -151,16 +151,6 @@ def test_a_run_stopped_at_any_step_ends_bit_equal(small: Small, tmp_path: Path, 
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("options", LEARNING.values(), ids=LEARNING)
-def test_a_stopped_run_of_each_optimizer_ends_bit_equal(small: Small, tmp_path: Path, options: list[str]) -> None:
-    begin(small(*stopping(1000), *options), tmp_path)
-    with pytest.raises(PreemptedError):
-        begin(small(*stopping(3), *options), tmp_path)
-    assert to_the_end(tmp_path / "run-2") == list(range(3, STEPS + 1, 3))
-    expect_same(tmp_path / "run", tmp_path / "run-2")
-
-
-@pytest.mark.grid
 def test_a_resumed_run_repeats_an_interrupted_validation(small: Small, tmp_path: Path) -> None:
     """This includes the last validation, which no step follows."""
     left = sys.modules["faulty"].left
@@ -638,14 +628,3 @@ def test_a_damaged_file_is_refused_before_a_resume_changes_the_state(finished: P
         with pytest.raises(RunError, match="is damaged"):
             go_on(run, "trainer.steps=10")
         assert state(run) == "done", name
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-def test_a_stopped_run_of_each_objective_ends_bit_equal(small: Small, tmp_path: Path, objective: list[str]) -> None:
-    objective = taught(small, tmp_path, objective)
-    begin(small(*objective, *stopping(1000)), tmp_path / "whole")
-    with pytest.raises(PreemptedError):
-        begin(small(*objective, *stopping(3)), tmp_path / "stopped")
-    to_the_end(tmp_path / "stopped" / "run")
-    expect_same(tmp_path / "whole" / "run", tmp_path / "stopped" / "run")

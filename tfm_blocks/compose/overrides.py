@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Quot
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.errors import ConfigError, Problem, cut, shown
+from tfm_blocks.errors import Problem, cut, expect_none, shown
 from tfm_blocks.language.files import LONGEST_INTEGER, YAML_1_1
 
 LONGEST_KEY = 200
@@ -57,8 +57,7 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
             problems.append(Problem(key, f"{rule}: {cut(text)}", help=help))
         else:
             overrides[key] = override
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     return list(overrides.values())
 
 
@@ -120,8 +119,7 @@ def refuse_sweeps(overrides: Sequence[Override], help: str) -> None:
         for override in overrides
         if override.is_sweep_override()
     ]
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
 
 
 def error_reason(error: BaseException) -> str:

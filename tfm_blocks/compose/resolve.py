@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from tfm_blocks.compose.overrides import error_reason, parse_overrides
-from tfm_blocks.errors import ConfigError, Problem, cut, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, cut, expect_none, shown, suggest
 from tfm_blocks.language.chain import merge
 from tfm_blocks.language.files import INDEX, YamlFile
 from tfm_blocks.language.parametrisation import WHERE, nested_scalars
@@ -147,8 +147,7 @@ def _resolve_base(mapping: dict[str, Any], config: DictConfig, sources: Sources)
         elif type(value) is not int or value < 1:
             rule = f"must be a whole number of at least 1, but is {shown(value)}"
             problems.append(sources.problem(path, rule, help=f"write model.base.{knob}={mapping[knob]}"))
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     small = config.copy()
     for knob, value in base.items():
         OmegaConf.update(small, str(knob), value)

@@ -20,7 +20,7 @@ from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
 from tfm_blocks.compose.overrides import error_reason, override_key
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve, to_plain
-from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, cut, expect_none, shown, suggest
 from tfm_blocks.language.files import SAFE_LOADER, YamlFile, read_yaml_file
 from tfm_blocks.language.sources import Sources
 
@@ -208,8 +208,7 @@ def compose_resumed(
     plugins = read_value(config, "plugins")
     if missing := [module for module in recorded["plugins"] if module not in plugins]:
         problems.append(missing_plugins(missing, recorded["plugins"]))
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     return Composed(mapping, sources, OmegaConf.create(mapping), ())
 
 

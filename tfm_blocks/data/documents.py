@@ -27,7 +27,7 @@ from tfm_blocks.data.files import (
 )
 from tfm_blocks.data.settings import LmSettings
 from tfm_blocks.data.text import Split
-from tfm_blocks.errors import ConfigError, DataError, Place, Problem
+from tfm_blocks.errors import DataError, Place, Problem, expect_none
 from tfm_blocks.language.spec import TARGET
 
 BLANK_LINES = "blank_lines"
@@ -49,8 +49,7 @@ def find_document_splits(settings: LmSettings | MixedDocuments, parent: str = "d
             problems += file_problems(address, folder, patterns)
             rows = partial(_rows, files, address, kind, key)
             splits[name] = Split(address, (TARGET,), rows, partial(_digest, files, kind, key))
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     return splits
 
 

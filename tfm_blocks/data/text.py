@@ -22,7 +22,7 @@ from tfm_blocks.data.files import (
     read_fields,
 )
 from tfm_blocks.data.settings import LmSettings, TextSettings
-from tfm_blocks.errors import ConfigError, DataError, Problem, cut, listed
+from tfm_blocks.errors import ConfigError, DataError, Problem, cut, expect_none, listed
 from tfm_blocks.language.spec import TARGET
 
 
@@ -73,10 +73,7 @@ def find_splits(settings: TextSettings | MixedPairs, key: str = "data", *, label
             for column, names in patterns.items():
                 problems += file_problems(f"{address}.{column}", folder, names)
             problems += _shard_problems(address, files, fields)
-    if problems:
-        raise ConfigError(
-            list({(problem.rule, problem.help): problem for problem in reversed(problems)}.values())[::-1]
-        )
+    expect_none(list({(problem.rule, problem.help): problem for problem in reversed(problems)}.values())[::-1])
     return splits
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import expect_none
 from tfm_blocks.language.chain import Replacement
 from tfm_blocks.language.expand import Expander
 from tfm_blocks.language.parametrisation import parametrise
@@ -26,18 +26,18 @@ def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None 
         model = replacement.clean(model, MODEL)
     reader = Reader(registry, sources)
     tree = reader.read_model(model)
-    _raise(reader.problems)
+    expect_none(reader.problems)
     expander = Expander(registry, sources)
     expander.expand_model(tree)
-    _raise(expander.problems)
+    expect_none(expander.problems)
     inputs = _assign_masks(tree.inputs)
     inference = ShapeInference(registry, sources, inputs)
     shaped = inference.infer(expander.nodes.values())
     inference.check_layers(expander.layers)
-    _raise(inference.problems)
+    expect_none(inference.problems)
     visibility = Visibility(registry, sources, inputs)
     nodes = visibility.infer(shaped)
-    _raise(visibility.problems)
+    expect_none(visibility.problems)
     scaled = set_depths(nodes, expander.stacks)
     warnings, notes = tuple(expander.warnings), tuple(replacement.notes)
     spec = Spec(inputs, scaled, model, visibility.count_head(nodes), warnings, notes)
@@ -63,11 +63,6 @@ def _assign_masks(inputs: Sequence[Input]) -> tuple[Input, ...]:
         )
         for tensor in inputs
     )
-
-
-def _raise(problems: Sequence[Problem]) -> None:
-    if problems:
-        raise ConfigError(problems)
 
 
 _ORDER = {"nothing": 0, "past": 1, "all": 2}

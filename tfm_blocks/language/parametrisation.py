@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, expect_none, shown, suggest
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec, Step
 from tfm_blocks.language.tree import MODEL
@@ -130,8 +130,7 @@ def _scale_branches(nodes: Sequence[Node], base: Sequence[Node], sources: Source
                 residual.add(stack)  # is reported once
                 rule = f"no rule is known for a stack without residual connections, {stack}, under completep"
                 problems.append(sources.problem(node.path, rule, help="write add_norm: pre, or parametrisation: mup"))
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     return tuple(scaled)
 
 

@@ -21,7 +21,7 @@ from tfm_blocks.data.settings import DataSettings, read_data
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
-from tfm_blocks.errors import ConfigError, Problem, TfmError
+from tfm_blocks.errors import ConfigError, Problem, TfmError, expect_none
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.language.tree import MODEL
 from tfm_blocks.launch.generator import find_generator_problems, read_generator
@@ -190,8 +190,7 @@ def _check(
         problems += _problems(lambda: check_devices(config))
         if not any(problem.address.startswith("plugins") for problem in problems):
             problems += failures or _problems(lambda: specs.append(_check_network(composed, data, make_spec)))
-        if problems:
-            raise ConfigError(problems)
+        expect_none(problems)
     (run,), (spec,) = settings, specs
     if spec.adapted and run.init_from is None:
         rule = "has adapters, but init_from names no run whose weights they change"
@@ -201,12 +200,10 @@ def _check(
         if isinstance(run.objective, ReplacedTokenSettings):
             generator = read_generator(run.objective.generator, config["vocab"])
             replacer = network_without_values(generator)
-            if problems := list(find_generator_problems(network, replacer, run, config["vocab"])):
-                raise ConfigError(problems)
+            expect_none(list(find_generator_problems(network, replacer, run, config["vocab"])))
             attach_generator(network, replacer)
         learned = assign(run.optimizer, network)
-        if problems := [*find_optimizer_problems(spec, run, learned), *find_loss_problems(spec, run)]:
-            raise ConfigError(problems)
+        expect_none([*find_optimizer_problems(spec, run, learned), *find_loss_problems(spec, run)])
         expect_optimizers(learned)
     blocks = spec.blocks | blocks_of_teacher(run.objective) | (generator.blocks if generator else set())
     plugins = plugins_in_use(run.plugins, blocks, _tasks(run), names_used(run.optimizer))
@@ -290,15 +287,13 @@ def _check_network(composed: Composed, data: DataSettings | None, make_spec: Cal
         problems.append(
             composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")
         )
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     return spec
 
 
 def _with_plugins_tested(run: CheckedRun) -> CheckedRun:
     """Run the blocks of plug-ins on a few short sequences. Raises ConfigError if a block violates the contract."""
-    if problems := plugin_problems(run.spec, run.composed.sources):
-        raise ConfigError(problems)
+    expect_none(plugin_problems(run.spec, run.composed.sources))
     return run
 
 

@@ -13,7 +13,7 @@ import torch
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.config.settings import Above0, Count, Fraction, Settings, Where, read_settings
-from tfm_blocks.errors import ConfigError, shown, suggest
+from tfm_blocks.errors import ConfigError, expect_none, shown, suggest
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Adapter, Spec
 from tfm_blocks.language.tree import MODEL
@@ -98,8 +98,7 @@ def find_adapters(network: Network, sources: Sources) -> dict[str, dict[str, Ada
             named = tuple(dict.fromkeys(one.parts[part] for part in parts))
             adapter = Adapter(parts, named, group.rank, group.scale, group.dropout)
             found[one.weight.node.owner][one.path] = adapter
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     return found
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.blocks.layers.add_norm import Branch
 from tfm_blocks.blocks.layers.linear import LowRank
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, expect_none
 from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
@@ -31,8 +31,7 @@ def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spe
     sources = sources or Sources()
     spec = read_model(model, sources)
     problems = trace(spec, sources)
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     by_address = {node.address: node for node in spec.nodes}
     with torch.device("meta"):
         for node in spec.nodes:

@@ -14,7 +14,7 @@ from torch import nn
 
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.state import MatchesBase
-from tfm_blocks.errors import ConfigError, Problem, RuleError
+from tfm_blocks.errors import Problem, RuleError, expect_none
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node
 from tfm_blocks.network.graph import Network
@@ -107,8 +107,7 @@ def find_rules(network: Network, base: Network, sources: Sources) -> dict[str, W
             part = weight.name.removeprefix(f"{weight.node.owner}.")
             rule = f"no rule is known for the weight {part} of {weight.node.block}, {axes}: {error}"
             problems.append(sources.problem(weight.node.path, f"{rule} ({', '.join(weight.roles)})", help=error.help))
-    if problems:
-        raise ConfigError(list({(problem.address, problem.rule): problem for problem in problems}.values()))
+    expect_none(list({(problem.address, problem.rule): problem for problem in problems}.values()))
     return rules
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tfm_blocks.errors import ConfigError, Problem, listed
+from tfm_blocks.errors import Problem, expect_none, listed
 from tfm_blocks.network.build import weight_rules
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.parametrisation import WeightRule
@@ -76,8 +76,7 @@ def assign(settings: OptimizerSettings, network: Network) -> list[Learned]:
     if not problems and not any(one.optimizer for one in learned.values()):
         rule = "freeze all weights, so there is nothing to train"
         problems.append(Problem("optimizer.groups", rule, help="remove train: false from a group"))
-    if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+    expect_none(list(dict.fromkeys(problems)))
     return [learned[weight.name] for weight in weights]
 
 
@@ -293,8 +292,7 @@ def expect_optimizers(learned: Sequence[Learned]) -> None:
             except (ValueError, RuntimeError, TypeError) as error:
                 rule = f"{one.optimizer} refuses its settings: {error}"
                 problems[one.group] = Problem(_address(one.group), rule, help="change one of its settings")
-    if problems:
-        raise ConfigError(list(problems.values()))
+    expect_none(list(problems.values()))
 
 
 def coupled_decays(learned: Sequence[Learned]) -> dict[str, float]:
