@@ -13,9 +13,9 @@ import tfm_blocks as tfm
 from tests.launch.test_resume import begin, go_on, handlers, stopping  # noqa: F401  a fixture
 from tfm_blocks.cli import main
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.metric_schema import FACTS
 from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.runs.model import read_network
+from tfm_blocks.tracking.logged_items import FACTS
 from tfm_blocks.training.checkpoints import PreemptedError
 
 Small = Callable[..., Composed]

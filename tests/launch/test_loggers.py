@@ -23,11 +23,12 @@ from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.job import _wandb_id
-from tfm_blocks.metric_schema import FACTS, MEDIA, columns, find_key
+from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.records import RunFile
 from tfm_blocks.tracking.dashboard import settings_logged, sweep_file
+from tfm_blocks.tracking.logged_items import FACTS, MEDIA
 from tfm_blocks.tracking.loggers.wandb import WandbLogger
 from tfm_blocks.training.checkpoints import PreemptedError
 
