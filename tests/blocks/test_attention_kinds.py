@@ -343,7 +343,7 @@ LOOKING = sorted(
 )
 WIDE = {
     "heads": 2, "r": 3, "d_head": 5, "d_value": 7, "d_latent": 6, "d_turned": 4, "d_query": 3,
-    "top_k": 2, "index_heads": 3, "d_index": 4,
+    "top_k": 2, "index_heads": 3, "d_index": 4, "segment": 3, "memory": 2,
 }  # fmt: skip
 
 
