@@ -363,6 +363,7 @@ def mixers() -> dict[str, Maker]:
     Ports that a block needs besides its first read the same input.
     """
     sizes = {"kernel_size": 4, "d_query": 192, **LATENT, "top_k": RADIUS, "index_heads": 4, "d_index": 32}
+    sizes |= {"segment": RADIUS, "memory": RADIUS}
     makers = {
         "attention, top_blocks": ours("attention", **CAUSAL, selection="top_blocks"),
         "attention, forget_gate": ours("attention", **CAUSAL, forget_gate=True),
