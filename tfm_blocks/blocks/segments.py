@@ -26,14 +26,14 @@ class SegmentAttention(WindowAttention):
     """Self-attention within segments, and to the `memory` positions before each: x_BTD -> x_BTD.
 
     The sequence is cut into segments of `segment` positions. A query attends to its own segment, with `mask: causal`
-    only up to its own position, and to the last `memory` positions before the segment. Keys and values of these are
-    W SG(x): SG stops the gradient, so it does not flow from a segment into the inputs of earlier ones. A norm before
-    the block is part of its input. Each of the layers of a stack reads `memory` positions further back.
+    only up to its own position, and to the last `memory` positions before the segment. The gradient does not flow
+    through the keys and values of this memory into earlier segments. A norm before the block counts as part of its
+    input. With each layer, a stack reads `memory` positions further back.
 
     A sequence of several segments computes what Transformer-XL computes for consecutive segments with reused states;
-    there is no memory between sequences. Positions are those of `attention`, such as `rotary`; the paper's relative
-    encoding, with its vectors u and v, is not implemented. Parameters and other arguments, except `selection` and
-    `forget_gate`, are the same as in `attention`.
+    there is no memory between sequences. `position` takes the same blocks as in `attention`, such as `rotary`. The
+    relative encoding of the paper, with its vectors u and v, is not implemented. Parameters and other arguments, except
+    `selection` and `forget_gate`, are the same as in `attention`.
 
     Also known as: Transformer-XL, segment-level recurrence; chunked attention, block-local attention (`memory: 0`).
     Use: long sequences, trained as consecutive segments.

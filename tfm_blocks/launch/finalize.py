@@ -79,19 +79,24 @@ def finish(
         **summarise(read_rows(job.folder / METRICS)),
     )
     write_weights(job.folder, weights)
-    if module.scorer.samples:
-        write_translations(job.folder, [TranslatedLine(*sample) for sample in module.scorer.samples])
-    write_losses(job.folder, module.row_losses, module.row_corpora)
-    if module.pseudo:
-        score_of_texts, losses_D2 = module.pseudo
-        saved = SavedScores("", status.test_set, {}, status.steps, None, (score_of_texts,))
-        write_saved_scores(job.folder, PSEUDO, saved, losses_D2=losses_D2)
+    _write_rows(job.folder, module, status)
     status.write(job.folder)
     for logger in loggers:
         logger.log_weights(job.folder)
     pseudo = [module.pseudo[0]] if module.pseudo else []
     for line in _summary(job, module.settings, status, pseudo):
         print(printable(line))
+
+
+def _write_rows(run: Path, module: TrainingModule, status: Status) -> None:
+    """Write the results of single rows of the test set: outputs, losses, and a pseudo-perplexity with its losses."""
+    if module.scorer.samples:
+        write_translations(run, [TranslatedLine(*sample) for sample in module.scorer.samples])
+    write_losses(run, module.row_losses, module.row_corpora)
+    if module.pseudo:
+        score_of_texts, losses_D2 = module.pseudo
+        saved = SavedScores("", status.test_set, {}, status.steps, None, (score_of_texts,))
+        write_saved_scores(run, PSEUDO, saved, losses_D2=losses_D2)
 
 
 def scored_set(corpus: Corpus) -> ScoredSet:

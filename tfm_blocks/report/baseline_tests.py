@@ -92,7 +92,7 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
 def _rows(group: Group, baseline: Group, before: System, after: System) -> Iterator[BaselineTest]:
     """Yield a row for each score that both groups have, computed in the same way."""
     p_values = p_over_sentences(before, after) if before and after else {}
-    for name in [*MEASURES, *_of_corpora(group)]:
+    for name in [*MEASURES, *_corpus_score_names(group)]:
         values, others = group.scores_over_seeds(name), baseline.scores_over_seeds(name)
         if values and others and group.methods(name) == baseline.methods(name):
             row = BaselineTest(group, name, fmean(values) - fmean(others))
@@ -107,7 +107,7 @@ def _rows(group: Group, baseline: Group, before: System, after: System) -> Itera
             yield row
 
 
-def _of_corpora(group: Group) -> list[str]:
+def _corpus_score_names(group: Group) -> list[str]:
     """Return the names of the scores of each corpus of a mix, such as `loss/NAME`."""
     shown = {name for run in group.counted for name in (*run.scores, *run.values)}
     corpora = dict.fromkeys(name.partition("/")[2] for name in sorted(shown) if name.startswith("loss/"))
