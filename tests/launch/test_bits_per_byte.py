@@ -84,6 +84,14 @@ def test_losses_of_documents_equal_a_naive_loop(text: Path, devices: int) -> Non
     nll, _, size = np.sum(expected, 0)
     scores = json.loads((run / "status.json").read_text())["scores"]
     assert scores["test/bits_per_byte"] == pytest.approx(nll / size / math.log(2), rel=1e-4)
+    losses_D, sizes_D, score = losses_N6[:, 1], losses_N6[:, 3], scores["test/bits_per_byte"]
+    without_D = [np.delete(losses_D, d).sum() / np.delete(sizes_D, d).sum() / math.log(2) for d in range(len(losses_D))]
+    half = jackknife_half(np.array(without_D))
+    (row,) = reported(run)["groups"][0]["runs"]
+    assert row["halves"]["bits_per_byte"] == pytest.approx(half, rel=1e-3)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["compare", str(run)])
+    assert f"{score:.4g} ± {half:.2g}" in out.getvalue()
     with (run / "metrics.csv").open() as file:
         last = [float(row["val/bits_per_byte"]) for row in csv.DictReader(file) if row["val/bits_per_byte"]][-1]
     nll, _, size = np.sum(naive(run, sentences(5, 2)), 0)
@@ -99,6 +107,13 @@ def reported(*arguments: object) -> dict:
     return json.loads(out.getvalue())
 
 
+def jackknife_half(without_N: np.ndarray) -> float:
+    """Return half of the 95 % interval of a score from its values without each text."""
+    count = len(without_N)
+    error = math.sqrt((count - 1) ** 2 / count * np.var(without_N, ddof=1))
+    return float(scipy.stats.t.ppf(0.975, count - 1) * error)
+
+
 def expect_test(row: dict, before_N: np.ndarray, after_N: np.ndarray, sizes_N: np.ndarray) -> None:
     """Compare the difference of two means of a quantity, its interval and its p-value with scipy's."""
     gaps_N, count = after_N - before_N, len(sizes_N)
@@ -112,8 +127,7 @@ def expect_test(row: dict, before_N: np.ndarray, after_N: np.ndarray, sizes_N: n
     assert row["sentences"] == pytest.approx(theirs.pvalue, abs=0.02)
     low, high = row["sentences_interval"]
     without_N = [np.delete(gaps_N, n).sum() / np.delete(sizes_N, n).sum() for n in range(count)]
-    error = math.sqrt((count - 1) ** 2 / count * np.var(without_N, ddof=1))
-    assert (high - low) / 2 == pytest.approx(scipy.stats.t.ppf(0.975, count - 1) * error, rel=1e-3)
+    assert (high - low) / 2 == pytest.approx(jackknife_half(np.array(without_N)), rel=1e-3)
 
 
 def test_the_scores_of_each_corpus_equal_a_naive_loop_and_are_tested_over_its_documents(text: Path) -> None:

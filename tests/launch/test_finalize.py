@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import torch.nn.functional as F
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 import tfm_blocks as tfm
 from tests.training.test_module import feed_of, make
@@ -18,6 +21,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.run_spec import read_saved_run
+from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
@@ -60,6 +64,49 @@ def test_translations_and_hash_belong_to_the_test_set(small: Callable[..., Compo
     texts = "".join(json.dumps([one.source, one.reference]) for one in lines)
     assert record.test_set == hashlib.sha256(texts.encode()).hexdigest()
     assert record.scores["exact match"].value == 100 * sum(one.output == one.reference for one in lines) / 10
+
+
+def test_translations_of_each_corpus_of_a_mix_are_scored_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scores are sacreBLEU's, the interval is the jackknife over the lines of the corpus."""
+    monkeypatch.chdir(tmp_path)
+    numbers = [*range(3, 9), 1, 2, 1, 5, 4, 7]
+    for name, (source, target) in {"a": ("red boat", "rotes boot"), "b": ("big dog", "großer hund")}.items():
+        for side, text in (("src", source), ("tgt", target)):
+            lines = [" ".join([text] * number) for number in numbers]
+            (tmp_path / f"{name}.{side}").write_text("\n".join(lines) + "\n")
+    files = {name: f"{{src: {name}.src, tgt: {name}.tgt}}" for name in "ab"}
+    splits = {name: ", ".join(f"{split}: {pair}" for split in ("train", "val", "test")) for name, pair in files.items()}
+    data = ["data=text", f"data.dir={tmp_path}", f"data.mix={{a: {{{splits['a']}}}, b: {{{splits['b']}}}}}"]
+    sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", "vocab=300", "dropout=0", "trainer.validate_every=10"]
+    rates = ["schedule=linear", "schedule.peak=1e-2", "schedule.warmup=2", "data.step_tokens=200"]
+    for steps in (20, 30):
+        options = [*data, *sizes, *rates, f"trainer.steps={steps}", f"name=steps{steps}", "logger=csv"]
+        tfm.train("tiny", overrides=options)
+    runs = [tmp_path / "runs" / name for name in ("steps20", "steps30")]
+    rows = {row.score: row for row in compare_runs(runs, baseline="steps20").baseline_tests}
+    for corpus in "ab":
+        sides = []
+        for run in runs:
+            lines = [one for one in read_translations(run) if (one.source.startswith("red")) == (corpus == "a")]
+            assert len(lines) == 12
+            outputs, references = [one.output for one in lines], [one.reference for one in lines]
+            scores = json.loads((run / "status.json").read_text())["scores"]
+            for name, metric in (("bleu", BLEU(force=True)), ("chrf", CHRF())):
+                expected = metric.corpus_score(outputs, [references]).score
+                assert scores[f"test/{name}/{corpus}"] == pytest.approx(expected), name
+            without = [
+                CHRF().corpus_score(outputs[:n] + outputs[n + 1 :], [references[:n] + references[n + 1 :]]).score
+                for n in range(12)
+            ]
+            sides.append(np.array([scores[f"test/chrf/{corpus}"], *without]))
+        gap, *without_N = sides[1] - sides[0]
+        row = rows[f"chrF/{corpus}"]
+        half = scipy.stats.t.ppf(0.975, 11) * np.sqrt(11**2 / 12 * np.var(without_N, ddof=1))
+        assert row.difference == pytest.approx(gap)
+        assert row.sentences_interval == pytest.approx((gap - half, gap + half), rel=1e-3)
+        assert row.sentences is not None and 0 < row.sentences <= 1
 
 
 def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Composed], tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Labels: the losses, gradients and scores of other libraries, the same data through all formats, and refused pairs."""
 
 import json
+import math
 import re
 from collections import Counter
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.functional import confusion_matrix
@@ -322,6 +324,12 @@ def test_labels_of_a_mix_are_scored_for_each_corpus_and_together(predict, tmp_pa
         for name in names:
             assert scores[f"test/{name}{suffix}"] == pytest.approx(expected[name]), (name, suffix)
     assert {f"val/{names[0]}/a", f"val/{names[0]}/b", "val/loss/b"} <= scores.keys()
+    halves = json.loads((run.folder / "status.json").read_text())["halves"]
+    without = [lines[:place] + lines[place + 1 :] for place in range(29)]
+    others = [label_scores([one.output for one in rest], [one.reference for one in rest], coder) for rest in without]
+    for name in names[-2:]:  # the jackknife
+        error = math.sqrt(28**2 / 29 * np.var([other[name] for other in others], ddof=1))
+        assert halves[name] == pytest.approx(scipy.stats.t.ppf(0.975, 28) * error, rel=1e-3), name
 
 
 @pytest.mark.grid

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.settings import LabelsSettings
 from tfm_blocks.errors import Problem, RunError, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.metric_schema import PSEUDO
+from tfm_blocks.metric_schema import LABEL_SCORES, PSEUDO
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.runs.checkpoints import NEVER, mean_weights, read_checkpoint
@@ -20,7 +22,9 @@ from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
 from tfm_blocks.runs.records import SavedModel, SavedScores, Score, ScoredSet, Status
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_saved_scores, write_translations
-from tfm_blocks.scoring.corpus import metrics, score
+from tfm_blocks.scoring.corpus import loss_statistics, metrics, score
+from tfm_blocks.scoring.labels import label_statistics
+from tfm_blocks.scoring.paired_test import score_with_interval
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news, validated_steps
 from tfm_blocks.training.module import TrainingModule
@@ -69,6 +73,7 @@ def finish(
         steps=module.global_step,
         seconds=round(module.seconds, 1),
         scores=module.latest,
+        halves=_half_intervals(module),
         scored_on=split,
         exact_match_by_group={group: module.latest[name] for group, name in exact.items() if name in module.latest},
         translation=tuple(translations),
@@ -86,6 +91,17 @@ def finish(
     pseudo = [module.pseudo[0]] if module.pseudo else []
     for line in _summary(job, module.settings, status, pseudo):
         print(printable(line))
+
+
+def _half_intervals(module: TrainingModule) -> dict[str, float]:
+    """Return half of the 95 % interval of scores of losses and labels, by the jackknife over rows or documents."""
+    statistics = loss_statistics(module.row_losses)
+    if isinstance(data := module.settings.data, LabelsSettings) and module.scorer.outputs:
+        references = [reference for _, _, reference in module.scorer.samples]
+        labels = label_statistics(module.scorer.outputs, references, data.predict)
+        statistics |= {name: labels[name] for name in labels if name in LABEL_SCORES}
+    halves = {name: score_with_interval(name, statistics_NK)[1] for name, statistics_NK in statistics.items()}
+    return {name: half for name, half in halves.items() if math.isfinite(half)}
 
 
 def _write_rows(run: Path, module: TrainingModule, status: Status) -> None:

@@ -18,13 +18,13 @@ import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.errors import ConfigError, RunError
-from tfm_blocks.metric_schema import BITS_PER_BYTE, FINAL_SCORES, PSEUDO, TOKEN_ACCURACY
+from tfm_blocks.metric_schema import FINAL_SCORES, PSEUDO, TOKEN_ACCURACY
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.folder import TRANSLATIONS
 from tfm_blocks.runs.records import scores_folder
 from tfm_blocks.runs.row_results import read_losses, read_losses_of_corpora, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.corpus import MEASURES, Statistics, answer_statistics, line_statistics
+from tfm_blocks.scoring.corpus import MEASURES, Statistics, answer_statistics, line_statistics, loss_statistics
 from tfm_blocks.scoring.labels import Floats, label_statistics
 from tfm_blocks.scoring.paired_test import System, interval_over_sentences, p_of_sacrebleu, p_over_sentences
 from tfm_blocks.scoring.significance import correct, seed_test
@@ -143,10 +143,8 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")
         return statistics
     if losses_N6 is not None:
-        statistics |= {"loss": losses_N6[:, [0, 2]], "perplexity": losses_N6[:, [1, 2]]}
-        statistics |= {BITS_PER_BYTE: losses_N6[:, [1, 3]]} if losses_N6[:, 3].all() else {}
-        if TOKEN_ACCURACY.name in run.scores and losses_N6[:, 5].any():
-            statistics[TOKEN_ACCURACY.name] = losses_N6[:, [4, 5]]
+        of_losses = loss_statistics(losses_N6)
+        statistics |= {name: of_losses[name] for name in of_losses if name in run.scores or name in run.values}
     whole = {name: stats_NK for name, stats_NK in statistics.items() if len(stats_NK) == len(corpora)}
     for corpus in dict.fromkeys(corpora):
         is_of_it_N = np.array(corpora) == corpus

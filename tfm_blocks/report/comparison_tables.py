@@ -104,7 +104,7 @@ def scores_table(comparison: Comparison) -> Table:
             run.name,
             run.scored_on,
             *(_score(run.scores.get(name)) for name in scores),
-            *(run.values.get(name) for name in values),
+            *(_value(run, name) for name in values),
         ]
         for run in _runs(comparison)
         if run.scored_on
@@ -235,6 +235,12 @@ def _score(score: Measured | None) -> Value:
     return Cell(f"{score.value:.2f} ({score.low:.1f}–{score.high:.1f})", score.value)
 
 
+def _value(run: SavedRun, name: str) -> Value:
+    """Format a logged score with its interval, if that is known."""
+    value, half = run.values.get(name), run.status.halves.get(name)
+    return value if value is None or half is None else Cell(f"{value:.4g} ± {half:.2g}", value)
+
+
 def show_tables(tables: Sequence[Table], notes: Sequence[str]) -> None:
     """Print the tables, then the notes."""
     for table in tables:
@@ -271,6 +277,7 @@ def print_csv(comparison: Comparison) -> None:
             row |= {f"best {name}": best.value, f"step of best {name}": best.step}
         for name, score in run.scores.items():
             row |= {name: score.value, f"{name} low": score.low, f"{name} high": score.high}
+        row |= {f"{name} half": half for name, half in run.status.halves.items()}
         rows.append(row | {f"{run.scored_on}/{name}": value for name, value in run.values.items()})
     _print_csv(rows)
 

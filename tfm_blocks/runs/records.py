@@ -110,16 +110,21 @@ class Measured:
     signature: str = ""
 
 
-def with_intervals(values: Mapping[str, float], rows: int, translation: Sequence[Score]) -> dict[str, Measured]:
+def with_intervals(
+    values: Mapping[str, float], rows: int, translation: Sequence[Score], halves: Mapping[str, float]
+) -> dict[str, Measured]:
     """Return the fractions, with Wilson's interval, and the scores of the translations as sacreBLEU computed them.
 
-    A scaled fraction and the token accuracy, of which the rows have different numbers of tokens, have no interval.
+    A scaled fraction has no interval. `halves` has half of the interval of the token accuracy, because rows have
+    different numbers of tokens.
     """
     scores = {}
     for score in FINAL_SCORES:
         fraction = values.get(score.key, math.nan) if score.in_percent else math.nan
         if (score.kind == "scaled" or score is TOKEN_ACCURACY) and math.isfinite(fraction):
-            scores[score.name] = Measured(100 * fraction, math.nan, math.nan)
+            half = halves.get(score.name, math.nan)
+            low, high = max(100 * fraction - half, 0.0), min(100 * fraction + half, 100.0)  # or NaN
+            scores[score.name] = Measured(100 * fraction, low, high)
         elif 0 <= fraction <= 1:
             low, high = wilson(fraction, rows) if rows else (math.nan, math.nan)
             scores[score.name] = Measured(100 * fraction, 100 * low, 100 * high)
@@ -153,7 +158,7 @@ class Status(JsonFile):
     """The content of status.json.
 
     resume: the command that resumes the run. of: the averaged files. scored_on: the split of the scores. translation:
-    scores of the translations by sacreBLEU.
+    scores of the translations by sacreBLEU. halves: half of the 95 % interval of scores that rows add up to, by name.
     """
 
     FILE = STATUS
@@ -165,6 +170,7 @@ class Status(JsonFile):
     steps: int | None = None
     seconds: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    halves: Mapping[str, float] = field(default_factory=dict)
     scored_on: str = ""
     exact_match_by_group: Mapping[str, float] = field(default_factory=dict)
     translation: tuple[Score, ...] = ()

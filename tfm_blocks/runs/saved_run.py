@@ -244,7 +244,7 @@ class SavedRun:
 
     @cached_property
     def values(self) -> Mapping[str, float]:
-        """Return the scores of the finished model without an interval, such as perplexity."""
+        """Return the logged scores of the finished model, such as perplexity."""
         split = f"{self.status.scored_on}/"
         scores = self.status.scores.items()
         return {name.removeprefix(split): value for name, value in scores if name.startswith(split)}
@@ -255,7 +255,9 @@ class SavedRun:
         is_hiding = self.settings.get("objective.name") in HIDING
         values = {name: value for name, value in self.values.items() if is_hiding or name != TOKEN_ACCURACY.key}
         pseudo = SavedScores.of_weights(self.folder, PSEUDO, self.status.steps).scores if is_hiding else ()
-        return with_intervals(values, self.status.test_set.rows, (*self.status.translation, *pseudo))
+        return with_intervals(
+            values, self.status.test_set.rows, (*self.status.translation, *pseudo), self.status.halves
+        )
 
     @property
     def saved_names(self) -> list[str]:
@@ -272,7 +274,7 @@ class SavedRun:
         if not saved.scores:
             return self.replace(test_set="", scored_on="", scores={}, values={})
         fractions = {} if saved.exact_match is None else {"exact_match": saved.exact_match}
-        scores = with_intervals(fractions, saved.test_set.rows, saved.scores)
+        scores = with_intervals(fractions, saved.test_set.rows, saved.scores, {})
         return self.replace(
             test_set=saved.test_set.sha256, scored_on=name, scores=scores, values={}, translated_in=folder
         )
@@ -325,6 +327,7 @@ class SavedRun:
             "scored_on": self.scored_on,
             "scores": {name: asdict(score) for name, score in self.scores.items()},
             "values": self.values,
+            "halves": self.status.halves,
             "parent": self.start.parent,
             "facts": self.start.facts,
             "changes": self.start.changes,

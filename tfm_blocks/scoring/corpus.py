@@ -17,6 +17,7 @@ from sacrebleu.metrics.ter import TER
 
 from tfm_blocks.metric_schema import BITS_PER_BYTE, PSEUDO, TOKEN_ACCURACY
 from tfm_blocks.runs.records import Score
+from tfm_blocks.runs.row_results import Losses
 from tfm_blocks.scoring.labels import Floats, correlation, f1, mcc
 
 RESAMPLES = 1000
@@ -122,6 +123,13 @@ def line_statistics(outputs: Sequence[str], references: Sequence[str], tokenizer
     for name, metric in _metrics(tokenizer, tuple(references)).items():
         statistics[name] = np.array(metric._extract_corpus_statistics(outputs, None), np.float64)
     return statistics
+
+
+def loss_statistics(losses_N6: Losses) -> dict[str, Floats]:
+    """Return the statistics of the loss, the perplexity and, if the bytes of all rows are known, bits per byte."""
+    statistics = {"loss": losses_N6[:, [0, 2]], "perplexity": losses_N6[:, [1, 2]]}
+    statistics |= {BITS_PER_BYTE: losses_N6[:, [1, 3]]} if losses_N6[:, 3].all() else {}
+    return statistics | ({TOKEN_ACCURACY.name: losses_N6[:, [4, 5]]} if losses_N6[:, 5].any() else {})
 
 
 def answer_statistics(answers: Sequence[str], correct: Sequence[str]) -> dict[str, Floats]:

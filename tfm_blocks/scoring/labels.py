@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+CHUNK = 256  # rows that are left out at once
 
 
 def f1(sums_RK: Floats) -> Floats:
@@ -21,11 +22,10 @@ def f1(sums_RK: Floats) -> Floats:
 
 
 def mcc(sums_RK: Floats) -> Floats:
-    """Compute Matthews' correlation of several classes (Gorodkin 2004) from the confusion matrix."""
-    classes = round(sums_RK.shape[1] ** 0.5)
-    counts_RCC = sums_RK.reshape(-1, classes, classes)
-    right_RC, output_RC = counts_RCC.sum(2), counts_RCC.sum(1)
-    count_R, correct_R = right_RC.sum(1), np.trace(counts_RCC, axis1=1, axis2=2)
+    """Compute Matthews' correlation of several classes (Gorodkin 2004) from the same counts as `f1`."""
+    true_RC, false_RC, missed_RC = np.split(sums_RK, 3, 1)
+    right_RC, output_RC = true_RC + missed_RC, true_RC + false_RC
+    count_R, correct_R = right_RC.sum(1), true_RC.sum(1)
     covariance_R = correct_R * count_R - (right_RC * output_RC).sum(1)
     spread_R = (count_R**2 - (right_RC**2).sum(1)) * (count_R**2 - (output_RC**2).sum(1))
     return _scaled(covariance_R, spread_R)
@@ -37,6 +37,20 @@ def correlation(sums_RK: Floats) -> Floats:
     spread_R = (count_R * xx_R - x_R**2) * (count_R * yy_R - y_R**2)
     covariance_R = count_R * xy_R - x_R * y_R
     return _scaled(covariance_R, spread_R)
+
+
+def correlations_without_each(statistics_N6: Floats) -> Floats:
+    """Return Spearman's correlation without each row. Ranks above that of the row decrease by 1, equal ones by 1/2."""
+    scores, rows = [], len(statistics_N6)
+    for start in range(0, rows, CHUNK):
+        others_RN = np.arange(rows) != np.arange(start, min(start + CHUNK, rows))[:, None]
+        x_RN, y_RN = (
+            ranks_N - (np.sign(ranks_N - ranks_N[start : start + CHUNK, None]) + 1) / 2
+            for ranks_N in statistics_N6[:, :2].T
+        )
+        terms = (x_RN, y_RN, x_RN**2, y_RN**2, x_RN * y_RN, others_RN)
+        scores.append(correlation(np.stack([np.sum(term_RN * others_RN, 1) for term_RN in terms], 1)))
+    return np.concatenate(scores)
 
 
 def _scaled(covariance_R: Floats, spread_R: Floats) -> Floats:
@@ -65,15 +79,15 @@ def label_statistics(outputs: Sequence[str], references: Sequence[str], predict:
         counts_N3C = np.hstack([output_NC * right_NC, output_NC * (1 - right_NC), (1 - output_NC) * right_NC])
         right_N = (output_NC == right_NC).mean(1)
         return {"accuracy": np.stack([right_N, np.ones_like(right_N)], 1), "f1": counts_N3C}
-    classes = len(names)
-    counts_NCC = np.zeros((len(pairs), classes, classes))
-    for row, (output, right) in enumerate(pairs):
-        for one, other in zip(right, output, strict=True):
-            counts_NCC[row, place[one], place[other]] += 1
-    true_NC = np.diagonal(counts_NCC, axis1=1, axis2=2)
-    counts_N3C = np.hstack([true_NC, counts_NCC.sum(1) - true_NC, counts_NCC.sum(2) - true_NC])
-    accuracy_N2 = np.stack([true_NC.sum(1), counts_NCC.sum((1, 2))], 1)
-    return {"accuracy": accuracy_N2, "f1": counts_N3C, "mcc": counts_NCC.reshape(len(pairs), -1)}
+    true_NC, output_NC, right_NC = np.zeros((3, len(pairs), len(names)))
+    for row, (outputs_T, right_T) in enumerate(pairs):
+        for output, right in zip(outputs_T, right_T, strict=True):
+            true_NC[row, place[right]] += output == right
+            output_NC[row, place[output]] += 1
+            right_NC[row, place[right]] += 1
+    counts_N3C = np.hstack([true_NC, output_NC - true_NC, right_NC - true_NC])
+    accuracy_N2 = np.stack([true_NC.sum(1), right_NC.sum(1)], 1)
+    return {"accuracy": accuracy_N2, "f1": counts_N3C, "mcc": counts_N3C}
 
 
 def _ranks(values_N: Floats) -> Floats:

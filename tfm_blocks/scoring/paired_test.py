@@ -18,7 +18,7 @@ from sacrebleu.metrics.base import Metric
 
 from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.corpus import RESAMPLES, Statistics, measure_of, score
-from tfm_blocks.scoring.labels import Floats
+from tfm_blocks.scoring.labels import Floats, correlation, correlations_without_each
 from tfm_blocks.scoring.significance import quantile
 
 TRIALS = 10_000  # of the randomization test, as in sacreBLEU
@@ -91,9 +91,14 @@ def _half_interval(without_N: Floats) -> float:
 
 def _without_each(measure: str, system: System) -> Floats:
     """Return the mean score over runs without each of the sentences."""
-    texts = (run[measure] for run in system)
+    scores_of = measure_of(measure)
+    without_each = (
+        correlations_without_each
+        if scores_of is correlation
+        else lambda statistics_NK: scores_of(statistics_NK.sum(0) - statistics_NK)
+    )
     with np.errstate(invalid="ignore"):  # of one sentence: 0 / 0
-        scores: Floats = np.mean([measure_of(measure)(stats_NK.sum(0) - stats_NK) for stats_NK in texts], 0)
+        scores: Floats = np.mean([without_each(run[measure]) for run in system], 0)
     return scores
 
 
