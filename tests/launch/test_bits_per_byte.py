@@ -91,7 +91,7 @@ def test_losses_of_documents_equal_a_naive_loop(text: Path, devices: int) -> Non
     assert row["halves"]["bits_per_byte"] == pytest.approx(half, rel=1e-3)
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(["compare", str(run)])
-    assert f"{score:.4g} ± {half:.2g}" in out.getvalue()
+    assert f"{score:.3f} ± {half:.3f}" in out.getvalue()
     with (run / "metrics.csv").open() as file:
         last = [float(row["val/bits_per_byte"]) for row in csv.DictReader(file) if row["val/bits_per_byte"]][-1]
     nll, _, size = np.sum(naive(run, sentences(5, 2)), 0)

@@ -236,9 +236,12 @@ def _score(score: Measured | None) -> Value:
 
 
 def _value(run: SavedRun, name: str) -> Value:
-    """Format a logged score with its interval, if that is known."""
+    """Format a logged score in four digits, and half of its interval with the same decimals, if that is known."""
     value, half = run.values.get(name), run.status.halves.get(name)
-    return value if value is None or half is None else Cell(f"{value:.4g} ± {half:.2g}", value)
+    if not value or half is None:
+        return value
+    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+    return Cell(f"{value:.{decimals}f} ± {half:.{decimals}f}", value)
 
 
 def show_tables(tables: Sequence[Table], notes: Sequence[str]) -> None:
