@@ -13,7 +13,7 @@ from tfm_blocks.data.settings import LabelsSettings
 from tfm_blocks.errors import Problem, RunError, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.run_spec import RunSpec
-from tfm_blocks.metric_schema import LABEL_SCORES, PSEUDO
+from tfm_blocks.metric_schema import LABEL_SCORES, PSEUDO, find_score
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, multiply_adds
 from tfm_blocks.runs.checkpoints import NEVER, mean_weights, read_checkpoint
@@ -73,7 +73,7 @@ def finish(
         steps=module.global_step,
         seconds=round(module.seconds, 1),
         scores=module.latest,
-        halves=_half_intervals(module),
+        halves=_half_intervals(module, split),
         scored_on=split,
         exact_match_by_group={group: module.latest[name] for group, name in exact.items() if name in module.latest},
         translation=tuple(translations),
@@ -93,14 +93,15 @@ def finish(
         print(printable(line))
 
 
-def _half_intervals(module: TrainingModule) -> dict[str, float]:
+def _half_intervals(module: TrainingModule, split: str) -> dict[str, float]:
     """Return half of the 95 % interval of scores of losses and labels, by the jackknife over rows or documents."""
     statistics = loss_statistics(module.row_losses)
     if isinstance(data := module.settings.data, LabelsSettings) and module.scorer.outputs:
         references = [reference for _, _, reference in module.scorer.samples]
         labels = label_statistics(module.scorer.outputs, references, data.predict)
         statistics |= {name: labels[name] for name in labels if name in LABEL_SCORES}
-    halves = {name: score_with_interval(name, statistics_NK)[1] for name, statistics_NK in statistics.items()}
+    measured = [name for name in statistics if f"{split}/{find_score(name).key}" in module.latest]
+    halves = {name: score_with_interval(name, statistics[name])[1] for name in measured}
     return {name: half for name, half in halves.items() if math.isfinite(half)}
 
 
