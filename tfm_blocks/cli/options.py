@@ -201,5 +201,4 @@ def precision_of(arguments: argparse.Namespace, network: Network) -> AbstractCon
 
     if arguments.precision == "int8":
         return quantized(network)
-    device = next(network.parameters()).device
-    return torch.autocast(device.type, torch.bfloat16, enabled=arguments.precision == "bf16")
+    return torch.autocast(network.device.type, torch.bfloat16, enabled=arguments.precision == "bf16")

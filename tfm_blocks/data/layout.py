@@ -270,7 +270,7 @@ def prompt(sources: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> npt.ND
 
 
 def padded_rows(
-    rows: Sequence[npt.NDArray[np.integer]], *, before: Sequence[int] = (), after: Sequence[int] = ()
+    rows: Sequence[Sequence[int] | Ids], *, before: Sequence[int] = (), after: Sequence[int] = ()
 ) -> Tensor:
     """Pad rows of ids, with special ids before or after each row: ids_BN."""
     width = max(map(len, rows)) + len(before) + len(after)

@@ -220,7 +220,7 @@ class Labelled(Layout):
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
         sources = [corpus.conventions.source(corpus.ids(SOURCE, int(row)).tolist()) for row in rows]
-        ids_BT = padded_rows([np.asarray(ids) for ids in sources])
+        ids_BT = padded_rows(sources)
         labels_BT, labels = torch.zeros_like(ids_BT), [corpus.ids(TARGET, int(row)).tolist() for row in rows]
         if self.coder.predict in ("several", "number"):
             labels_BT[:, 0] = 1

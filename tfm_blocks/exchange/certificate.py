@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.data.cache import file_digest
+from tfm_blocks.data.layout import padded_rows
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import Problem, RunError, cut
 from tfm_blocks.exchange.config import vocabulary_of
@@ -251,7 +252,7 @@ def _compare_predictions(model: Any, theirs: Any, encoder: Encoder, positions: f
         rows = encoder.encode(batch)
         read = theirs(batch, return_tensors="pt", padding=len(batch) > 1)
         logits = model(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits
-        own_BSV = encoder.network(**{encoder.input: encoder.padded(rows)})
+        own_BSV = encoder.network(**{encoder.input: padded_rows(rows)})
         if logits.ndim == 2:
             best_BS, expected_BS = logits > 0, own_BSV[..., -1] > 0
         else:

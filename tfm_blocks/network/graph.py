@@ -106,6 +106,11 @@ class Network(nn.ModuleDict):
         self.joined = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis) and axis.joined}
 
     @property
+    def device(self) -> torch.device:
+        """Return the device of the weights."""
+        return next(self.parameters()).device
+
+    @property
     def replacer(self) -> Network | None:
         """Return the generator that is trained with the network, and whose weights are only in checkpoints."""
         child = self._modules.get(GENERATOR)

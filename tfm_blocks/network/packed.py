@@ -38,7 +38,7 @@ def quantized(network: Network) -> AbstractContextManager[None]:
     Raises ConfigError if the device has no such product, or if the model has no map of that size.
     """
     linears = [linear for linear in _unpacked_maps(network) if linear.weight.numel() >= SMALL]
-    _expect_int8(next(network.parameters()).device, linears)
+    _expect_int8(network.device, linears)
     return _with_products(linears, int8_product)
 
 

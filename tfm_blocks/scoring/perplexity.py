@@ -136,7 +136,7 @@ def pseudo_losses(filler: Filler, texts: Sequence[Sequence[int]], *, context: in
 
 def _pseudo_losses_of_row(filler: Filler, ids: Sequence[int], batch_tokens: int) -> tuple[float, int]:
     network, special, nll = filler.network, filler.tokenizer.special_ids, 0.0
-    row_S = filler.padded([ids])[0]
+    row_S = torch.tensor(ids, device=network.device)
     places_N = torch.tensor([place for place, id in enumerate(ids) if id not in special], device=row_S.device)
     size = max(1, batch_tokens // len(ids))
     for start in range(0, len(places_N), size):
@@ -162,7 +162,7 @@ def pseudo_score(losses_D2: Floats, filler: Filler, *, context: int) -> tuple[Sc
 
 
 def _nll(network: Network, labels_BT: Tensor) -> float:
-    labels_BT = labels_BT.to(next(network.parameters()).device)
+    labels_BT = labels_BT.to(network.device)
     tgt_BT = torch.cat((torch.full_like(labels_BT[:, :1], BOS), labels_BT[:, :-1]), 1)
     logits_BTV = network(**{TARGET: tgt_BT}).float()
     labels_BT = labels_BT.masked_fill(labels_BT == BOS, 0)

@@ -191,7 +191,7 @@ class DistilObjective(Objective):
     def _lesson(self, batch: Batch) -> tuple[Lesson, Values]:
         """Return the distribution of the teacher, and the values of its tapped nodes."""
         device, teacher = batch.labels_BT.device, self.teacher
-        if next(teacher.parameters()).device != device:
+        if teacher.device != device:
             teacher.to(device)
         x_BTD, values = teacher.trunk_with_losses(batch.inputs)
         x_ND = batch.kept(x_BTD)

@@ -11,6 +11,7 @@ from typing import Any, Self, TextIO
 import torch
 
 from tfm_blocks.data.labels import LabelCoder, encode_words
+from tfm_blocks.data.layout import padded_rows
 from tfm_blocks.data.settings import LabelsSettings, read_data
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.devices import choose_device
@@ -86,7 +87,7 @@ class Classifier(Encoder):
 
     def labels(self, rows: Sequence[list[int]], places: Sequence[Sequence[int]]) -> Iterator[Classified]:
         """Yield the label of each row of a batch, at its `places`."""
-        x_BSD = self.network.trunk_with_losses({self.input: self.padded(rows)})[0]
+        x_BSD = self.network.trunk_with_losses({self.input: padded_rows(rows).to(self.network.device)})[0]
         logits_BSC = self.network.head(x_BSD)[:, :, self.network.first_predicted :].float()
         for logits_SC, positions in zip(logits_BSC, places, strict=True):
             logits_NC = logits_SC[list(positions)]

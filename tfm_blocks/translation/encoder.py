@@ -8,9 +8,8 @@ from typing import ClassVar, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from tfm_blocks.data.layout import PAD
+from tfm_blocks.data.layout import PAD, padded_rows
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.devices import choose_device
@@ -91,16 +90,11 @@ class Encoder:
 
     def vectors(self, rows: Sequence[Sequence[int]], pooling: Pooling) -> Tensor:
         """Return the vector of each row of a batch: x_BD on the CPU."""
-        ids_BS = self.padded(rows)
+        ids_BS = padded_rows(rows).to(self.network.device)
         x_BSD = self.network.trunk_with_losses({self.input: ids_BS})[0].float()
         keep_BS1 = (ids_BS != PAD)[:, :, None]
         mean_BD = (x_BSD * keep_BS1).sum(1) / keep_BS1.sum(1)
         return (mean_BD if pooling == "mean" else x_BSD[:, 0]).cpu()
-
-    def padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the rows as ids_BS on the device of the network."""
-        ids_BS = pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True, padding_value=PAD)
-        return ids_BS.to(next(self.network.parameters()).device)
 
 
 def batch_bounds(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, TextIO
 
 import torch
 
-from tfm_blocks.data.layout import prompt
+from tfm_blocks.data.layout import padded_rows, prompt
 from tfm_blocks.data.objective_layouts import visible_columns
 from tfm_blocks.data.objectives import read_objective
 from tfm_blocks.data.settings import columns_of, read_data
@@ -98,12 +98,12 @@ class Filler(Encoder):
 
     def filled(self, rows: Sequence[list[int]], texts: Sequence[str], top: int = 1, steps: int = 1) -> Iterator[Filled]:
         """Yield the filled text of each row of a batch; arguments as in `fill`."""
-        ids_BT, mask = self.padded(rows).cpu(), self.mask
+        ids_BT, mask = padded_rows(rows), self.mask
         masks_B = (ids_BT == mask).sum(1)
         best: list[dict[int, list[tuple[str, float]]]] = [{} for _ in rows]  # by position
         for step in range(min(steps, max(1, int(masks_B.max())))):
             row_N, position_N = (ids_BT == mask).nonzero(as_tuple=True)
-            device = next(self.network.parameters()).device
+            device = self.network.device
             x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
             logits_NV = self.network.head(x_BTD[(ids_BT == self.mask).to(device)]).float()
             logits_NV[:, sorted(self.tokenizer.special_ids)] = -torch.inf

@@ -60,10 +60,9 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
         if len(row) > longest:
             rule = f"has {len(row)} tokens, bos or eos included, but the model has {longest} positions"
             raise DataError(Problem("--target" if name == TARGET else name, rule, help="shorten it"))
-    device = next(network.parameters()).device
     with evaluating(network):
         weights = attention_weights(
-            network, looks, **{name: torch.tensor([row], device=device) for name, row in ids.items()}
+            network, looks, **{name: torch.tensor([row], device=network.device) for name, row in ids.items()}
         )
     tokens = {name: [tokenizer.of(name).piece(id) for id in row] for name, row in ids.items()}
     return SentenceAttention(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfm_blocks.data.layout import SOURCE, prompt
+from tfm_blocks.data.layout import SOURCE, padded_rows, prompt
 from tfm_blocks.data.sentinel_tokenizer import with_sentinels
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import load_tokenizer
@@ -28,7 +28,7 @@ from tfm_blocks.runs.model import read_network
 from tfm_blocks.runs.records import SavedModel
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, last_cross_attention, plain, with_coverage
-from tfm_blocks.translation.search import BOS, PAD, Bounds, Hypothesis, Watch, always, chooser, likeliest, one_by_one
+from tfm_blocks.translation.search import BOS, Bounds, Hypothesis, Watch, always, chooser, likeliest, one_by_one
 from tfm_blocks.translation.settings import LengthPenalty, Search
 from tfm_blocks.translation.tasks import Task, Text, batches_of, plain_texts, texts_of
 
@@ -251,16 +251,15 @@ class Translator:
                 raise LimitError(Problem(f"prefix {number}", rule, help="shorten it, or raise the maximum length"))
 
     def _batch(self, batch: Sequence[Task], search: Search, watch: TaskWatch | None) -> list[list[Hypothesis]]:
-        columns = zip(*(task.sources for task in batch), strict=True)
-        sources = {name: self._padded(list(column)) for name, column in zip(self.inputs, columns, strict=False)}
-        bounds, before_BN = self._bounds(batch, search), self._padded([task.before for task in batch])
+        columns, device = zip(*(task.sources for task in batch), strict=True), self.network.device
+        sources = {name: padded_rows(rows).to(device) for name, rows in zip(self.inputs, columns, strict=False)}
+        bounds, before_BN = self._bounds(batch, search), padded_rows([task.before for task in batch]).to(device)
         proceeds = (lambda sentence, ids: watch(batch[sentence], ids)) if watch else always
         if search.beam > 1:
             return self._beam(sources, bounds, search, before_BN, proceeds)
         numbers = [task.number for task in batch]
         choose: Callable[[Tensor, int, Tensor], Tensor] = likeliest
         if search.sampling:
-            device = bounds.longest_B.device
             choose = chooser(search.sampling, numbers, int(bounds.longest_B.max()), device)
         hypotheses = one_by_one(self.network, sources, bounds, choose, before_BN, proceeds)
         return [[hypothesis] if math.isfinite(hypothesis.log_p) else [] for hypothesis in hypotheses]
@@ -290,16 +289,11 @@ class Translator:
             int(min(max(search.most(task.tokens, limits.longest), len(task.prefix) + 1), self._longest_output(task)))
             for task in batch
         ]
-        device = next(self.network.parameters()).device
+        device = self.network.device
         shortest = [search.fewest(task.tokens, limits.shortest) for task in batch]
-        prefix_BP = self._padded([task.prefix for task in batch])
+        prefix_BP = padded_rows([task.prefix for task in batch]).to(device)
         shortest_B, longest_B = torch.tensor(shortest, device=device), torch.tensor(longest, device=device)
         return Bounds(shortest_B, longest_B, prefix_BP, self.tokenizer.ends, limits)
-
-    def _padded(self, rows: Sequence[list[int]]) -> Tensor:
-        width = max(map(len, rows))
-        ids = [[*row] + [PAD] * (width - len(row)) for row in rows]
-        return torch.tensor(ids, dtype=torch.int64, device=next(self.network.parameters()).device)
 
     def _translation(self, hypothesis: Hypothesis, task: Task, search: Search) -> Translation:
         text = self.tokenizer.decode(hypothesis.ids, task.prompt)
