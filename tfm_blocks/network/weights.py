@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, get_args
@@ -27,6 +28,7 @@ Role = Literal[
 LOOKED_UP: frozenset[Role] = frozenset({"embedding", "position"})  # a token reads one of its rows
 NOT_DECAYED: frozenset[Role] = frozenset({"bias", "gain", "scalar"})
 KNOWN_LAYERS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)  # of torch; their roles follow from the shapes
+LAYER = re.compile(r"(.*)\.(\d+)(?:\.|$)")  # the innermost stack around a node, and the index of its layer
 BY_AXES: tuple[Role, ...] = ("scalar", "gain", "matrix", "experts")  # roles of weights with 0 to 3 axes
 
 
@@ -91,12 +93,12 @@ def list_weights(network: Network) -> list[Weight]:
         for parameter in set(call.module.parameters()):
             uses[parameter] += 1
     owners = {owner: call.node for owner, call in reversed(calls)}
-    layers = _count_layers(owners)
+    depths = _depths(owners)
     weights = []
     for parameter, own in names.items():
         owner = max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)
         roles = tuple(dict.fromkeys(role_of(network, name, parameter.ndim)[0] for name in own))
-        shape, node, depth = tuple(parameter.shape), owners[owner], layers[owner]
+        shape, node, depth = tuple(parameter.shape), owners[owner], depths.get(owner, (0, 1))
         stacked = _parts(network.get_submodule(own[0].rpartition(".")[0]), shape, 1 if "experts" in roles else 0)
         weights.append(Weight(tuple(own), roles, shape, node, uses[parameter], depth, *stacked))
     return weights
@@ -191,19 +193,11 @@ def roles_by_shape(block: nn.Module) -> dict[str, tuple[Role, str]]:
     return found
 
 
-def _count_layers(owners: Mapping[str, Node]) -> dict[str, tuple[int, int]]:
-    """Return the depth of each owner: the index in its innermost stack, and the number of layers of that stack."""
-    stacks: defaultdict[str, set[int]] = defaultdict(set)
-    places = {}
-    for owner in owners:
-        parts = owner.split(".")
-        numbered = [index for index, part in enumerate(parts) if part.isdigit()]
-        if numbered:
-            places[owner] = ".".join(parts[: numbered[-1]]), int(parts[numbered[-1]])
-            stacks[places[owner][0]].add(places[owner][1])
-    return {
-        owner: (places[owner][1], max(stacks[places[owner][0]]) + 1) if owner in places else (0, 1) for owner in owners
-    }
+def _depths(owners: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return the index of each owner in its innermost stack, and the number of layers of that stack."""
+    places = {owner: (match[1], int(match[2])) for owner in owners if (match := LAYER.match(owner))}
+    layers = {stack: index + 1 for stack, index in sorted(places.values())}
+    return {owner: (index, layers[stack]) for owner, (stack, index) in places.items()}
 
 
 def symbolic_shapes(
