@@ -1,5 +1,7 @@
 """A table of wrong models: each error has the address, the exact rule, a place in the file and a fix, and fits a screen."""
 
+from time import process_time
+
 import pytest
 
 from tfm_blocks.compose.model import compose_model
@@ -164,9 +166,25 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     ],
     "{} is neither an input nor an earlier node that can be read here": [
         ("{graph: {decoder: {layer: {cross: {kv: encodr}}}}}", "graph.decoder.layer.cross.kv", "'encodr'"),
-        ("{graph: {encoder: {in: decoder}}}", "graph.encoder.in", "'decoder'"),
         ("{graph: {decoder: {layer: {cross: {kv: attn}}}}}", "graph.decoder.layer.cross.kv", "'attn'"),
         ("{graph: {tgt_pos: {block: null, same: ffn}}}", "graph.tgt_pos.same", "'ffn'"),
+    ],
+    "{} comes later in the graph, but a node reads only inputs and earlier nodes": [
+        ("{graph: {encoder: {in: decoder}}}", "graph.encoder.in", "'decoder'"),
+        ("{graph: {encoder: {layer: {attn: {kv: decoder}}}}}", "graph.encoder.layer.attn.kv", "'decoder'"),
+        ("{graph: {decoder: {layer: {self: {in: ffn}}}}}", "graph.decoder.layer.self.in", "'ffn'"),
+        ("{graph: {src_emb: {block: null, same: tgt_emb}}}", "graph.src_emb.same", "'tgt_emb'"),
+    ],
+    "{} is this node itself, but a node reads only inputs and earlier nodes": [
+        ("{graph: {src_pos: {in: src_pos}}}", "graph.src_pos.in", "'src_pos'"),
+        ("{graph: {logits: {tie: logits}}}", "graph.logits.tie", "'logits'"),
+    ],
+    "latent_attention needs the argument {} (int)": [
+        (
+            "{graph: {encoder: {layer: {attn: {block: latent_attention, d_latent: 8}}, at: {0: {ffn: {d_ff: 8}}}}}}",
+            "graph.encoder.layer.attn",
+            "d_head",
+        )
     ],
     "'decoder' contains this node, so its output does not exist yet": [
         ("{graph: {decoder: {layer: {cross: {kv: decoder}}}}}", "graph.decoder.layer.cross.kv")
@@ -282,7 +300,8 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{graph: {decoder: {layer: {cross: {mask: causal}}}}}", "graph.decoder.layer.cross")
     ],
     "an output position sees later target tokens, so the model would copy instead of predict": [
-        ("{graph: {decoder: {layer: {self: {mask: null}}}}}", "graph.decoder.layer.self")
+        ("{graph: {peek: {block: look_ahead, before: decoder}}}", "graph.peek"),
+        ("{graph: {decoder: {layer: {self: {mask: null}}}}}", "graph.decoder.layer.self"),
     ],
     "a variance may be 0 (eps > 0), but eps = -1.0": [
         ("{args: {norm: {block: layernorm, eps: -1}}}", "graph.encoder.layer.attn")
@@ -447,6 +466,56 @@ def test_python_values_that_no_file_has_are_refused_too(change):
             }
         )
     assert len(str(caught.value)) <= LONGEST and all(problem.help for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "problems"),
+    [
+        (
+            "{graph: {encoder: {layer: {attn: {block: latent_attention, d_latent: 8}}, at: {0: {ffn: {d_ff: 8}}}}}}",
+            ["graph.encoder.layer.attn"] * 3,
+        ),
+        (
+            "{graph: {encoder: {at: {0: {ffn: {d_ff: 0}}, 1: {ffn: {d_ff: 0}}}}}}",
+            ["graph.encoder.at.0.ffn", "graph.encoder.at.1.ffn"],
+        ),
+        (
+            "{graph: {both: {block: concat_sequence, in: [encoder, tgt_emb], before: tgt_pos}}}",
+            ["graph.both", "graph.logits"],
+        ),
+        ("{graph: {decoder: {layer: {cross: {kv: null}}}}}", ["graph.encoder.layer.ffn"]),
+    ],
+)
+def test_one_mistake_is_one_error_where_it_is_written(fragment, problems, tmp_path):
+    addresses = [problem.address for problem in refused(fragment, tmp_path).problems]
+    assert addresses == [f"model.{address}" for address in problems]
+
+
+def test_the_help_for_a_leak_suggests_a_mask_only_if_the_block_has_one(tmp_path):
+    for graph, address, help in (
+        ("decoder: {layer: {self: {mask: null}}}", "decoder.layer.self", "write mask: causal on it"),
+        ("peek: {block: look_ahead, before: decoder}", "peek", "look_ahead has no mask: remove it"),
+    ):
+        (problem,) = refused(f"{{graph: {{{graph}}}}}", tmp_path).problems
+        assert problem.address == f"model.graph.{address}" and problem.help.startswith(help)
+
+
+def test_a_misspelt_node_of_a_child_file_has_the_nearest_node(tmp_path):
+    for fragment in (
+        "{graph: {encoder: {at: {0: {fnn: {d_ff: 8}}}}}}",
+        "{graph: {encoder: {layer: {fnn: {d_ff: 8}}}}}",
+    ):
+        (problem,) = refused(fragment, tmp_path).problems
+        assert problem.help == "did you mean ffn? A new node needs block: NAME"
+
+
+def test_many_unknown_references_are_refused_within_seconds(tmp_path):
+    reads = ", ".join(["nowhere"] * 900)
+    start = process_time()
+    refused(
+        f"{{graph: {{encoder: {{repeat: 1000, layer: {{ffn: {{in: {{block: sum, in: [{reads}]}}}}}}}}}}}}", tmp_path
+    )
+    assert process_time() - start < 5
 
 
 def test_an_unknown_key_names_the_blocks_that_take_it(tmp_path):

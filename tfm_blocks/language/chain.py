@@ -61,7 +61,7 @@ class _Chain:
         file = read_model_file(path, self.root_keys)
         chain = []
         for parent in file.parents:
-            place = Place(file.shown)
+            place = next((place for key, place, _ in file.entries if key == ("defaults",)), Place(file.shown))
             inherited = _find(parent, self.folders, place)
             if inherited.resolve() in (*children, path.resolve()):
                 help = f"take {parent} out of the defaults of {file.shown}"

@@ -116,20 +116,34 @@ class Visibility(Pass):
             if tensor.name != TARGET and axis in tensor.shape:
                 rule = f"uses the axis of {TARGET}, whose tokens are predicted"
                 self.report((*MODEL, "inputs", tensor.name), rule, "give it a separate axis")
-        for node in nodes:
-            if any(isinstance(size, Axis) and size.joined and TARGET in size.inputs for size in node.shape):
-                rule = f"concatenates {TARGET} with another sequence, which cannot be decoded token by token"
-                self.report(node.path, rule, "let the target attend to it instead: {block: attention, kv: …}")
+        joins = [
+            node.path
+            for node in nodes
+            if any(isinstance(size, Axis) and size.joined and TARGET in size.inputs for size in node.shape)
+        ]
+        if joins:
+            rule = f"concatenates {TARGET} with another sequence, which cannot be decoded token by token"
+            self.report(joins[0], rule, "let the target attend to it instead: {block: attention, kv: …}")
         sink = nodes[-1]
         rule = f"the last node must treat each position of {TARGET} separately, without add & norm"
         if not self._positionwise(sink) or axis not in sink.shape:
             self.report(sink.path, rule, "end the graph with an unembed")
         elif sink.pre or sink.post:
             self.report(sink.path, rule, f"write add_norm: none at {sink.address}, or leave the key out")
-        culprit = next((node for node in nodes if node.sees == "all"), None)
-        if sink.sees == "all" and culprit:
-            rule = "an output position sees later target tokens, so the model would copy instead of predict"
-            self.report(culprit.path, rule, "write mask: causal on it")
+        if sink.sees == "all":
+            self._report_leak(nodes)
+
+    def _report_leak(self, nodes: Sequence[Node]) -> None:
+        """Report the first node that sees later target tokens and that the last node depends on."""
+        leaking = {nodes[-1].address}
+        for node in reversed(nodes):
+            if node.address in leaking:
+                leaking.update((*node.read, node.residual))
+        culprit = next(node for node in nodes if node.sees == "all" and node.address in leaking)
+        rule = "an output position sees later target tokens, so the model would copy instead of predict"
+        maskable = culprit.block and "mask" in self.registry.blocks[culprit.block].arguments
+        help = f"{culprit.block} has no mask: remove it, or choose a block with mask: causal"
+        self.report(culprit.path, rule, "write mask: causal on it" if maskable else help)
 
     def sight(self, node: Node, seen: dict[str, str]) -> Any:
         """Return what a node sees of the inputs in `seen`, and add it there."""

@@ -98,7 +98,7 @@ class Expander(Pass):
 
     def expand_graph(self, graph: Sequence[Tree], outer: Context, names: dict[str, NamedOutput] | None = None) -> str:
         """Expand the nodes in order and return the address of the last output; add the nodes to `names`."""
-        scope = Scope({} if names is None else names, outer.scope)
+        scope = Scope({} if names is None else names, outer.scope, graph=tuple(tree.name for tree in graph))
         before = outer.entry
         for tree in graph:
             scope.names[tree.name] = self.expand_node(tree, replace(outer, scope=scope, entry=before))
@@ -152,12 +152,11 @@ class Expander(Pass):
         if isinstance(item, BlockTree):
             return [self.expand_node(item, context).output]
         try:
+            self._count_reads(1)
             output = context.scope.find(item.name, item.layer)
             indices = replace(context.args, index=context.index or {})
             layers = referenced_layers(item, output, indices.evaluate) if item.layer else []
-            self.reads += len(layers) or 1
-            if self.reads > MAX_READS:
-                raise TooLargeError(f"{MAX_READS} references")
+            self._count_reads(max(len(layers) - 1, 0))
             if item.node:
                 return [node_in_layer(item, output, layer) for layer in layers]
             return [self._layer_output(output, layer) for layer in layers] if item.layer else [output.output]
@@ -165,6 +164,11 @@ class Expander(Pass):
             example = "encoder.0 is the first layer, encoder.-1 the last"
             self.report(path, str(error), error.help if isinstance(error, RuleError) else example)
             return None
+
+    def _count_reads(self, count: int) -> None:
+        self.reads += count
+        if self.reads > MAX_READS:
+            raise TooLargeError(f"{MAX_READS} references")
 
     def _layer_output(self, stack: NamedOutput, layer: int) -> str:
         """Return the address of one layer's output, after the final operations of the stack, such as the last norm.

@@ -105,6 +105,8 @@ def _parse(path: Path, file: str, plain: bool) -> YamlFile:
         knob = _UNQUOTED.search(_QUOTED.sub("", rows[0])) if rows else None
         rule = f"is not YAML: {error.problem}"
         help = f'quote it: "{cut(knob[0])}"' if knob else "check brackets, quotes and indentation"
+        if any("\t" in row[: len(row) - len(row.lstrip())] for row in rows):
+            help = "indent with spaces: YAML does not allow tabs"
     except yaml.YAMLError as error:
         line, rule = None, f"is not YAML: {str(error).splitlines()[0]}"
         help = "save it as plain text, without control characters"
@@ -222,7 +224,8 @@ def _expect_plain(node: yaml.Node | None, file: str) -> None:
             raise _refuse(file, "has a list or a mapping as a key", line, "a key is a name")
         if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int"):
             rule = f"has a key that YAML does not read as a name: {shown(key.value)}"
-            raise _refuse(file, rule, line, "put it in quotes")
+            merges = "write the keys out, or inherit a model with defaults"
+            raise _refuse(file, rule, line, merges if key.value == "<<" else "put it in quotes")
         _plain_scalar(key, file)
         if key.tag.endswith(":int") != bool(INDEX.fullmatch(key.value)):
             rule = f"has the key {shown(key.value)}, but the index of a layer is a decimal number without quotes"

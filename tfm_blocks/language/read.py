@@ -62,9 +62,12 @@ class Reader(Pass):
             self.report(inputs_path, rule, "use one letter in all, such as B")
         args = self._args(keys, MODEL)
         graph = self.read_graph(keys.get("graph", {}), (*MODEL, "graph"))
-        for name, part in (("inputs", inputs), ("graph", graph)):
+        for name, part, example in (
+            ("inputs", inputs, "{tgt: B T}"),
+            ("graph", graph, "{emb: {block: embedding, in: tgt}, …}"),
+        ):
             if not part and not self.problems:
-                self.report((*MODEL, name), "is missing or empty", "see the example of tfm show base")
+                self.report((*MODEL, name), "is missing or empty", f"write {name}: {example}")
         return ModelTree(inputs, args, keys.get("add_norm", "none"), graph)
 
     def read_graph(self, mapping: Any, path: Path) -> tuple[Tree, ...]:
@@ -75,7 +78,7 @@ class Reader(Pass):
             node_path = (*path, name)
             self._name(check_node_name(name, self.inputs, self.registry.reserved), node_path)
             keys = self._mapping(value, node_path)
-            node = self._node(name, keys, node_path) if isinstance(value, Mapping) else None
+            node = self._node(name, keys, node_path, mapping) if isinstance(value, Mapping) else None
             if node:
                 nodes[name], written[name] = node, keys
         return tuple(nodes[name] for name in order_nodes(written, path, self.report))
@@ -104,14 +107,17 @@ class Reader(Pass):
             self._name(check_arg_name(name), (*path, "args", name))
         return args
 
-    def _node(self, name: str, keys: dict[str, Any], path: Path) -> Tree | None:
+    def _node(self, name: str, keys: dict[str, Any], path: Path, siblings: Iterable[str]) -> Tree | None:
         forms = [form for form in FORMS if form in keys]
         if len(forms) != 1:
             nulls = " or ".join(f"{form}: null" for form in forms)
             known = f"keep one of them and set the others to null: {nulls}" if forms else ""
             listed = " and ".join(forms) if forms else "none of them"
             rule = f"a node must have exactly one of {', '.join(FORMS)}, but this has {listed}"
-            self.report(path, rule, known or suggest(next(iter(keys), ""), FORMS))
+            few = [] if forms or len(self.problems) > MOST_NAMED else [other for other in siblings if other != name]
+            near, _, others = suggest(name, few).partition("? ")
+            misspelt = f"{near}? A new node needs block: NAME" if others else ""
+            self.report(path, rule, known or misspelt or suggest(next(iter(keys), ""), FORMS))
             return None
         read = {"block": self._block, "same": self._same, "layer": self._layer, "parallel": self._parallel}[forms[0]]
         return read(name, keys, path)

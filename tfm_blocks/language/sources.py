@@ -54,8 +54,21 @@ class Sources:
         )
         return "\n".join(line[indents[0] :] for line in (lines[0], *(line for line, _ in inside)))
 
+    def unchanged(self, path: Path) -> Path:
+        """Return `path`, or the path below `layer` that writes the value if a key of `at` leaves it unchanged."""
+        for index in [index for index, key in enumerate(path) if key == "at"]:
+            layer = (*path[:index], "layer")
+            rest = path[index + 2 :]
+            lengths = range(len(rest), 0, -1)
+            if next((end for end in lengths if (*layer, *rest[:end]) in self.written), 0) > next(
+                (end for end in lengths if (*path[: index + 2], *rest[:end]) in self.written), 0
+            ):
+                return self.unchanged((*layer, *rest))
+        return path
+
     def place(self, path: Path) -> Place | None:
         """Return the location of `path`, or of its nearest parent key in a file."""
+        path = self.unchanged(path)
         while path:
             if path in self.written:
                 return self.written[path]
@@ -92,7 +105,8 @@ class Sources:
 
     def problem(self, path: Path, rule: str, *, blame: Path | None = None, help: str = "") -> Problem:
         """Build a problem at `path`; `blame` is the path of the value that causes it, if different."""
-        return Problem(".".join(path), rule, self.place(path), self.origin(blame or path), help)
+        path = self.unchanged(path)
+        return Problem(".".join(path), rule, self.place(path), self.origin(self.unchanged(blame or path)), help)
 
 
 class Pass:

@@ -75,13 +75,15 @@ class NamedOutput:
 class Scope:
     """The names of a graph and of the graphs around it.
 
-    `part_of` is the stack or parallel that contains the graph, and `earlier` the earlier layers of that stack.
+    `part_of` is the stack or parallel that contains the graph, and `earlier` the earlier layers of that stack. `graph`
+    lists all nodes of the graph, of which `names` has those before the node that reads.
     """
 
     names: dict[str, NamedOutput] = field(default_factory=dict)
     outer: Scope | None = None
     part_of: str = ""
     earlier: NamedOutput | None = None
+    graph: tuple[str, ...] = ()
 
     def find(self, name: str, layer: str = "") -> NamedOutput:
         """Look up a name; with `layer`, a stack to read it from. Raises RuleError if this graph cannot read it."""
@@ -93,8 +95,13 @@ class Scope:
         if any(name == scope.part_of for scope in self._outwards()):
             rule = f"{name!r} contains this node, so its output does not exist yet"
             raise RuleError(rule, f"write {ENTRY}: in a layer, that is the output of the previous layer")
-        rule = f"{name!r} is neither an input nor an earlier node that can be read here"
-        raise RuleError(rule, suggest(name, self.known()) or "name it under model.inputs")
+        help = suggest(name, self.known()) or "name it under model.inputs"
+        if self.graph and name == self.graph[len(self.names)]:
+            raise RuleError(f"{name!r} is this node itself, but a node reads only inputs and earlier nodes", help)
+        if any(name in scope.graph for scope in self._outwards()):
+            rule = f"{name!r} comes later in the graph, but a node reads only inputs and earlier nodes"
+            raise RuleError(rule, f"write {name} before this node; {help}")
+        raise RuleError(f"{name!r} is neither an input nor an earlier node that can be read here", help)
 
     def known(self) -> list[str]:
         """Return every name that can be read from this graph."""

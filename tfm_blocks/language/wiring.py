@@ -17,16 +17,17 @@ def find_unread(tree: ModelTree, nodes: Mapping[str, Node], sink: str, sources: 
     read = {address for node in nodes.values() for address in node.read}
     read |= {node.residual for node in nodes.values() for step in node.post if step.kind == "add"}
     problems = []
+    unread: dict[Path, str] = {}
     for tensor in tree.inputs:
         if tensor.name not in read:
             help = f"in: {tensor.name}, or {tensor.name}: null"
             problems.append(sources.problem((*MODEL, "inputs", tensor.name), "no node reads this input", help=help))
     for address, node in nodes.items():
         if address not in read and address != sink:
-            rule = f"nothing reads the output of {node.path[-1]}"
-            problem = sources.problem(node.path, rule, help="read it somewhere, or remove it with null")
-            if problem not in problems:
-                problems.append(problem)
+            unread.setdefault(node.path, address)
+    for path, address in unread.items():
+        rule = f"nothing reads the output of {address}"
+        problems.append(sources.problem(path, rule, help="read it somewhere, or remove it with null"))
     return problems
 
 
