@@ -476,8 +476,8 @@ def test_python_values_that_no_file_has_are_refused_too(change):
             ["graph.encoder.layer.attn"] * 3,
         ),
         (
-            "{graph: {encoder: {at: {0: {ffn: {d_ff: 0}}, 1: {ffn: {d_ff: 0}}}}}}",
-            ["graph.encoder.at.0.ffn", "graph.encoder.at.1.ffn"],
+            "{graph: {encoder: {at: {0: {ffn: {d_ff: x}}, 1: {ffn: {d_ff: y}}}}}}",
+            ["graph.encoder.at.0.ffn.d_ff", "graph.encoder.at.1.ffn.d_ff"],
         ),
         (
             "{graph: {both: {block: concat_sequence, in: [encoder, tgt_emb], before: tgt_pos}}}",
