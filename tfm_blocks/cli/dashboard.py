@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, expect_none
 from tfm_blocks.metric_schema import OBJECTIVE
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def _read_dashboards(arguments: argparse.Namespace) -> dict[str, Dashboard]:
             by_name[name] = read_dashboard(name, folders)
         except ConfigError as error:
             problems += error.problems
-    if problems:
-        raise ConfigError(problems)
+    expect_none(problems)
     return by_name
 
 

@@ -36,7 +36,7 @@ def compose_model(model: str, overrides: Sequence[str] = (), conf: Path | None =
     return resolve(merged, sources, chain)
 
 
-def compose_requested(model: str, overrides: Sequence[str] = (), conf: Path | None = None) -> Composed:
+def compose_requested(model: str, overrides: Sequence[str], conf: Path | None) -> Composed:
     """Compose a model with the overrides that `tfm train` takes, such as `data=parity` or `experiment=probe/lite`.
 
     The config of the run is composed only if an override needs it; otherwise, `choices` is empty. Raises ConfigError.

@@ -148,7 +148,7 @@ def _choice(value: object) -> str:
     return "null" if text is None else str(text)
 
 
-def list_texts(override: Override, options: Sequence[str] = ()) -> list[str]:
+def list_texts(override: Override, options: Sequence[str]) -> list[str]:
     """Return the override once for each of its values, as typed; `options` are the options of its group."""
     text = override.input_line or ""
     if not override.is_sweep_override():

@@ -117,7 +117,7 @@ def _summary(
 
 
 def vocabulary_sizes(
-    settings: DataSettings, vocab: int, special: Sequence[str] = (), source_vocab: int | None = None
+    settings: DataSettings, vocab: int, special: Sequence[str], source_vocab: int | None
 ) -> tuple[int, int | None]:
     """Return the number of tokens that a run has if it requests `vocab`, which may need to learn a tokenizer.
 

@@ -17,7 +17,7 @@ from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo, Registry
 MISSING = "???"  # a key that must be set; OmegaConf does not merge it into a value
 
 
-def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str] = ()) -> list[YamlFile]:
+def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str]) -> list[YamlFile]:
     """Read the files of the model `name` (or of a path to a YAML file), parents first.
 
     Parents are looked up next to the file, then in `folders`. `root_keys` are names that no knob may have.

@@ -103,14 +103,12 @@ def train(
     return _resume(rendezvous, run.with_config(config), saved, typed, until if branch else None, callbacks)
 
 
-def resume(
-    run: CheckedRun, saved: SavedRun, typed: Sequence[str] = TYPED, until: int | None = None, callbacks: Callbacks = ()
-) -> Path:
+def resume(run: CheckedRun, saved: SavedRun, typed: Sequence[str] = TYPED, callbacks: Callbacks = ()) -> Path:
     """Resume a run from its newest intact checkpoint, and return its folder.
 
     Raises the errors of `train`, and RunError if the text changed since the run began.
     """
-    return _resume(_connect(run), run, saved, typed, until, callbacks)
+    return _resume(_connect(run), run, saved, typed, None, callbacks)
 
 
 def _connect(run: CheckedRun) -> Rendezvous:

@@ -167,12 +167,7 @@ class LadderFit:
 
 
 def fit_ladder(
-    points: Sequence[LadderPoint],
-    models: Sequence[str],
-    *,
-    huber: float = HUBER,
-    trend: bool = False,
-    split: bool = False,
+    points: Sequence[LadderPoint], models: Sequence[str], *, trend: bool = False, split: bool = False
 ) -> LadderFit:
     """Fit one law to the points of all models. The first of `models` is the baseline.
 
@@ -194,7 +189,7 @@ def fit_ladder(
     size_index_N = np.array([sizes.index((point.model, point.parameters)) for point in points])
 
     def fit(kept_N: npt.NDArray[np.bool_], theta: Floats | None = None) -> Floats:
-        return _minimise(size_N[kept_N], token_N[kept_N], loss_N[kept_N], moved_2NF[:, kept_N], huber, theta)
+        return _minimise(size_N[kept_N], token_N[kept_N], loss_N[kept_N], moved_2NF[:, kept_N], theta)
 
     whole = fit(np.ones(len(points), bool))
     without = [fit(size_index_N != index, whole) for index in range(len(sizes))]
@@ -205,9 +200,7 @@ def fit_ladder(
     return LadderFit(models, points, law, laws_without)
 
 
-def _minimise(
-    size_N: Floats, token_N: Floats, loss_N: Floats, moved_2NF: Floats, huber: float, theta: Floats | None
-) -> Floats:
+def _minimise(size_N: Floats, token_N: Floats, loss_N: Floats, moved_2NF: Floats, theta: Floats | None) -> Floats:
     """Return log E, log A, log B, alpha, beta, and the coefficients that move log N and log D."""
 
     def terms(theta: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -231,7 +224,7 @@ def _minimise(
     start = _first_guess(size_N, token_N, loss_N, moved_2NF.shape[2]) if theta is None else theta
     low, high = np.full_like(start, -np.inf), np.full_like(start, np.inf)
     low[3:5], high[3:5] = BOUNDS
-    options = {"loss": "huber", "f_scale": huber, "x_scale": "jac", "max_nfev": 1000}
+    options = {"loss": "huber", "f_scale": HUBER, "x_scale": "jac", "max_nfev": 1000}
     found: Floats = least_squares(residuals, start, slopes, bounds=(low, high), **options).x
     return found
 

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import CountOrZero, RuleError, Settings, implementation, names_of
 from tfm_blocks.devices import AUTO, CPU
-from tfm_blocks.errors import ConfigError, Problem, RunError, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, RunError, expect_none, shown, suggest
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
 from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.sweep.settings import read_below
@@ -84,8 +84,7 @@ class Launcher(AbstractContextManager[object]):
         for job_file in unfinished_job_files(sweep):
             rule = f"was started by launcher=slurm as job {job_file.number or '?'}, and may still wait or run"
             problems.append(Problem(job_file.job, rule, help="go on with launcher=slurm, which finds out"))
-        if problems:
-            raise ConfigError(problems)
+        expect_none(problems)
         return {}
 
     def __exit__(self, *error: object) -> None:

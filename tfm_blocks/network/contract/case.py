@@ -151,7 +151,7 @@ class Case:
         first = {name for tensor in self.spec.inputs for axis in tensor.sequences for name in axis.inputs}
         return {name: mask for name, mask in keep.items() if name in first}
 
-    def sizes(self, longer: int = 0) -> dict[str, int]:
+    def sizes(self, longer: int) -> dict[str, int]:
         """Return the batch size and the length of each sequence by axis, within the block's `max_length`."""
         axes = [axis.name for tensor in self.spec.inputs for axis in tensor.shape[1:] if isinstance(axis, Axis)]
         longest = self.network.longest(self.spec.inputs[0].name).tokens
