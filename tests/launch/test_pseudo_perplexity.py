@@ -117,7 +117,7 @@ def test_a_file_is_scored_and_wrong_uses_are_refused(text: Path, capsys: pytest.
     saved = SavedScores.read(scores_folder(run, f"{PSEUDO}-news"))
     value = math.exp(np.divide(*np.sum(naive(run, ["ban den", "fast"]), 0)))
     assert saved.scores[0].value == pytest.approx(value, rel=1e-4) and saved.test_set.rows == 2
-    capsys.readouterr()
+    assert "2 documents" in capsys.readouterr().out
     main(["evaluate", str(run), "--text", str(file), "--context", "3", "--json"])
     value = math.exp(np.divide(*np.sum(naive(run, ["ban den", "fast"], 3), 0)))
     assert json.loads(capsys.readouterr().out)["pseudo_perplexity_per_token"] == pytest.approx(value, rel=1e-4)

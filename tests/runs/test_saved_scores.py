@@ -1,8 +1,11 @@
 """`tfm evaluate --test` keeps scores in runs, and `tfm compare --scores` reads them."""
 
 import json
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
+import yaml
 from sacrebleu.metrics.chrf import CHRF
 
 import tfm_blocks as tfm
@@ -10,9 +13,10 @@ from tests.conftest import sentences
 from tests.report.test_compare import comparison, said
 from tests.run_folders import leave_run
 from tfm_blocks.cli import main
+from tfm_blocks.cli.saved_scores import _scores_name
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.network.matching import weights_of
-from tfm_blocks.runs.folder import TOKENIZER
+from tfm_blocks.runs.folder import CONFIG, TOKENIZER
 from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.runs.records import SavedScores, scores_folder
 from tfm_blocks.runs.row_results import read_translations
@@ -129,6 +133,23 @@ def test_two_files_never_share_a_name_of_scores(sweep, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["evaluate", str(run), "--test", str(tmp_path / "test.de.tsv")])
     assert "greedy-test.de: has the scores of another test set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_the_name_of_scores_has_no_suffix_of_a_compressed_file(suffix):
+    arguments = Namespace(test=Path(f"news.de.tsv{suffix}"), precision="fp32", bleu="13a")
+    assert _scores_name(arguments, Search(), "") == "greedy-news.de"
+
+
+@pytest.mark.parametrize("hiding", ["seed-1", "seed-2"])
+def test_runs_that_hide_tokens_are_not_scored_with_others(hiding, sweep, capsys):
+    config = yaml.safe_load((path := sweep / hiding / CONFIG).read_text())
+    path.write_text(yaml.safe_dump(config | {"objective": {"name": "masked"}}))
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", str(sweep), "--test"])
+    error = capsys.readouterr().err
+    assert left.value.code == 1 and f"{sweep / hiding} hides tokens, but" in error
+    assert "evaluate them in separate commands" in error and not list(sweep.glob("*/scores"))
 
 
 def test_a_run_that_cannot_be_scored_is_named_after_the_scores_of_the_others(sweep, tmp_path, translator, capsys):

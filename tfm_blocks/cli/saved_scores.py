@@ -44,7 +44,11 @@ def score_runs(arguments: argparse.Namespace) -> None:
     if not done:
         rule = "contains no finished run, and only finished runs keep scores"
         raise RunError(Problem(str(arguments.folder), rule, help="tfm runs lists the states"))
-    hides_tokens = done[0].settings.get("objective.name") in HIDING
+    kinds = {run.settings.get("objective.name") in HIDING: run.folder for run in done}
+    if len(kinds) > 1:
+        rule = f"{kinds[True]} hides tokens, but {kinds[False]} does not, so they do not have the same scores"
+        raise RunError(Problem(str(arguments.folder), rule, help="evaluate them in separate commands"))
+    hides_tokens = True in kinds
     if hides_tokens:
         refuse(arguments, "a pseudo-perplexity is computed without a search", ("bleu", "tokenised", *SEARCH))
     name = _scores_name(arguments, search, PSEUDO if hides_tokens else "")
@@ -82,13 +86,16 @@ def _scores_name(arguments: argparse.Namespace, search: Search, kind: str) -> st
 
     It begins with `kind`, if it is not empty.
     """
+    from tfm_blocks.data.files import COMPRESSED
+
     parts = [kind or (f"beam{search.beam}" if search.beam > 1 else "greedy")]
     default = Search(beam=search.beam)
     for key in options.SEARCH[1:]:
         if (value := getattr(search, key)) != getattr(default, key):
             parts.append(key if value is True else f"{key}{value:g}" if isinstance(value, float) else f"{key}{value}")
     parts += [value for value, usual in ((arguments.precision, "fp32"), (arguments.bleu, "13a")) if value != usual]
-    parts += [Path(arguments.test.name.removesuffix(".gz")).stem] if arguments.test.name else []
+    test = arguments.test.with_suffix("") if arguments.test.suffix in COMPRESSED else arguments.test
+    parts += [test.stem] if test.name else []
     return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:60]  # a character has up to 4 bytes, a folder name up to 255
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tfm_blocks.compose.comments import Entry
 from tfm_blocks.errors import Problem
+from tfm_blocks.metric_schema import PSEUDO
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval, runs_table, scores_table
 from tfm_blocks.report.differences import Group
@@ -136,11 +137,15 @@ def _text(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def show_scores(systems: Mapping[str, Sequence[Score]], lines: int, *, as_json: bool) -> None:
-    """Print a row for each score of each system, and below the table how they were computed; as JSON, unrounded."""
+def show_scores(systems: Mapping[str, Sequence[Score]], count: int, *, as_json: bool) -> None:
+    """Print a row for each score of each system, and below the table how they were computed; as JSON, unrounded.
+
+    `count` is the number of lines, or for a pseudo-perplexity of documents.
+    """
+    unit = "document" if any(score.name == PSEUDO for scores in systems.values() for score in scores) else "line"
     if as_json:
         runs = {name: [asdict(score) for score in scores] for name, scores in systems.items()}
-        print_json({"lines": lines, "runs": runs})
+        print_json({f"{unit}s": count, "runs": runs})
         return
     tested = any(score.difference is not None for scores in systems.values() for score in scores)
     columns = [*texts("run", "score"), *numbers(SCORE, "value", "95 %")]
@@ -155,7 +160,7 @@ def show_scores(systems: Mapping[str, Sequence[Score]], lines: int, *, as_json: 
             tests = [score.difference, difference, score.p, score.p_sacrebleu] if tested else []
             rows.append([name, score.name, score.value, half, *tests])
     console = screen()
-    print_table(Table(f"{lines:,} lines" if lines > 1 else "1 line", columns, rows))
+    print_table(Table(f"{count:,} {unit}{'s' * (count > 1)}", columns, rows))
     if tested:
         console.print(TESTS)
     for score in next(iter(systems.values())):
