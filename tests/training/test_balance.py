@@ -1,6 +1,5 @@
 """Auxiliary losses of blocks in a run: each has a column, and they fall."""
 
-import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +18,8 @@ SPLIT = ["trainer.devices=2", "data.batch_tokens=150"]
 
 def losses(folder):
     """Return the column of the mixture's loss."""
-    with (folder / "metrics.csv").open(newline="") as file:
-        logged = [row["train/aux_loss/decoder.0.ffn"] for row in csv.DictReader(file)]
-    return [float(loss) for loss in logged if loss]
+    key = "train/aux_loss/decoder.0.ffn"
+    return [row[key] for row in read_rows(folder / "metrics.csv") if key in row]
 
 
 def test_the_training_loss_is_the_cross_entropy_without_auxiliary_losses(

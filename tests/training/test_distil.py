@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 import tfm_blocks as tfm
 from tests.conftest import taught
 from tests.launch.test_resume import go_on
+from tests.training.test_balance import MIXTURE
 from tfm_blocks.data.layout import batch_of
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.check import check_run
@@ -24,7 +25,6 @@ SHORT = [
     "trainer.validate_every=2",
     "trainer.validate_sentences=0",
 ]
-MIXTURE = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 4, d_ff: 8, balance: 1.0}"
 
 
 def batch(inputs, generator):

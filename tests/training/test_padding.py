@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Callable
 from itertools import islice
@@ -15,6 +14,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.training.data import TrainStream
 
 MULTI30K = os.environ.get("TFM_BLOCKS_MULTI30K")
@@ -34,10 +34,9 @@ def share(composed: Composed, steps: int) -> float:
 def test_the_logged_share_matches_the_steps_since_the_last_row(small: Callable[..., Composed], tmp_path: Path) -> None:
     composed = small("trainer.log_every=2", "trainer.steps=2", "trainer.validate_every=2", "data.batch_tokens=200")
     train(check_run(composed), tmp_path)
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        logged = next(csv.DictReader(file))["train/padding"]
-    assert float(logged) == pytest.approx(share(composed, 2), abs=1e-12)
-    assert 0 < float(logged) < 0.5
+    logged = read_rows(tmp_path / "run" / "metrics.csv")[0]["train/padding"]
+    assert logged == pytest.approx(share(composed, 2), abs=1e-12)
+    assert 0 < logged < 0.5
 
 
 @pytest.mark.skipif(not MULTI30K, reason="set TFM_BLOCKS_MULTI30K to the folder of the corpus")
