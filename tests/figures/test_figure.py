@@ -193,3 +193,16 @@ def test_every_shipped_model_has_its_figure_on_the_page_of_models():
     page = (ROOT / "docs" / "models.md").read_text("utf-8")
     shown = re.findall(r"!\[(\w+)\]\(figures/(\w+)\.svg\)", page)
     assert sorted(shown) == [(path.stem, path.stem) for path in SHIPPED]
+
+
+def test_a_stack_whose_layers_begin_with_an_inline_node_is_drawn(tmp_path):
+    skip = "{block: linear, d_out: d_model, in: {block: sum, in: [entry, down.(n-1-i)]}}"
+    attn = "{attn: {block: attention}}"
+    (tmp_path / "unet.yaml").write_text(
+        "# @package _global_\ndefaults: [tiny, _self_]\nmodel: {graph: {encoder: null, "
+        f"down: {{repeat: 2, before: tgt_emb, layer: {attn}}}, "
+        f"up: {{repeat: 2, before: tgt_emb, layer: {{skip: {skip}, attn: {{block: attention}}}}}}, "
+        "decoder: {layer: {cross: {kv: up}}}}}\n"
+    )
+    main(["figure", str(tmp_path / "unet.yaml"), "-o", str(tmp_path / "unet.svg")])
+    assert "<svg" in (tmp_path / "unet.svg").read_text()

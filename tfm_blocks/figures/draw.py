@@ -16,9 +16,9 @@ from tfm_blocks.figures.scopes import (
     Part,
     Stack,
     entry_of,
+    entry_of_graph,
     exit_of,
     find_groups,
-    first_of,
     graph_at,
     nodes_of,
 )
@@ -251,7 +251,7 @@ class _Drawer:
     def _plate(self, alike: Sequence[Stack], group: LayerGroup, groups: int) -> Frame:
         part = alike[0]
         addresses = tuple(f"{other.address}.{index}" for other in alike for index in range(group.first, group.end))
-        entry = self.outlets[entry_of(first_of(part.layers[group.first]))]
+        entry = self.outlets[entry_of_graph(part.layers[group.first])]
         times = f"{group.times}×" if group.times > 1 else ""
         if groups == 1:
             shared = any(node.owner.startswith(f"{part.address}.0.") for node in nodes_of(part.layers[-1]))

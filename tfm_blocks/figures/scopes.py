@@ -114,7 +114,16 @@ def entry_of(part: Part) -> str:
         case Parallel(join=join):
             return join.residual
         case Stack(layers=layers):
-            return entry_of(first_of(layers[0]))
+            return entry_of_graph(layers[0])
+
+
+def entry_of_graph(graph: Graph) -> str:
+    """Return the address outside of a graph that its first node reads, directly or through inline nodes."""
+    inside = {node.address: node.entry for node in nodes_of(graph)}
+    entry = entry_of(first_of(graph))
+    while entry in inside:
+        entry = inside[entry]
+    return entry
 
 
 def first_of(graph: Graph) -> Part:
