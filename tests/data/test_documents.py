@@ -10,7 +10,7 @@ from tests.data.conftest import read_data
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data import encoding as encoding_module
 from tfm_blocks.data import prepare as prepare_module
-from tfm_blocks.data.documents import find_document_splits
+from tfm_blocks.data.documents import find_document_splits, read_in_format_of
 from tfm_blocks.data.layout import PlainText
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
@@ -51,6 +51,24 @@ def test_paragraphs_keep_their_line_breaks_and_json_objects_their_texts(plain):
     assert documents(plain({"train.txt": f"{paragraphs}\n\n"}, documents="blank_lines")) == TEXTS
     assert documents(plain({"train.txt": jsonl(TEXTS)}, documents="jsonl")) == TEXTS
     assert documents(plain({"train.txt": jsonl(TEXTS, "body")}, documents="jsonl", text_key="body")) == TEXTS
+
+
+def test_the_name_of_json_lines_decides_their_format(plain):
+    settings = plain({"train.jsonl": jsonl(TEXTS), "train.txt": "a\n"}, train=["train.jsonl", "train.txt"])
+    assert documents(settings) == [*TEXTS, "a"]
+
+
+def test_a_text_is_read_in_the_format_of_the_corpus_of_a_mix_that_has_such_files(tmp_path):
+    (tmp_path / "x.jsonl").write_text(jsonl(["a", "b"], "body"))
+    (tmp_path / "x.txt").write_text("c\nd\n")
+    mix = {"own": {"documents": "jsonl", "text_key": "body"}, "web.2": {"dir": "web"}}
+    config = {"data": {"documents": "lines", "text_key": "text", "mix": mix}}
+    assert list(read_in_format_of(config, tmp_path / "x.jsonl", "--text")) == ["a", "b"]
+    assert list(read_in_format_of(config, tmp_path / "x.txt", "--text")) == ["c", "d"]
+    assert list(read_in_format_of({}, tmp_path / "x.txt", "--text")) == ["c", "d"]
+    mix["news"] = {"documents": "blank_lines"}
+    with pytest.raises(DataError, match=r"the corpora of data\.mix have different formats"):
+        list(read_in_format_of(config, tmp_path / "x.txt", "--text"))
 
 
 def test_lines_are_documents_by_default(plain):

@@ -167,6 +167,7 @@ GOOD = '{"en": "a", "de": "b"}\n'
          "same number of files, but src has 2 and tgt has 1", "file N of a column"),
         ({"x.parquet": b"PAR1"}, {"train": {"src": "x.parquet", "tgt": "train.tgt"}}, "data.train",
          "x.parquet has columns, but data.fields does not name them", "data.fields={src"),
+        ({"x.csv": ["en,de", "a,b"]}, J | {"train": "x.csv"}, "data.train", "x.csv would be read as plain lines", "to convert CSV"),
         ({"x.jsonl": [GOOD.strip(), '{"en": "a", "du": "b"}']}, J, "x.jsonl:2", "no key 'de'; its keys: 'en', 'du'", "data.fields"),
         ({"x.jsonl": ['{"en": "a", "de": ["b"]}']}, J, "x.jsonl:1", "'de' must be a string, but is ['b']", "data.fields"),
         ({"x.jsonl": ["a line"]}, J, "x.jsonl:1", "expects a JSON object, but the line is a line", "data.fields"),

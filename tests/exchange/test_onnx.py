@@ -128,6 +128,16 @@ def test_a_run_without_target_is_one_graph_and_is_not_compared_without_the_runti
     assert compare_graphs(Engine(folder, onnxruntime), read_network(run)).largest < 1e-4
 
 
+@pytest.mark.parametrize("classes", [1, 3])
+def test_outputs_of_classifiers_are_compared_without_the_output_that_padding_lacks(classes, tmp_path):
+    network = scattered("classifier", [f"classes={classes}"])
+    engine = Engine(exported(network, tmp_path / "onnx"), onnxruntime)
+    assert compare_graphs(engine, network).largest < 1e-4
+    with torch.no_grad():
+        dict(network.named_parameters())["logits.block.bias"].add_(torch.linspace(0.5, 1.0, classes))
+    assert compare_graphs(engine, network).largest > 0.1
+
+
 def test_missing_libraries_are_reported_before_anything_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(SystemExit):

@@ -75,7 +75,7 @@ def _refuse_other_modes(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate_text(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.data.documents import read_documents
+    from tfm_blocks.data.documents import read_in_format_of
     from tfm_blocks.language.spec import TARGET, names
     from tfm_blocks.report.lists import show_perplexity
     from tfm_blocks.runs.model import read_spec
@@ -83,17 +83,17 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.scoring.perplexity import perplexity, pseudo_perplexity
     from tfm_blocks.translation.fill import Filler
 
-    settings = SavedRun(arguments.folder).settings
-    kind = str(settings.get("data.documents", "lines")), str(settings.get("data.text_key", "text"))
-    documents = read_documents(arguments.text, "--text", *kind)
+    run = SavedRun(arguments.folder)
+    trained = run.settings.get("data.context")
+    documents = read_in_format_of(run.config, arguments.text, "--text")
     if TARGET not in names(read_spec(arguments.folder, arguments.plugins).inputs):
         filler = Filler.load(arguments.folder, **options.loading_of(arguments))
-        context = _context(arguments, filler.network, filler.input, settings.get("data.context"))
+        context = _context(arguments, filler.network, filler.input, trained)
         with options.precision_of(arguments, filler.network):
             result = pseudo_perplexity(filler, documents, context=context, batch_tokens=arguments.batch_tokens)
     else:
         translator = options.translator_of(arguments)
-        context = _context(arguments, translator.network, TARGET, settings.get("data.context"))
+        context = _context(arguments, translator.network, TARGET, trained)
         with options.precision_of(arguments, translator.network):
             result = perplexity(translator, documents, context=context, batch_tokens=arguments.batch_tokens)
         translator.warn_of_unknown()

@@ -44,6 +44,10 @@ def score_runs(arguments: argparse.Namespace) -> None:
     if not done:
         rule = "contains no finished run, and only finished runs keep scores"
         raise RunError(Problem(str(arguments.folder), rule, help="tfm runs lists the states"))
+    if classifier := next((run.folder for run in done if run.settings.get("objective.name") == "label"), None):
+        rule = "is a classifier, and its scores of the test set were computed at the end of the training"
+        help = f"tfm compare {classifier} prints them; tfm classify RUN FILE predicts the labels of another text"
+        raise RunError(Problem(str(classifier), rule, help=help))
     kinds = {run.settings.get("objective.name") in HIDING: run.folder for run in done}
     if len(kinds) > 1:
         rule = f"{kinds[True]} hides tokens, but {kinds[False]} does not, so they do not have the same scores"
@@ -161,12 +165,11 @@ def _evaluate_encoder(arguments: argparse.Namespace, folder: Path, name: str) ->
 
 def _read_texts(path: Path, run: SavedRun, filler: Filler) -> tuple[list[list[int]], ScoredSet]:
     """Return the ids of each document of a file in the format of the training text, without blank ones."""
-    from tfm_blocks.data.documents import read_documents
+    from tfm_blocks.data.documents import read_in_format_of
     from tfm_blocks.runs.records import ScoredSet
     from tfm_blocks.runs.row_results import hash_rows
 
-    kind = str(run.settings.get("data.documents", "lines")), str(run.settings.get("data.text_key", "text"))
-    texts = [text for text in read_documents(path, "--test", *kind) if text.strip()]
+    texts = [text for text in read_in_format_of(run.config, path, "--test") if text.strip()]
     digest = hash_rows(({filler.input: text} for text in texts), [filler.input])
     return [filler.tokenizer.encode(text) for text in texts], ScoredSet(len(texts), digest)
 

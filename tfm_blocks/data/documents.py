@@ -6,14 +6,16 @@ A document never continues in the next file. Missing files raise ConfigError, an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tfm_blocks.data.cache import expand_home
 from tfm_blocks.data.file_settings import MixedDocuments
 from tfm_blocks.data.files import (
+    JSONL,
     LINES,
     PARQUET,
     file_kind,
@@ -55,7 +57,9 @@ def find_document_splits(settings: LmSettings | MixedDocuments, parent: str = "d
 
 def _digest(files: Sequence[Path], kind: str, key: str) -> str:
     digest = "+".join(map(path_digest, files))
-    return digest if kind == LINES and PARQUET not in map(file_kind, files) else f"{digest} {kind} {key}"
+    if kind == LINES and {JSONL, PARQUET}.isdisjoint(map(file_kind, files)):
+        return digest
+    return f"{digest} {kind} {key}"
 
 
 def _rows(files: Sequence[Path], address: str, kind: str, key: str) -> Iterator[tuple[str, ...]]:
@@ -63,7 +67,11 @@ def _rows(files: Sequence[Path], address: str, kind: str, key: str) -> Iterator[
 
 
 def read_documents(path: Path, address: str, kind: str, key: str = "text") -> Iterator[str]:
-    """Yield the documents of a file. Raises DataError with file and line."""
+    """Yield the documents of a file. Raises DataError with file and line.
+
+    The name of a file of JSON lines or Parquet decides its format, and `kind` the format of all other files.
+    """
+    kind = JSONL if file_kind(path) == JSONL else kind
     texts: Iterator[str]
     if file_kind(path) == PARQUET:
         help = "name the column of the text: data.text_key=COLUMN"
@@ -77,6 +85,24 @@ def read_documents(path: Path, address: str, kind: str, key: str = "text") -> It
         rule = "the file is empty" if kind == LINES else "the file has no documents"
         raise DataError(Problem(address, rule, Place(str(path), 1), help="write a text into it, or leave the file out"))
     yield from chain([first], texts)
+
+
+def read_in_format_of(config: Mapping[str, Any], path: Path, address: str) -> Iterator[str]:
+    """Return the documents of a file in the format of a run's training text, by the config of the run.
+
+    Raises DataError, also if the formats of the corpora of a mix differ for such a file.
+    """
+    data: dict[str, Any] = {"documents": LINES, "text_key": "text"} | dict(config.get("data") or {})
+    corpora = [data | corpus for corpus in (data.get("mix") or {"": {}}).values()]
+    of_fields = file_kind(path) in (JSONL, PARQUET)
+    formats = {(corpus["documents"], corpus["text_key"]) for corpus in corpora}
+    if len(formats) > 1:
+        formats = {one for one in formats if (one[0] == JSONL) == of_fields}
+    if len(formats) != 1:
+        rule = "the corpora of data.mix have different formats, and the name of this file does not decide between them"
+        help = "write the text as JSON lines, in a file whose name ends in .jsonl"
+        raise DataError(Problem(address, rule, Place(str(path)), help=help))
+    return read_documents(path, address, *formats.pop())
 
 
 def _paragraphs(path: Path, address: str) -> Iterator[str]:

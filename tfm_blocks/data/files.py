@@ -35,6 +35,10 @@ DATASET, DATASETS = "state.json", "dataset_dict.json"  # files in the folder of 
 COMPRESSED = (".gz", ".zst")
 LINES, JSONL, TSV, PARQUET = "lines", "jsonl", "tsv", "parquet"
 FIELDS_HELP = "data.fields names the fields of src and tgt: data.fields={src: FIELD, tgt: FIELD}"
+FORMATS_HELP = (
+    "name a file that ends in .jsonl, .ndjson, .tsv or .parquet; to convert CSV: "
+    "python -c 'import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]' < x.csv > x.jsonl"
+)
 KINDS = {".jsonl": JSONL, ".ndjson": JSONL, ".tsv": TSV, ".parquet": PARQUET}  # by the end of a file's name
 
 

@@ -13,6 +13,8 @@ from typing import TypeVar, cast
 from tfm_blocks.data.cache import cache_key, expand_home, find_or_build
 from tfm_blocks.data.file_settings import HUB, MixedDocuments, MixedPairs
 from tfm_blocks.data.files import (
+    FORMATS_HELP,
+    LINES,
     PARQUET,
     file_kind,
     file_problems,
@@ -96,6 +98,9 @@ def _shard_problems(address: str, files: Mapping[str, list[Path]], fields: Mappi
         if not fields and file_kind(path) == PARQUET and path.exists():
             help = "data.fields={src: COLUMN, tgt: COLUMN}"
             yield Problem(address, f"{path.name} has columns, but data.fields does not name them", help=help)
+        if fields and file_kind(path) == LINES and sum(path in paths for paths in files.values()) > 1:
+            rule = f"{path.name} would be read as plain lines, without the fields that data.fields names"
+            yield Problem(address, rule, help=FORMATS_HELP)
 
 
 def _rows(

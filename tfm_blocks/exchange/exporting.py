@@ -278,8 +278,9 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
     """Return config.json and the code files, by name. Raises ConfigError for inputs that transformers cannot pass."""
     spec = network.spec
     if TARGET not in names(spec.inputs) or len(spec.sources) > 1 or not all(tensor.tokens for tensor in spec.inputs):
-        rule = f"reads {', '.join(names(spec.inputs))}, but transformers passes token ids of a source and of a target"
-        raise ConfigError(Problem(where, rule, help="write its graph as one PyTorch file: tfm eject"))
+        rule = f"reads {', '.join(names(spec.inputs))}, but the custom code for transformers covers only models that "
+        rule += "predict tgt, with at most one source of token ids"
+        raise ConfigError(Problem(where, rule, help="write its graph: tfm eject, or tfm export --to onnx"))
     adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
     return {
         CONFIG: to_json(_config(network, vocabulary_of(tokenizer))).encode(),

@@ -14,7 +14,7 @@ from tfm_blocks.data.objectives import (
 )
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, columns_of
-from tfm_blocks.errors import Problem, suggest
+from tfm_blocks.errors import Problem, listed, shown, suggest
 from tfm_blocks.language.check import sight_of
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
 from tfm_blocks.network.call import losses_of
@@ -206,8 +206,10 @@ def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSetti
 def _weight_problems(data: LabelsSettings, objective: LabelSettings) -> Iterator[Problem]:
     """Yield a problem unless each class has a weight, if there are weights."""
     if isinstance(objective.weights, dict) and set(objective.weights) != set(data.labels or ()):
-        wrong = sorted(set(objective.weights) ^ set(data.labels or ()))
-        rule = f"must have a weight for each of data.labels and no other, but {', '.join(wrong)} differ"
+        labels, weighted = set(data.labels or ()), set(objective.weights)
+        wrong = [f"{shown(label)} has none" for label in sorted(labels - weighted)]
+        wrong += [f"{shown(label)} is not a label" for label in sorted(weighted - labels)]
+        rule = f"must have a weight for each of data.labels and no others, but {listed(wrong, 3)}"
         yield Problem("objective.weights", rule, help="write objective.weights={CLASS: WEIGHT}, or balanced, or null")
     elif objective.weights and data.predict == "number":
         rule = f"is {objective.weights}, but data.predict=number has no classes"

@@ -237,10 +237,10 @@ def _score(score: Measured | None) -> Value:
 
 def _value(run: SavedRun, name: str) -> Value:
     """Format a logged score in four digits, and half of its interval with the same decimals, if that is known."""
-    value, half = run.values.get(name), run.status.halves.get(name)
-    if not value or half is None:
+    value, half = run.values.get(name), run.halves.get(name)
+    if value is None or half is None:
         return value
-    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+    decimals = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 3
     return Cell(f"{value:.{decimals}f} ± {half:.{decimals}f}", value)
 
 
@@ -280,7 +280,7 @@ def print_csv(comparison: Comparison) -> None:
             row |= {f"best {name}": best.value, f"step of best {name}": best.step}
         for name, score in run.scores.items():
             row |= {name: score.value, f"{name} low": score.low, f"{name} high": score.high}
-        row |= {f"{name} half": half for name, half in run.status.halves.items()}
+        row |= {f"{name} half": half for name, half in run.halves.items()}
         rows.append(row | {f"{run.scored_on}/{name}": value for name, value in run.values.items()})
     _print_csv(rows)
 

@@ -260,6 +260,12 @@ class SavedRun:
         )
 
     @property
+    def halves(self) -> Mapping[str, float]:
+        """Return half of the 95 % interval of the `scores` and `values` that rows add up to, in their units."""
+        halves = self.status.halves.items()
+        return {name: half for name, half in halves if name in self.scores or name in self.values}
+
+    @property
     def saved_names(self) -> list[str]:
         """Return the names of the scores that `tfm evaluate --test` kept."""
         return [path.parent.name for path in self.folder.glob(f"scores/*/{SavedScores.FILE}")]
@@ -327,7 +333,7 @@ class SavedRun:
             "scored_on": self.scored_on,
             "scores": {name: asdict(score) for name, score in self.scores.items()},
             "values": self.values,
-            "halves": self.status.halves,
+            "halves": self.halves,
             "parent": self.start.parent,
             "facts": self.start.facts,
             "changes": self.start.changes,

@@ -188,10 +188,12 @@ def compare_graphs(engine: Engine, network: Network) -> LogProbabilities:
         return compare_with_engine(network, lambda rows: _log_p_of_tokens(engine, rows))
     rows = next(random_sentences(network))
     inputs = network_inputs(rows)
-    theirs_BNV = torch.from_numpy(engine.run("model", _arrays(inputs))).log_softmax(-1)
-    ours_BNV = network(**inputs).log_softmax(-1)
+    theirs_BNV, ours_BNV = torch.from_numpy(engine.run("model", _arrays(inputs))), network(**inputs)
+    if ours_BNV.isfinite().sum(-1).max() > 1:  # else the only output is a predicted number, whose log p is always 0
+        theirs_BNV, ours_BNV = theirs_BNV.log_softmax(-1), ours_BNV.log_softmax(-1)
     keep_BN = next(iter(inputs.values())) != Tokenizer.PAD
-    difference_RV = (ours_BNV - theirs_BNV).abs()[keep_BN]
+    difference_BNV = (ours_BNV - theirs_BNV).abs()
+    difference_RV = difference_BNV.masked_fill(ours_BNV == theirs_BNV, 0.0)[keep_BN]  # padding has -inf in both
     first = next(iter(rows.values()))
     ids, longest = len(set(torch.cat(first).tolist())), max(map(len, first)) + 1
     largest, mean = difference_RV.max().item(), difference_RV.mean().item()
