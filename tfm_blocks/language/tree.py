@@ -96,7 +96,7 @@ class Scope:
             rule = f"{name!r} contains this node, so its output does not exist yet"
             raise RuleError(rule, f"write {ENTRY}: in a layer, that is the output of the previous layer")
         help = suggest(name, self.known()) or "name it under model.inputs"
-        if self.graph and name == self.graph[len(self.names)]:
+        if (name,) == self.graph[len(self.names) :][:1]:
             raise RuleError(f"{name!r} is this node itself, but a node reads only inputs and earlier nodes", help)
         if any(name in scope.graph for scope in self._outwards()):
             rule = f"{name!r} comes later in the graph, but a node reads only inputs and earlier nodes"
