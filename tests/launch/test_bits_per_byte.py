@@ -89,6 +89,7 @@ def test_losses_of_documents_equal_a_naive_loop(text: Path, devices: int) -> Non
     half = jackknife_half(np.array(without_D))
     (row,) = reported(run)["groups"][0]["runs"]
     assert row["halves"]["bits_per_byte"] == pytest.approx(half, rel=1e-3)
+    assert row["halves"].keys() == {"loss", "perplexity", "bits_per_byte"}
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(["compare", str(run)])
     assert f"{score:.3f} ± {half:.3f}" in out.getvalue()
