@@ -255,9 +255,8 @@ class SavedRun:
         is_hiding = self.settings.get("objective.name") in HIDING
         values = {name: value for name, value in self.values.items() if is_hiding or name != TOKEN_ACCURACY.key}
         pseudo = SavedScores.of_weights(self.folder, PSEUDO, self.status.steps).scores if is_hiding else ()
-        return with_intervals(
-            values, self.status.test_set.rows, (*self.status.translation, *pseudo), self.status.halves
-        )
+        status = self.status
+        return with_intervals(values, status.test_set.rows, (*status.translation, *pseudo), status.halves)
 
     @property
     def halves(self) -> Mapping[str, float]:

@@ -40,11 +40,11 @@ def correlation(sums_RK: Floats) -> Floats:
 
 
 def correlations_without_each(statistics_N6: Floats) -> Floats:
-    """Return Spearman's correlation without each row. Ranks above that of the row decrease by 1, equal ones by 1/2."""
+    """Return Spearman's correlations that omit one row each, with the ranks of the other rows computed anew."""
     scores, rows = [], len(statistics_N6)
     for start in range(0, rows, CHUNK):
         others_RN = np.arange(rows) != np.arange(start, min(start + CHUNK, rows))[:, None]
-        x_RN, y_RN = (
+        x_RN, y_RN = (  # ranks above that of the omitted row decrease by 1, and equal ranks by 1/2
             ranks_N - (np.sign(ranks_N - ranks_N[start : start + CHUNK, None]) + 1) / 2
             for ranks_N in statistics_N6[:, :2].T
         )
