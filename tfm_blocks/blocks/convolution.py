@@ -63,6 +63,49 @@ class Convolution(SlidingKernel):
 
 
 @block(
+    "strided_convolution",
+    "x: B N D -> B N/stride d_out",
+    sees={"x": "all"},
+    where={
+        "kernel_size >= 1": "a position sees at least itself",
+        "stride >= 1": "the kernel moves on by at least one position",
+        "d_out >= 1": "the width is at least 1",
+    },
+    source="Radford et al. 2022 (Whisper), section 2.2, the stem of the encoder; LeCun et al. 1998, section II",
+)
+class StridedConvolution(nn.Module):
+    """y_i = Σ_j W_j x_{stride·i + j - before} + b, with j from 0 to kernel_size - 1: x_BND -> y_BME.
+
+    There are M = ⌈N / `stride`⌉ positions of the width E = `d_out`. before = ⌊(kernel_size - stride + 1) / 2⌋, at least
+    0, centres the kernel on the `stride` positions that it summarises; a `kernel_size` equal to `stride` reads patches
+    that do not overlap. Padding and positions beyond the ends count as x = 0.
+
+    Also known as: downsampling convolution, patch embedding.
+    Use: inputs with many positions, such as audio or characters, before an encoder.
+    Cost: kernel_size · d · d_out multiply-adds for each output position.
+    Example: kernel_size: 3, stride: 2, d_out: 512
+    """
+
+    weight_roles: ClassVar = {"map.weight": "convolution"}
+
+    def __init__(self, D: int, *, d_out: int, kernel_size: int, stride: int = 1, bias: bool = True) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, stride
+        self.before = max(0, (kernel_size - stride + 1) // 2)
+        self.map = Linear(D * kernel_size, d_out, bias=bias)
+        self.map.takes_adapter = False
+
+    def forward(self, x_BND: Tensor, *, keep_BN: Tensor, right_padded_N: bool = True) -> Tensor:
+        if not right_padded_N:
+            order_BN = reading_order(keep_BN)
+            x_BND, keep_BN = apply_order(x_BND, order_BN), keep_BN.take_along_dim(order_BN, 1)
+        kept_BND = x_BND.masked_fill(~keep_BN[:, :, None], 0)
+        padded_BLD = F.pad(kept_BND, (0, 0, self.before, self.kernel_size - 1 - self.before))
+        weight_EDJ = self.map.weight.view(-1, x_BND.shape[2], self.kernel_size)
+        return F.conv1d(padded_BLD.mT, weight_EDJ, self.map.bias, stride=self.stride).mT
+
+
+@block(
     "depthwise_conv",
     "x: B T D -> B T D",
     branch=True,

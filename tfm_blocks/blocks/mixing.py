@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.layers.linear import Dropout, Linear
-from tfm_blocks.blocks.layers.state import mean_of_kept
+from tfm_blocks.blocks.layers.linear import Dropout, Linear, normal_
+from tfm_blocks.blocks.layers.state import apply_order, mean_of_kept, reading_order
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
@@ -183,6 +183,60 @@ class Pool(nn.Module):
             largest_B1D = x_BND.masked_fill(~keep_BN[:, :, None], -torch.inf).amax(1, keepdim=True)
             return largest_B1D.masked_fill(~keep_BN.any(1)[:, None, None], 0).expand_as(x_BND)
         return mean_of_kept(x_BND, keep_BN)[:, None].expand_as(x_BND)
+
+
+@block(
+    "learned_tokens",
+    "x: B N D -> B tokens+N D",
+    sees={"x": "all"},
+    where={"tokens >= 1": "there is at least one learned token"},
+    source="Burtsev et al. 2020, section 3.1, memory tokens; Dosovitskiy et al. 2021 (ViT), equation 1, class token",
+)
+class LearnedTokens(nn.Module):
+    """Put `tokens` learned vectors before the sequence: x_BND -> y_BMD, with M = `tokens` + N positions.
+
+    Padding comes last.
+
+    Also known as: memory tokens, register tokens, class token, soft prompt.
+    Use: encoders; `drop_tokens` removes the added positions again.
+    Example: tokens: 4
+    """
+
+    weight_roles: ClassVar = {"weight": "position"}
+
+    def __init__(self, D: int, *, tokens: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(tokens, D))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        normal_(self.weight, self.weight.shape[1], generator)
+
+    def forward(self, x_BND: Tensor, *, keep_BN: Tensor, right_padded_N: bool = True) -> Tensor:
+        if not right_padded_N:
+            x_BND = apply_order(x_BND, reading_order(keep_BN))
+        return torch.cat([self.weight.to(x_BND.dtype).expand(x_BND.shape[0], -1, -1), x_BND], 1)
+
+
+@block(
+    "drop_tokens",
+    "x: B N D -> B N-tokens D",
+    sees={"x": "all"},
+    where={"tokens >= 1": "at least one position is removed"},
+    source="Burtsev et al. 2020, section 3.1, memory tokens",
+)
+class DropTokens(nn.Module):
+    """Remove the `tokens` positions that `learned_tokens` added: x_BMD -> y_BND, with N = M - `tokens` positions.
+
+    Use: before the output of a model that predicts a token at each position of its input.
+    Example: tokens: 4
+    """
+
+    def __init__(self, *, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x_BMD: Tensor) -> Tensor:
+        return x_BMD[:, self.tokens :]
 
 
 @block(

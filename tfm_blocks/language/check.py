@@ -116,14 +116,14 @@ class Visibility(Pass):
             if tensor.name != TARGET and axis in tensor.shape:
                 rule = f"uses the axis of {TARGET}, whose tokens are predicted"
                 self.report((*MODEL, "inputs", tensor.name), rule, "give it a separate axis")
-        joins = [
+        changed = [
             node.path
             for node in nodes
-            if any(isinstance(size, Axis) and size.joined and TARGET in size.inputs for size in node.shape)
+            if any(isinstance(size, Axis) and size.parts and TARGET in size.inputs for size in node.shape)
         ]
-        if joins:
-            rule = f"concatenates {TARGET} with another sequence, which cannot be decoded token by token"
-            self.report(joins[0], rule, "let the target attend to it instead: {block: attention, kv: …}")
+        if changed:
+            rule = f"changes the positions of {TARGET}, which is decoded token by token"
+            self.report(changed[0], rule, "let the target attend to other positions: {block: attention, kv: …}")
         sink = nodes[-1]
         rule = f"the last node must treat each position of {TARGET} separately, without add & norm"
         if not self._positionwise(sink) or axis not in sink.shape:

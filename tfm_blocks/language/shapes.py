@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -67,9 +68,7 @@ class ShapeInference(Pass):
                 return None
             self._check_owner(node, info, axes)
             self.axes[node.address] = axes
-            shape = tuple(
-                axes[axis] if is_letter(axis) else int(node.arguments[axis]) for axis in info.signature.output
-            )
+            shape = tuple(_size(axis, {**node.arguments, **axes}) for axis in info.signature.output)
             if shape != (residual := self.shapes[node.residual]) and any(step.kind == "add" for step in node.post):
                 shapes = f"its output {format_shape(shape)} cannot be added to its input {format_shape(residual)}"
                 help = "give it the width of its input, or add_norm: none"
@@ -204,6 +203,32 @@ class ShapeInference(Pass):
             self.problems.append(problem)
 
 
+def _size(axis: str, sizes: Mapping[str, Any]) -> Size:
+    """Return the size of an axis of the output, from the arguments and the sizes of the letters. Raises RuleError."""
+    name, sign, other = re.fullmatch(r"(\w+)([-+/]?)(\w*)", axis).groups()  # type: ignore[union-attr]
+    if not sign:
+        return sizes[name] if is_letter(name) else int(sizes[name])
+    number, size = sizes[name if sign == "+" else other], sizes[other if sign == "+" else name]
+    if not isinstance(size, Axis):
+        rule = f"{axis} changes the number of positions, but {size} is a fixed number"
+        raise RuleError(rule, "use an input with a sequence, such as B S")
+    if sign == "+":
+        return Axis(f"{number}+{size}", size.inputs, (number, size))
+    if sign == "-":
+        if size.parts[:1] != (number,):
+            rule = f"cannot remove {number} positions from {size}, which does not begin with {number} added ones"
+            raise RuleError(rule, f"put it after {{block: learned_tokens, tokens: {number}}}")
+        return size.parts[1]
+    return size if number == 1 else _strided(size, number)
+
+
+def _strided(size: Axis, stride: int) -> Axis:
+    inner = size.parts[0] if size.stride > 1 else size
+    assert isinstance(inner, Axis)
+    stride *= size.stride
+    return Axis(f"({inner})/{stride}" if inner.parts else f"{inner}/{stride}", size.inputs, (inner,), stride)
+
+
 def _sum(sizes: list[Size]) -> Size:
     """Add widths, or concatenate sequences."""
     widths = [size for size in sizes if isinstance(size, int)]
@@ -212,7 +237,7 @@ def _sum(sizes: list[Size]) -> Size:
     axes = [size for size in sizes if isinstance(size, Axis)]
     if widths or any(not axis.inputs for axis in axes):
         raise RuleError(f"cannot concatenate {' and '.join(map(str, sizes))}", "join tensors with the same axes")
-    return Axis("+".join(map(str, axes)), tuple(name for axis in axes for name in axis.inputs))
+    return Axis("+".join(map(str, axes)), tuple(name for axis in axes for name in axis.inputs), tuple(axes))
 
 
 def _holds(rule: str, values: RuleValues) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,21 +16,27 @@ TARGET = "tgt"
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of variable size: the batch, a sequence, or concatenated sequences (`S+P`).
+    """An axis of variable size: the batch, a sequence of an input, or positions derived from other axes.
 
-    `inputs` are the inputs that define the padding, one per concatenated sequence.
+    `inputs` are the inputs that define the padding. A derived axis has `parts`: sequences that are concatenated
+    (`S+P`), a number of positions without padding before a sequence (`4+S`), or a sequence of which every `stride`-th
+    position is left (`S/2`).
     """
 
     name: str
     inputs: tuple[str, ...] = ()
+    parts: tuple[Size, ...] = ()
+    stride: int = 1
 
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def joined(self) -> bool:
-        """Return True for concatenated sequences."""
-        return len(self.inputs) > 1
+    def length(self, lengths: Mapping[str, int]) -> int:
+        """Return the length, from the lengths of the batch and of the sequences of the inputs by name."""
+        if not self.parts:
+            return lengths[self.name]
+        total = sum(part if isinstance(part, int) else part.length(lengths) for part in self.parts)
+        return math.ceil(total / self.stride)
 
 
 Size = Axis | int

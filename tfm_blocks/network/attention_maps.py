@@ -33,9 +33,9 @@ def attention_nodes(network: Network) -> dict[str, AttentionMap]:
 
 
 def _input(shape: Shape) -> str:
-    """Return the input whose positions a tensor has, or "" if it concatenates several sequences."""
+    """Return the input whose positions a tensor has, or "" if its positions are derived from those of inputs."""
     axis = shape[1]
-    return axis.inputs[0] if isinstance(axis, Axis) and not axis.joined else ""
+    return axis.inputs[0] if isinstance(axis, Axis) and not axis.parts else ""
 
 
 def _key_address(call: Call) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.linear import Dropout, Linear
-from tfm_blocks.blocks.layers.state import Stepping, apply_order, reading_order
-from tfm_blocks.language.spec import Node, Shape, Spec, Step
+from tfm_blocks.blocks.layers.state import Stepping, apply_order, reading_order, restore_order
+from tfm_blocks.language.spec import Axis, Node, Shape, Spec, Step
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.signature import KEEP, RIGHT_PADDED
 from tfm_blocks.registry.values import Part
@@ -81,6 +82,7 @@ class Call:
             f"{RIGHT_PADDED}{letter}": str(node.axes.get(letter)) for letter in (info.right_padded if info else ())
         }
         self.concatenated = _concatenated(info, node, shapes or {})
+        self.dropped_to = str(node.shape[1]) if info and any("-" in axis for axis in info.signature.output) else ""
         single = len(node.read) == 1 and len(node.shape) == 3 and not any(port.many for port in self.ports)
         self.skips_padding = bool(info and info.branch and info.alone and single)
         self.stepping = self.block if isinstance(self.block, Stepping) else None  # isinstance is slow for a step
@@ -108,6 +110,8 @@ class Call:
                 losses[self.address] = loss
         if self.concatenated:
             y = pad_last(y, [keeps.masks[axis] for axis in self.concatenated])
+        if self.dropped_to and self.dropped_to not in keeps.right_padded:
+            y = restore_order(y, reading_order(keeps.masks[self.dropped_to]))
         return self.after(y, values)
 
     def after(self, y: Tensor, values: Values) -> Tensor:
@@ -163,9 +167,30 @@ def pad_last(x_BND: Tensor, keeps: list[Tensor]) -> Tensor:
     return apply_order(x_BND, reading_order(torch.cat(keeps, 1)))
 
 
-def padded_last(keep_BN: Tensor) -> Tensor:
+def derive_mask(axis: Axis, masks: Mapping[str, Any], call: Callable[..., Any] = lambda f, *given: f(*given)) -> Any:
+    """Return keep_BN of an axis from those of the inputs' sequences, or None if one is missing.
+
+    `call` applies a function to tensors, or to what stands for them.
+    """
+    if not axis.parts:
+        return masks.get(axis.name)
+    keeps = [derive_mask(part, masks, call) for part in axis.parts if isinstance(part, Axis)]
+    if any(keep is None for keep in keeps):
+        return None
+    if isinstance(axis.parts[0], int):
+        return call(F.pad, call(_padded_last, keeps[0]), (axis.parts[0], 0), "constant", True)
+    if len(keeps) > 1:
+        return call(_padded_last, call(torch.cat, keeps, 1))
+    return call(_strided, call(_padded_last, keeps[0]), axis.stride)
+
+
+def _padded_last(keep_BN: Tensor) -> Tensor:
     """Return the mask of the same positions after their padding moved behind the others."""
     return torch.arange(keep_BN.shape[1], device=keep_BN.device) < keep_BN.sum(1, keepdim=True)
+
+
+def _strided(keep_BN: Tensor, stride: int) -> Tensor:
+    return keep_BN[:, ::stride]
 
 
 def losses_of(spec: Spec) -> list[str]:

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.blocks.layers.add_norm import Branch
 from tfm_blocks.blocks.layers.state import Bounded
-from tfm_blocks.language.spec import TARGET, Axis, Node, Spec, names
-from tfm_blocks.network.call import Call, PaddingMasks, Values, padded_last
+from tfm_blocks.language.spec import TARGET, Axis, Node, Size, Spec, names
+from tfm_blocks.network.call import Call, PaddingMasks, Values, derive_mask
 from tfm_blocks.registry.blocks import REGISTRY
 
 GENERATOR = "generator"  # the child of a network that replaces tokens of its input in training
@@ -103,7 +103,7 @@ class Network(nn.ModuleDict):
         self.calls = calls[: len(calls) - spec.head]
         self.head_calls = calls[len(calls) - spec.head :]
         self.bounded = [(call.node, call.block.max_length) for call in calls if isinstance(call.block, Bounded)]
-        self.joined = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis) and axis.joined}
+        self.derived = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis) and axis.parts}
 
     @property
     def device(self) -> torch.device:
@@ -227,10 +227,8 @@ class Network(nn.ModuleDict):
                 else:
                     ones = torch.ones(value.shape[0], value.shape[position], dtype=torch.bool, device=value.device)
                     masks[axis.name] = ones
-        for axis in self.joined:
-            parts = axis.name.split("+")
-            if masks.keys() >= set(parts):
-                masks[axis.name] = padded_last(torch.cat([masks[part] for part in parts], 1))
+        derived = {axis.name: derive_mask(axis, masks) for axis in self.derived}
+        masks |= {name: mask for name, mask in derived.items() if mask is not None}
         return PaddingMasks(masks, frozenset(masks) - explicit)
 
     def _expect_mask(self, name: str, mask: Tensor, inputs: Mapping[str, Tensor]) -> None:
@@ -250,7 +248,7 @@ class Network(nn.ModuleDict):
     def longest(self, name: str) -> Longest:
         """Return the maximum length of the input `name`, the least `max_length` of the blocks that read it."""
         axis = self.spec.input(name).shape[1]
-        bounds = [Longest(most, node) for node, most in self.bounded if axis in node.shape[1:2]]
+        bounds = [Longest(_most(node.shape[1], axis, most), node) for node, most in self.bounded]
         return min(bounds, key=lambda bound: bound.tokens, default=Longest(math.inf, None))
 
     def expect(self, inputs: Mapping[str, Tensor], expected: Iterable[str]) -> None:
@@ -259,6 +257,16 @@ class Network(nn.ModuleDict):
         if set(inputs) != expected:
             read, passed = (", ".join(sorted(names)) or "nothing" for names in (expected, inputs))
             raise TypeError(f"the model reads {read}, but received {passed}")
+
+
+def _most(size: Size, axis: Size, most: float) -> float:
+    """Return the maximum length of `axis` if `size`, which may be derived from it, is at most `most`."""
+    if size == axis:
+        return most
+    if not isinstance(size, Axis) or len(size.inputs) != 1 or not size.parts:
+        return math.inf
+    added = sum(part for part in size.parts if isinstance(part, int))
+    return _most(size.parts[-1], axis, most * size.stride - added)
 
 
 @contextmanager
@@ -317,5 +325,5 @@ def _layer(address: str) -> str:
 
 REGISTRY.reserve(dir(Network))
 REGISTRY.reserve(dir(Branch))
-REGISTRY.reserve(["spec", "recomputes", "by_layer", "tapped", "calls", "head_calls", "bounded", "joined", "training"])
+REGISTRY.reserve(["spec", "recomputes", "by_layer", "tapped", "calls", "head_calls", "bounded", "derived", "training"])
 REGISTRY.reserve(["pre", "block", "post", "last"])

@@ -84,11 +84,9 @@ class _Trace:
     def _run(self, call: Call, batch: int, length: int) -> str:
         longest = call.block.max_length if isinstance(call.block, Bounded) else math.inf
         sizes = {axis.name: batch for axis in self.axes if not axis.inputs}
-        single = [axis.name for axis in self.axes if len(axis.inputs) == 1]
-        sizes |= {name: int(min(length + 2 * place, longest)) for place, name in enumerate(single)}
-        for axis in self.axes:
-            if axis.joined:
-                sizes[axis.name] = sum(sizes[part] for part in axis.name.split("+"))
+        sequences = [axis.name for axis in self.axes if axis.inputs and not axis.parts]
+        sizes |= {name: int(min(length + 2 * place, longest)) for place, name in enumerate(sequences)}
+        sizes |= {axis.name: axis.length(sizes) for axis in self.axes if axis.parts}
         values = {address: self._tensor(address, sizes) for address in (*self.node.read, self.node.residual)}
         masks = {axis.name: torch.ones(batch, sizes[axis.name], dtype=torch.bool) for axis in self.axes if axis.inputs}
         losses: dict[str, Tensor] = {}

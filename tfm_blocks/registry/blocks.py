@@ -14,6 +14,7 @@ from tfm_blocks.registry.signature import (
     RIGHT_PADDED,
     Argument,
     Signature,
+    axis_names,
     constructor_parameters,
     forward_letters,
     forward_ports,
@@ -220,7 +221,8 @@ def _check_names(info: BlockInfo) -> None:
     letters, arguments = info.signature.letters, info.arguments
     ports = {port.name for port in info.signature.ports}
     clashes = (ports & set(arguments)) | ((ports | set(arguments)) & GRAMMAR)
-    named = {axis for port in info.signature.ports for axis in port.axes} | set(info.signature.output)
+    named = {axis for port in info.signature.ports for axis in port.axes}
+    named |= {name for axis in info.signature.output for name in axis_names(axis)}
     unknown = {axis for axis in named if not is_letter(axis)} - set(arguments)
     unknown |= (set(info.sizes) | set(info.keeps) | set(info.right_padded)) - letters
     named_in_rules = {name for rule in info.where for part in split_rule(rule) for name in names_in(part)}

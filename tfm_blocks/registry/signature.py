@@ -16,6 +16,7 @@ from tfm_blocks.registry.values import Kind, convert, kind_of
 _PORT = re.compile(
     r"(?P<name>[a-z_][a-z0-9_]*)(?P<many>\[(?P<count>[A-Z]?)\])?(?P<optional>\?)?:(?P<ids> ids)?(?P<axes>[ \w+]+)"
 )
+_OUTPUT = re.compile(r"\w+|[a-z_]\w*\+[A-Z]|[A-Z][-/][a-z_]\w*")
 LOSS = "loss"
 
 
@@ -43,7 +44,11 @@ class Port:
 
 @dataclass(frozen=True)
 class Signature:
-    """Ports and the axes of the output. `in` sets the first port; `loss` is a second, scalar output."""
+    """Ports and the axes of the output. `in` sets the first port; `loss` is a second, scalar output.
+
+    An axis of the output is a letter of a port, the argument that sets its size, or both: `tokens+N` has as many
+    positions before those of N, `N-tokens` leaves them out, and `N/stride` has every `stride`-th position.
+    """
 
     ports: tuple[Port, ...]
     output: tuple[str, ...]
@@ -70,6 +75,11 @@ def is_letter(axis: str) -> bool:
     return axis.isupper()
 
 
+def axis_names(axis: str) -> list[str]:
+    """Return the letter or argument that an axis of an output consists of, or both."""
+    return re.findall(r"\w+", axis)
+
+
 def parse_signature(text: str) -> Signature:
     """Parse a signature. Raises TypeError if the text is invalid, or if no port binds an output letter."""
     left, arrow, right = text.partition("->")
@@ -84,8 +94,11 @@ def parse_signature(text: str) -> Signature:
     signature = Signature(ports, tuple(axis.removesuffix("+") for axis in output.split()), bool(others), text)
     always_bound = {letter for port in ports if not port.optional for letter in port.letters}
     for axis in signature.output:
-        if is_letter(axis) and axis not in always_bound:
-            raise TypeError(f"signature {text!r}: nothing binds the output letter {axis}")
+        if not _OUTPUT.fullmatch(axis):
+            raise TypeError(f"signature {text!r}: {axis!r} is not N, argument, argument+N, N-argument or N/argument")
+        for name in axis_names(axis):
+            if is_letter(name) and name not in always_bound:
+                raise TypeError(f"signature {text!r}: nothing binds the output letter {name}")
     return signature
 
 

@@ -118,7 +118,7 @@ class BlockClass:
     def _forward(self) -> MethodCode:
         """Return the block's forward, without its loss."""
         parameters = {**self._operands(), **self._masks()}
-        right_padded = {key: "+" not in axis for key, axis in self.call.right_padded_axes.items()}
+        right_padded = dict.fromkeys(self.call.right_padded_axes, True)
 
         def action(evaluator: Evaluator) -> Any:
             result = evaluator.call(evaluator.get(self.ref, "forward"), [], {**parameters, **right_padded})

@@ -22,14 +22,14 @@ from tfm_blocks.exchange.eject.graph import (
     scope_of,
 )
 from tfm_blocks.exchange.eject.layers import initial_state, write_items
-from tfm_blocks.exchange.eject.scope_methods import Mode, ScopeMethod
+from tfm_blocks.exchange.eject.scope_methods import Mode, ScopeMethod, mask_variable
 from tfm_blocks.exchange.eject.statements import name_nodes
 from tfm_blocks.exchange.eject.values import CannotEjectError, Code, assignment, code, parse
 from tfm_blocks.language.parametrisation import expect_standard
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET, Input, Spec, names
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.call import Call, padded_last
+from tfm_blocks.network.call import Call, derive_mask
 
 WIDTH = 120
 NODE = '''class Node(nn.Module):
@@ -135,15 +135,15 @@ class ModelWriter:
                     if not tensor.tokens:
                         text = f"torch.ones({tensor.name}.shape[:2], dtype=torch.bool, device={tensor.name}.device)"
                     self._bind_mask(method, axis.name, code(text, self.context.runs(f"keep:{axis}")))
-        for axis in self.context.network.joined:
-            masks = [method.values.get(f"keep:{part}") for part in axis.name.split("+")]
-            if None not in masks:
-                joined = method.evaluator.call(torch.cat, [masks, 1], {})
-                self._bind_mask(method, axis.name, method.evaluator.call(padded_last, [joined], {}))
+        masks = {key.removeprefix("keep:"): value for key, value in method.values.items() if key.startswith("keep:")}
+        for axis in sorted(self.context.network.derived, key=str):
+            mask = derive_mask(axis, masks, lambda function, *given: method.evaluator.call(function, [*given], {}))
+            if mask is not None:
+                self._bind_mask(method, axis.name, mask)
         return method
 
     def _bind_mask(self, method: ScopeMethod, axis: str, mask: Code) -> None:
-        method.values[f"keep:{axis}"] = method.evaluator.bind(f"keep_B{axis.replace('+', '')}", mask)
+        method.values[f"keep:{axis}"] = method.evaluator.bind(mask_variable(axis), mask)
 
     def _start(self, state_keys: Mapping[str, str]) -> MethodCode:
         """Return the method that encodes the sources and allocates the state of the steps."""

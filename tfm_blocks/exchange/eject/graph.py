@@ -93,8 +93,8 @@ class EjectContext:
             elif alone or (step and TARGET in size.inputs):
                 sizes.append((1,) * RUNS)
             else:
-                parts = (self.lengths[part] for part in size.name.split("+"))
-                sizes.append(tuple(map(sum, zip(*parts, strict=True))))
+                runs = ({axis: lengths[run] for axis, lengths in self.lengths.items()} for run in range(RUNS))
+                sizes.append(tuple(map(size.length, runs)))
         return tuple(torch.zeros(run, dtype=dtype, device="meta") for run in zip(*sizes, strict=True))
 
     def path(self, address: str, home: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any, Literal
 
 from torch import nn
@@ -45,7 +46,7 @@ class ScopeMethod:
         if key in self.values:
             return self.values[key]
         kind, _, rest = key.rpartition(":")
-        word, context = f"keep_B{rest.replace('+', '')}" if kind == "keep" else rest.split(".")[0], self.context
+        word, context = mask_variable(rest) if kind == "keep" else rest.split(".")[0], self.context
         runs: Any = POSITIONS if kind == "size" else context.runs(key, step=self.steps)
         moves = TARGET in context.axes[rest].inputs if kind == "keep" else kind == "size" or key in context.moving
         if self.steps and not moves:
@@ -164,3 +165,8 @@ def block_class(context: EjectContext, call: Call) -> BlockClass:
         context.blocks[call.address] = BlockClass(context, call)
     written: BlockClass = context.blocks[call.address]
     return written
+
+
+def mask_variable(axis: str) -> str:
+    """Return the name of the variable of an axis's keep mask, such as keep_BS2 for S/2."""
+    return f"keep_B{re.sub(r'\W', '', axis)}"
