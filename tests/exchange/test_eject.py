@@ -175,6 +175,22 @@ def test_concatenated_sources_have_equal_logits_gradients_and_steps():
     agree_in_process(small({"src": "B S", "doc": "B P", "tgt": "B T"}, graph))
 
 
+@pytest.mark.parametrize("drop", [{}, {"drop": {"block": "drop_tokens", "tokens": 3}}])
+def test_changed_positions_have_equal_logits_gradients_and_steps(drop):
+    graph = {
+        "src_emb": {"block": "embedding", "in": "src"},
+        "down": {"block": "strided_convolution", "kernel_size": 3, "stride": 2, "d_out": 8},
+        "mem": {"block": "learned_tokens", "tokens": 3},
+        "mixed": {"block": "attention", "position": "rotary"},
+        **drop,
+        "emb": {"block": "embedding", "in": "tgt"},
+        "self": {"block": "attention", "mask": "causal"},
+        "cross": {"block": "attention", "kv": "drop" if drop else "mixed"},
+        "logits": {"block": "unembed"},
+    }
+    agree_in_process(small({"src": "B S", "tgt": "B T"}, graph))
+
+
 OTHERS = [
     ("residual_scores", {}),
     ("hyper_connections", {"kind": "manifold"}),

@@ -249,6 +249,24 @@ def test_concatenated_sources_of_any_lengths_have_equal_logits(tmp_path):
     np.testing.assert_allclose(logits, network(**inputs).detach().numpy(), atol=1e-4)
 
 
+@pytest.mark.grid
+def test_changed_positions_have_equal_logits(tmp_path):
+    graph = {
+        "emb": {"block": "embedding", "vocab": 30, "d_model": 8, "in": "src"},
+        "down": {"block": "strided_convolution", "kernel_size": 3, "stride": 2, "d_out": 8},
+        "mem": {"block": "learned_tokens", "tokens": 3},
+        "attn": {"block": "attention", "heads": 2, "position": "rotary"},
+        "out": {"block": "unembed", "vocab": 30},
+    }
+    network = build_network(check_model({"inputs": {"src": "B S"}, "graph": graph}), seed=1).eval()
+    engine = Engine(exported(network, tmp_path / "new"), onnxruntime)
+    for length in (9, 4):
+        src_BS = torch.randint(4, 30, (5, length))
+        src_BS[1, 2:] = 0
+        logits = engine.run("model", {"src": src_BS.numpy()})
+        np.testing.assert_allclose(logits, network(src=src_BS).detach().numpy(), atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_model_is_exported_or_refused(path, tmp_path):

@@ -379,7 +379,7 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
             "graph.both.add_norm",
         )
     ],
-    "concatenates tgt with another sequence, which cannot be decoded token by token": [
+    "changes the positions of tgt, which is decoded token by token": [
         ("{graph: {both: {block: concat_sequence, in: [encoder, tgt_emb], before: tgt_pos}}}", "graph.both")
     ],
     "the last node must treat each position of tgt separately, without add & norm": [

@@ -16,7 +16,7 @@ from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, columns_of
 from tfm_blocks.errors import Problem, listed, shown, suggest
 from tfm_blocks.language.check import sight_of
-from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
+from tfm_blocks.language.spec import TARGET, Axis, Spec, format_shape, names
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.training.groups import Learned, coupled_decays, find_followers_problems, wrong_scales
@@ -156,10 +156,18 @@ def find_hiding_problems(spec: Spec, objective: str) -> Iterator[Problem]:
     elif spec.sink.shape[:-1] != spec.sources[0].shape:
         rule = f"the output has the axes {format_shape(spec.sink.shape)}, but {name} predicts at each position of"
         rule += f" {inputs[0]}, {format_shape(spec.sources[0].shape)}"
-        yield Problem("model.graph", rule, help=f"end the graph with an unembed at each position of {inputs[0]}")
+        yield Problem("model.graph", rule, help=_position_help(spec))
     elif sight_of(spec, inputs[0], REGISTRY) != "all":
         rule = f"{name} predicts from both sides, but no output position sees later tokens of {inputs[0]}"
         yield Problem("model.graph", rule, help="write mask: null at the attention, in place of causal")
+
+
+def _position_help(spec: Spec) -> str:
+    """Return how the output of a model with one input gets the positions of this input."""
+    axis = spec.sink.shape[1]
+    if isinstance(axis, Axis) and axis.parts[1:] == spec.sources[0].shape[1:2]:
+        return f"write {{block: drop_tokens, tokens: {axis.parts[0]}}} before the output"
+    return f"end the graph with an unembed at each position of {spec.sources[0].name}"
 
 
 def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSettings) -> Iterator[Problem]:
@@ -176,7 +184,7 @@ def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSetti
         yield Problem("model.inputs", rule, help="leave the other inputs out")
     elif sink.shape[:-1] != spec.sources[0].shape:
         rule = f"the output has the axes {format_shape(sink.shape)}, not the positions of {inputs[0]}"
-        yield Problem("model.graph", rule, help="end the graph with {block: unembed, vocab: classes + 1, first_id: 1}")
+        yield Problem("model.graph", rule, help=_position_help(spec))
     if not isinstance(data, LabelsSettings) or TARGET in inputs:
         return
     outputs, first = sink.shape[-1], sink.arguments.get("first_id", 0)
@@ -275,4 +283,4 @@ def _probe_problems(spec: Spec, data: ProbeSettings) -> Iterator[Problem]:
     elif spec.sink.shape[:2] != spec.sources[0].shape:
         rule = f"the output has the axes {format_shape(spec.sink.shape)}, but {sources[0]} has"
         rule += f" {format_shape(spec.sources[0].shape)}"
-        yield Problem("model.graph", rule, help=f"end the graph with an unembed at each position of {sources[0]}")
+        yield Problem("model.graph", rule, help=_position_help(spec))

@@ -169,4 +169,4 @@ def block_class(context: EjectContext, call: Call) -> BlockClass:
 
 def mask_variable(axis: str) -> str:
     """Return the name of the variable of an axis's keep mask, such as keep_BS2 for S/2."""
-    return f"keep_B{re.sub(r'\W', '', axis)}"
+    return "keep_B" + re.sub(r"\W", "", axis)

@@ -92,6 +92,10 @@ class Case:
             ("in" if port is first else port.name): names if port.many else names[0]
             for port, names in connected.items()
         }
+        for axis in self.info.signature.output:
+            if "-" in axis:  # removes positions, which another block must have added
+                tokens = self.arguments[axis.partition("-")[2]]
+                keys["in"] = {"block": "learned_tokens", "tokens": tokens, "in": keys["in"]}
         return {"block": self.info.name, **keys, **self.arguments}
 
     @cached_property
