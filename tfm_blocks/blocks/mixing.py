@@ -198,7 +198,7 @@ class LearnedTokens(nn.Module):
     Padding comes last.
 
     Also known as: memory tokens, register tokens, class token, soft prompt.
-    Use: encoders; `drop_tokens` removes the added positions again.
+    Use: encoders; `drop_tokens` removes the added positions.
     Example: tokens: 4
     """
 

@@ -20,7 +20,7 @@ class Axis:
 
     `inputs` are the inputs that define the padding. A derived axis has `parts`: sequences that are concatenated
     (`S+P`), a number of positions without padding before a sequence (`4+S`), or a sequence of which every `stride`-th
-    position is left (`S/2`).
+    position is kept (`S/2`).
     """
 
     name: str

@@ -88,7 +88,7 @@ class Case:
         first, *others = self.info.signature.ports
         known = reads or self.reads
         connected = {port: known[port.name] for port in (first, *others) if port.name in known}
-        keys = {
+        keys: dict[str, Any] = {
             ("in" if port is first else port.name): names if port.many else names[0]
             for port, names in connected.items()
         }
