@@ -167,7 +167,9 @@ def test_the_stem_of_whispers_encoder():
 @torch.no_grad()
 def test_a_vision_transformer_reads_patches_and_a_class_token():
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    theirs = ViTModel(ViTConfig(**sizes, image_size=32, patch_size=8, layer_norm_eps=1e-5), add_pooling_layer=False).eval()
+    theirs = ViTModel(
+        ViTConfig(**sizes, image_size=32, patch_size=8, layer_norm_eps=1e-5), add_pooling_layer=False
+    ).eval()
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.2)
     layer = {"attn": {"block": "attention", "bias": True}, "ffn": {"block": "ffn", "activation": "gelu"}}

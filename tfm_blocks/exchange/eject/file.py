@@ -6,7 +6,6 @@ import ast
 import subprocess
 from collections.abc import Mapping, Sequence
 
-import torch
 import yaml
 
 from tfm_blocks.errors import ConfigError, Problem
