@@ -487,6 +487,7 @@ def test_jobs_that_are_not_done_stay_in_the_table_with_their_state(tmp_path):
     assert states == {"fine": "done", "cut": "out of memory", "later": "waiting"}
     assert report["notes"] == ["not done: cut: out of memory (24 GB)", "not done: later: waiting"]
     assert "waiting" in said(tmp_path) and "later" in said(tmp_path, "--csv")
+    assert comparison(tmp_path, "--baseline", str(tmp_path / "fine"))["notes"] == report["notes"]
 
 
 def test_a_baseline_that_is_not_compared_is_refused_with_the_nearest(sweep, capsys):

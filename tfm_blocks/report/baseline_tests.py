@@ -69,6 +69,8 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
         if group is counterpart:
             continue
         ours, theirs = ({run.test_set for run in side.counted if run.scored_on} for side in (group, counterpart))
+        if not ours:
+            continue  # which a note about the runs says
         if "" in ours | theirs:
             unknown = group if "" in ours else counterpart
             notes.append(f"the test set of {unknown.label} is not known, so they are not tested")
