@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import errno
+import linecache
 import sys
+import traceback
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,6 +66,14 @@ def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii")
 
 
+def display_path(path: Path) -> str:
+    """Return the path relative to the current folder if it is below it, else the full path."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
 @dataclass(frozen=True)
 class Place:
     """A location in a file. `line` and `column` count from 1; `text` is the stripped line."""
@@ -76,6 +86,16 @@ class Place:
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         return f"{cut(where, LONGEST_LINE)}   {cut(self.text, LONGEST_LINE)}".rstrip()
+
+
+def place_of(error: BaseException, module: str) -> Place | None:
+    """Return the last line of a Python module, or of its submodules, in the traceback of an error, if there is one."""
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if f"{frame.f_globals.get('__name__')}.".startswith(f"{module}."):
+            file = frame.f_code.co_filename
+            place = Place(display_path(Path(file)), line, text=linecache.getline(file, line).strip())
+    return place
 
 
 @dataclass(frozen=True)

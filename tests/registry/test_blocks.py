@@ -56,6 +56,16 @@ class Complex(Fine):
         super().__init__(D)
 
 
+class Undefined(Fine):
+    def __init__(self, D: int, *, rate: "Nowhere" = 0.0) -> None:  # noqa: F821
+        super().__init__(D)
+
+
+class Mistyped(Fine):
+    def __init__(self, D: int, *, rate: float = "high") -> None:
+        super().__init__(D)
+
+
 class Clashing(Fine):
     def __init__(self, D: int, *, layer: int = 0) -> None:
         super().__init__(D)
@@ -67,7 +77,13 @@ class Clashing(Fine):
         (Unannotated, "x: B T D -> B T D", {}, "no annotation"),
         (Anything, "x: B T D -> B T D", {}, "must be named"),
         (InAnyNumber, "x: B T D -> B T D", {}, "must be named"),
-        (Complex, "x: B T D -> B T D", {}, "is not int, float"),
+        (Complex, "x: B T D -> B T D", {}, "'under_test': rate: the annotation .* is not int, float"),
+        (Undefined, "x: B T D -> B T D", {}, "'under_test': an annotation cannot be read: name 'Nowhere' is not"),
+        (Mistyped, "x: B T D -> B T D", {}, "'under_test': the default of rate must be a float, but is 'high'"),
+        (len, "x: B T D -> B T D", {}, "'under_test': @block decorates a subclass of torch.nn.Module, but got <built"),
+        (object, "x: B T D -> B T D", {}, "'under_test': @block decorates a subclass of torch.nn.Module, but got <cl"),
+        (Fine, "x: B T D -> B T D", {"sees": "past"}, "'under_test': sees must be a mapping, but is 'past'"),
+        (Fine, "x: B T D -> B T D", {"where": {"D %": "even"}}, "'under_test': where: 'D %' is neither a number nor"),
         (Clashing, "x: B T D -> B T D", {}, "are used twice"),
         (Fine, "x: B T D -> B T E", {}, "nothing binds the output letter E"),
         (Fine, "x: B T -> B T", {}, "neither letters"),

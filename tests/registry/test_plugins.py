@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.model import write_model
 
 BLOCK = """
@@ -104,3 +106,23 @@ def test_modules_that_are_named_are_found_in_the_current_folder_by_python_too(tm
     (tmp_path / "my_blocks.py").write_text(BLOCK)
     done = subprocess.run([sys.executable, "script/script.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "rule", "line", "help"),
+    [
+        ("import sys\nsys.exit()", "ends the process when it is imported", 2, "below the line if __name__"),
+        ("\n\n1 / 0", "fails when it is imported: ZeroDivisionError: division by zero", 3, "whole traceback"),
+        ("import nowhere_else", "cannot be imported: No module named 'nowhere_else'", 1, "install nowhere_else"),
+        (BLOCK.replace("x_BND: T", "y: T"), "TypeError: block 'announced': forward takes y", 5, "whole traceback"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_an_error_with_its_line(tmp_path, monkeypatch, source, rule, line, help):
+    (tmp_path / "faulty_module.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_plugins(["faulty_module"])
+    (problem,) = caught.value.problems
+    assert problem.address == "plugins" and rule in problem.rule and help in problem.help
+    assert (problem.place.file, problem.place.line) == ("faulty_module.py", line)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem, print_warnings, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, expect_none, print_warnings, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.registry.blocks import BlockInfo
@@ -63,26 +63,32 @@ def _test_tasks(module: str, names: Sequence[str]) -> int:
 def test_blocks(arguments: argparse.Namespace) -> int:
     """Print for each block that it passes, or the rule that it breaks. Return 1 if a block breaks a rule.
 
-    Raises ConfigError if the module cannot be imported, if it registers no block, or if a block cannot be built.
+    Raises ConfigError if the module cannot be imported or registers no block, and, after the other blocks, for the
+    blocks that cannot be built.
     """
     from tfm_blocks.network.contract.case import cases_of
     from tfm_blocks.network.contract.rules import first_breach
 
     blocks = _registered_by(arguments.test)
     names, values = _split(arguments.names, blocks)
-    cases = {name: list(cases_of(blocks[name], values.get(name))) for name in names}
-    failed = False
+    failed, unbuilt = False, list[Problem]()
     for name in names:
-        if breach := first_breach(cases[name]):
+        try:
+            cases = list(cases_of(blocks[name], values.get(name)))
+        except ConfigError as error:
+            unbuilt += error.problems
+            continue
+        if breach := first_breach(cases):
             failed = True
             around = f"in {breach.case.info.name}" if breach.case.part else ""
             note = f"with {breach.case.note}" if breach.case.note else ""
             context = " ".join(filter(None, [around, note]))
             print(f"{name}: {f'{context}: ' if context else ''}{breach.measured}. Fix: {breach.fix}")
             continue
-        print(f"{name}: {'pass' if cases[name] else 'not tested: its output has no batch axis'}")
-        if cases[name]:
-            print_warnings(_role_notes(blocks[name], cases[name][0]))
+        print(f"{name}: {'pass' if cases else 'not tested: its output has no batch axis'}")
+        if cases:
+            print_warnings(_role_notes(blocks[name], cases[0]))
+    expect_none(unbuilt)
     return int(failed)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import yaml
 
 from tfm_blocks.compose.folders import config_folders, list_options, root_keys
-from tfm_blocks.errors import ConfigError
-from tfm_blocks.language.files import YamlFile, display_path, read_model_file
+from tfm_blocks.errors import ConfigError, display_path
+from tfm_blocks.language.files import YamlFile, read_model_file
 from tfm_blocks.language.spec import Path as KeyPath
 
 _BESIDE = re.compile(r":?\s*#\s*(.*)")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from tfm_blocks.errors import ConfigError, Place, Problem
+from tfm_blocks.errors import ConfigError, Place, Problem, display_path
 from tfm_blocks.language.chain import read_model_chain
-from tfm_blocks.language.files import HEADER, YamlFile, display_path, read_yaml_file
+from tfm_blocks.language.files import HEADER, YamlFile, read_yaml_file
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher", "match", "ladder"})  # keys that define which jobs run, how and where

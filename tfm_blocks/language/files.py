@@ -15,7 +15,7 @@ from yaml.composer import Composer
 from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.resolver import Resolver
 
-from tfm_blocks.errors import ConfigError, Place, Problem, cut, shown, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, cut, display_path, shown, suggest
 
 HEADER = "# @package _global_"
 # libyaml's loader is eight times as fast, but recurses without a limit: check `nested_events` before building objects
@@ -174,14 +174,6 @@ def expect_unambiguous(event: yaml.Event, address: str, file: str) -> None:
         fix = "true or false" if match["word"] else "the number in decimal digits, without leading zeros, : or _"
         line = event.start_mark.line + 1 if event.start_mark else None
         raise ConfigError(Problem(address, rule, Place(file, line), help=f"write {fix}; put text in quotes"))
-
-
-def display_path(path: Path) -> str:
-    """Return the path relative to the current folder if it is below it, else the full path."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def nested_events(text: str) -> Iterator[tuple[Any, int]]:

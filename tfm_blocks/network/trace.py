@@ -10,10 +10,10 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfm_blocks.blocks.layers.state import Bounded
-from tfm_blocks.errors import Problem
+from tfm_blocks.errors import Problem, place_of
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
 from tfm_blocks.network.call import Call, PaddingMasks, module_of
@@ -68,8 +68,8 @@ class _Trace:
         """Yield the rules that a run of the node breaks."""
         try:
             module = module_of(self.node)
-        except Exception as error:
-            yield _first_line(error)
+        except (Exception, SystemExit) as error:
+            yield reason_of(error) if isinstance(error, ValueError) else f"its constructor fails: {reason_of(error)}"
             return
         call = Call(self.node, module)
         for batch, length in LENGTHS:
@@ -89,19 +89,28 @@ class _Trace:
         sizes |= {axis.name: axis.length(sizes) for axis in self.axes if axis.parts}
         values = {address: self._tensor(address, sizes) for address in (*self.node.read, self.node.residual)}
         masks = {axis.name: torch.ones(batch, sizes[axis.name], dtype=torch.bool) for axis in self.axes if axis.inputs}
-        losses: dict[str, Tensor] = {}
+        expected, losses = _real(self.node.shape, sizes), dict[str, Tensor]()
+
+        def check(_module: nn.Module, _inputs: Any, result: Any) -> None:
+            """Raise _ReturnError if the block, without its add & norm, returns something else than it declares."""
+            if rule := _wrong_result(result, expected, batch if call.gives_loss else None):
+                raise _ReturnError(rule)
+
+        hook = call.block.register_forward_hook(check) if self.node.block else None
         try:
             with torch.enable_grad():
                 out = call(values, PaddingMasks(masks, frozenset(masks)), losses)
                 sums = [value.sum() for value in (out, *losses.values()) if value.requires_grad]
                 if sums:
                     torch.autograd.backward(sums)
-        except Exception as error:
-            return f"fails when run: {_first_line(error)}"
-        expected = _real(self.node.shape, sizes)
-        if tuple(out.shape) != expected:
-            return f"its output has the shape {list(out.shape)}, but its signature declares {list(expected)}"
-        return ""
+        except _ReturnError as error:
+            return str(error)
+        except (Exception, SystemExit) as error:
+            return f"fails when run: {reason_of(error)}"
+        finally:
+            if hook:
+                hook.remove()
+        return _wrong_result(out, expected, None)
 
     def _tensor(self, address: str, sizes: Mapping[str, int]) -> Tensor:
         shape: Any = _real(self.shapes[address], sizes)
@@ -112,5 +121,40 @@ def _real(shape: Shape, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[axis.name] if isinstance(axis, Axis) else axis for axis in shape)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+class _ReturnError(Exception):
+    """Raised by the hook on a block; the message is the rule that its result breaks."""
+
+
+def _wrong_result(result: Any, shape: tuple[int, ...], batch: int | None) -> str:
+    """Return the rule that the result of a block breaks, or ''. With a loss, `batch` is the number of its sequences."""
+    if batch is not None:
+        if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, Tensor) for part in result)):
+            return f"its forward returns {_kind(result)}, but its signature declares an output and a loss"
+        result, loss = result
+        if tuple(loss.shape) not in ((), (batch,)):
+            declared = f"it must be a single number, or one for each of {batch} sequences"
+            return f"its loss has the shape {list(loss.shape)}, but {declared}"
+    if not isinstance(result, Tensor):
+        return f"its forward returns {_kind(result)}, but its signature declares a single output"
+    if tuple(result.shape) != shape:
+        return f"its output has the shape {list(result.shape)}, but its signature declares {list(shape)}"
+    if result.dtype != torch.get_default_dtype():
+        return f"its output has the dtype {result.dtype}, but its input has {torch.get_default_dtype()}"
+    return ""
+
+
+def _kind(result: Any) -> str:
+    if result is None:
+        return "None"
+    length = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+    return f"a {type(result).__name__}{length}"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error, with its type unless it is a sentence, and the line of the plug-in's code."""
+    first, *_ = [*str(error).strip().splitlines(), ""]
+    is_sentence = first and isinstance(error, ValueError | RuntimeError)
+    text = first if is_sentence else f"{type(error).__name__}: {first}".removesuffix(": ")
+    plugins = {info.cls.__module__ for info in REGISTRY.blocks.values() if not info.shipped}
+    place = next(filter(None, (place_of(error, module) for module in sorted(plugins))), None)
+    return f"{text} ({place.file}:{place.line})" if place else text

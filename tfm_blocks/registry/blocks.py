@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
-from tfm_blocks.errors import suggest
+from tfm_blocks.errors import shown, suggest
 from tfm_blocks.registry.expression import names_in, split_rule
 from tfm_blocks.registry.signature import (
     KEEP,
@@ -183,6 +183,9 @@ def block(
     Raises TypeError at import if a declaration breaks these rules.
     """
 
+    for option, value in (("sees", sees), ("where", where)):
+        if not isinstance(value, Mapping | None):
+            raise TypeError(f"block {name!r}: {option} must be a mapping, but is {shown(value)}")
     options: dict[str, Any] = {"name": name, "source": source, "branch": branch, "category": category}
     options |= {"tieable": tieable, "weightless": weightless}
     options |= {"signature": parse_signature(signature), "sees": dict(sees or {}), "where": dict(where or {})}
@@ -196,6 +199,8 @@ def block(
 
 def _info(cls: type, *, name: str, signature: Signature, **options: Any) -> BlockInfo:
     """Combine the decorator's options with the parameters of the class. Raises TypeError if they do not match."""
+    if not isinstance(cls, type) or "torch.nn.modules.module" not in {base.__module__ for base in cls.__mro__}:
+        raise TypeError(f"block {name!r}: @block decorates a subclass of torch.nn.Module, but got {shown(cls)}")
     sizes, arguments = constructor_parameters(name, cls)
     info = BlockInfo(
         name=name,
@@ -225,7 +230,10 @@ def _check_names(info: BlockInfo) -> None:
     named |= {name for axis in info.signature.output for name in axis_names(axis)}
     unknown = {axis for axis in named if not is_letter(axis)} - set(arguments)
     unknown |= (set(info.sizes) | set(info.keeps) | set(info.right_padded)) - letters
-    named_in_rules = {name for rule in info.where for part in split_rule(rule) for name in names_in(part)}
+    try:
+        named_in_rules = {name for rule in info.where for part in split_rule(rule) for name in names_in(part)}
+    except ValueError as error:
+        raise TypeError(f"block {info.name!r}: where: {error}") from error
     unknown |= named_in_rules - letters - set(arguments)
     unknown |= {port for key in info.sees for port in key.split("|")} - ports
     unknown |= set(info.sees.values()) - {"nothing", "past", "all"} - set(arguments)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, cut, shown
+from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, cut, place_of, shown
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.optimizers import OPTIMIZERS
 
@@ -41,11 +41,16 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] | None =
             _registered.setdefault(module, set()).update(registrations().keys() - before)
         except ImportError as error:
             rule = f"the module {shown(module)} cannot be imported: {error}"
-            help = "install it, or put it into this folder, or its folder on PYTHONPATH"
-            raise ConfigError(Problem("plugins", rule, help=help)) from error
+            help = f"install {error.name or module}, or put it into this folder, or its folder on PYTHONPATH"
+            raise ConfigError(Problem("plugins", rule, place_of(error, module), help=help)) from error
+        except SystemExit as error:
+            rule = f"the module {shown(module)} ends the process when it is imported"
+            help = "put commands that are not declarations below the line if __name__ == '__main__':"
+            raise ConfigError(Problem("plugins", rule, place_of(error, module), help=help)) from error
         except Exception as error:
             rule = f"the module {shown(module)} fails when it is imported: {type(error).__name__}: {error}"
-            raise ConfigError(Problem("plugins", rule, help=f"python -c 'import {module}' shows where")) from error
+            help = f"python -c 'import {module}' prints the whole traceback"
+            raise ConfigError(Problem("plugins", rule, place_of(error, module), help=help)) from error
 
 
 def is_loaded(module: str) -> bool:

@@ -166,8 +166,16 @@ def _parameters_of(function: Any) -> list[inspect.Parameter]:
     return list(inspect.signature(function).parameters.values())
 
 
+def _hints(name: str, function: Any) -> dict[str, Any]:
+    """Return the annotations of a function, resolved. Raises TypeError if one is undefined or invalid."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, SyntaxError) as error:
+        raise TypeError(f"block {name!r}: an annotation cannot be read: {error}") from error
+
+
 def _sizes(name: str, constructor: Any) -> Iterator[str]:
-    hints = get_type_hints(constructor)
+    hints = _hints(name, constructor)
     for parameter in _parameters_of(constructor)[1:]:
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             _expect_annotation(name, parameter, hints)
@@ -175,14 +183,19 @@ def _sizes(name: str, constructor: Any) -> Iterator[str]:
 
 
 def keyword_arguments(name: str, function: Any) -> dict[str, Argument]:
-    hints = get_type_hints(function, include_extras=True)
+    hints = _hints(name, function)
     arguments = {}
     for parameter in _parameters_of(function):
         if parameter.kind is parameter.KEYWORD_ONLY:
             _expect_annotation(name, parameter, hints)
-            argument = Argument(parameter.name, kind_of(hints[parameter.name]), parameter.default)
-            if not argument.required:
-                convert(argument.default, argument.kind)
+            try:
+                argument = Argument(parameter.name, kind_of(hints[parameter.name]), parameter.default)
+                if not argument.required:
+                    convert(argument.default, argument.kind)
+            except TypeError as error:
+                raise TypeError(f"block {name!r}: {parameter.name}: the annotation {error}") from error
+            except ValueError as error:
+                raise TypeError(f"block {name!r}: the default of {parameter.name} {error}") from error
             arguments[argument.name] = argument
     return arguments
 

@@ -20,8 +20,7 @@ from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, group_files, list_options, read_yaml
 from tfm_blocks.compose.sweep import Interval, combinations, list_parts, vary_one_key
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
-from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, suggest
-from tfm_blocks.language.files import display_path
+from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, display_path, suggest
 from tfm_blocks.metric_schema import METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
 from tfm_blocks.tracking.logged_items import FACTS, LABEL_MEDIA, MEDIA
 

@@ -22,7 +22,7 @@ from tfm_blocks.network.contract.expectations import (
     steps_as_it_reads,
     steps_in_a_search,
 )
-from tfm_blocks.network.trace import trace
+from tfm_blocks.network.trace import reason_of, trace
 from tfm_blocks.registry.signature import Port
 
 Rule = Callable[[Case], None]
@@ -37,7 +37,11 @@ DECLARED = {
     "itself": "without an entry in sees, an output position sees only the same position",
     "past": "sees declares that an output position sees only the same and earlier positions",
 }
-UNTRAINED = "use every parameter in forward, without detach or .data"
+RETURNED = "return what the signature declares, or change the signature"
+FIXES = {
+    "the parameter ": "use every parameter in forward, without detach or .data",
+    **dict.fromkeys(("its forward ", "its output ", "its loss "), RETURNED),
+}
 META = "compare the axes that each operation reads with its tensors, and let nothing depend on the values of a tensor"
 
 
@@ -101,7 +105,7 @@ def _first(value: Tensor, length: int) -> Tensor:
 def runs_on_the_meta_device(case: Case) -> None:
     """Check that the block runs on the meta device at two lengths, and that every parameter gets a gradient."""
     for problem in trace(case.spec, Sources()):
-        fix = UNTRAINED if problem.rule.startswith("the parameter ") else META
+        fix = next((fix for begin, fix in FIXES.items() if problem.rule.startswith(begin)), META)
         raise BreachError(f"{problem.rule} (on the meta device)", fix)
 
 
@@ -278,9 +282,8 @@ def first_breach(cases: Iterable[Case], rules: Sequence[Rule] = ALL) -> Breach |
                     rule(case)
                 except BreachError as error:
                     return Breach(case, error.measured, error.fix)
-                except Exception as error:  # whatever the code of a plug-in raises
-                    first, *_ = [*str(error).strip().splitlines(), ""]
-                    measured = f"fails on float32 tensors on the CPU: {type(error).__name__}: {first}"
+                except (Exception, SystemExit) as error:  # whatever the code of a plug-in raises
+                    measured = f"fails on float32 tensors on the CPU: {reason_of(error)}"
                     fix = f"call the block in Python with small tensors; the rule is {rule.__name__}"
                     return Breach(case, measured, fix)
     return None
