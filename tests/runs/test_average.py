@@ -54,6 +54,13 @@ def test_averaging_more_validations_than_exist_is_an_error(run):
         average(run, 4)
 
 
+def test_averaging_a_model_that_was_not_trained_here_names_what_is_needed(run):
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(RunError, match="help: name a training run that has files in checkpoints/"):
+        average(run, 2)
+
+
 def test_averaging_weights_of_another_model_is_an_error(run):
     other = weights_of(tfm.build("tiny", **KNOBS | {"layers": 2}))
     write_tensors(step_file(run / "checkpoints", 200), other)

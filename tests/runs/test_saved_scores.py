@@ -162,6 +162,41 @@ def test_a_run_that_cannot_be_scored_is_named_after_the_scores_of_the_others(swe
     assert scores_folder(sweep / "seed-2", "greedy").is_dir() and not scores_folder(sweep / "seed-1", "greedy").exists()
 
 
+def test_a_classifier_is_named_after_the_scores_of_the_other_runs(sweep, capsys):
+    config = yaml.safe_load((path := sweep / "seed-1" / CONFIG).read_text())
+    path.write_text(yaml.safe_dump(config | {"objective": {"name": "label"}}))
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", str(sweep), "--test"])
+    shown = capsys.readouterr()
+    assert left.value.code == 1 and "saved as scores/greedy in 1 run; 1 are not done" in shown.out
+    assert (
+        f"error: {sweep / 'seed-1'}: is a classifier, and its scores" in shown.err and "tfm classify RUN" in shown.err
+    )
+    assert scores_folder(sweep / "seed-2", "greedy").is_dir() and not scores_folder(sweep / "seed-1", "greedy").exists()
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", str(sweep / "seed-1"), "--test"])
+    shown = capsys.readouterr()
+    assert left.value.code == 1 and not shown.out and "seed-1: is a classifier" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("state", "rule"),
+    [
+        ("saved", "contains a model that was imported or saved from Python, and only a training run keeps scores"),
+        ("averaged", "contains a model that was averaged from weights, and only a training run keeps scores"),
+        ("failed", "contains no finished run, and only finished runs keep scores"),
+    ],
+)
+def test_a_model_without_a_finished_training_has_no_scores_to_keep(state, rule, sweep, capsys):
+    run = sweep / "seed-1"
+    (run / "status.json").write_text(json.dumps({"state": state}))
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", str(run), "--test"])
+    error = capsys.readouterr().err
+    assert left.value.code == 1 and f"error: {run}: {rule}" in error
+    assert (f"tfm evaluate {run} --src FILE" in error) == (state != "failed")
+
+
 def test_unknown_scores_are_refused_with_the_known_ones(sweep, capsys):
     main(["evaluate", str(sweep), "--test"])
     with pytest.raises(SystemExit) as left:

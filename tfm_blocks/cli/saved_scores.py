@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Row = tuple[str, ...]  # the source texts, then the reference
 SEARCH = (*options.SEARCH, "strict")
+MADE = {"saved": "imported or saved from Python", "averaged": "averaged from weights", "merged": "merged with adapters"}
 
 
 def refuse(arguments: argparse.Namespace, reason: str, names: Sequence[str]) -> None:
@@ -42,12 +43,9 @@ def score_runs(arguments: argparse.Namespace) -> None:
     search, runs = options.search_of(arguments), find_runs([arguments.folder])
     done = [run for run in runs if run.state == "done"]
     if not done:
-        rule = "contains no finished run, and only finished runs keep scores"
-        raise RunError(Problem(str(arguments.folder), rule, help="tfm runs lists the states"))
-    if classifier := next((run.folder for run in done if run.settings.get("objective.name") == "label"), None):
-        rule = "is a classifier, and its scores of the test set were computed at the end of the training"
-        help = f"tfm compare {classifier} prints them; tfm classify RUN FILE predicts the labels of another text"
-        raise RunError(Problem(str(classifier), rule, help=help))
+        raise RunError(_nothing_finished(arguments.folder, {run.state for run in runs}))
+    problems = [_classifier(run.folder) for run in done if run.settings.get("objective.name") == "label"]
+    done = [run for run in done if run.settings.get("objective.name") != "label"]
     kinds = {run.settings.get("objective.name") in HIDING: run.folder for run in done}
     if len(kinds) > 1:
         rule = f"{kinds[True]} hides tokens, but {kinds[False]} does not, so they do not have the same scores"
@@ -56,7 +54,7 @@ def score_runs(arguments: argparse.Namespace) -> None:
     if hides_tokens:
         refuse(arguments, "a pseudo-perplexity is computed without a search", ("bleu", "tokenised", *SEARCH))
     name = _scores_name(arguments, search, PSEUDO if hides_tokens else "")
-    scored, problems = {}, []
+    scored = {}
     for folder in (run.folder for run in done):
         try:
             if hides_tokens:
@@ -68,9 +66,25 @@ def score_runs(arguments: argparse.Namespace) -> None:
                 within = "" if problem.address.startswith(str(folder)) else f"{folder}: "
                 problems.append(replace(problem, address=f"{within}{problem.address}".removesuffix(": ")))
     if scored:
-        _show(arguments, name, scored, len(runs) - len(done))
+        _show(arguments, name, scored, sum(run.state != "done" for run in runs))
     if problems:
         raise RunError(problems)
+
+
+def _nothing_finished(folder: Path, states: Collection[str]) -> Problem:
+    """Return the problem of a folder whose runs have these states, none of which is "done"."""
+    if states <= MADE.keys():
+        rule = f"contains a model that was {' or '.join(sorted(MADE[state] for state in states))}"
+        help = f"tfm evaluate {folder} --src FILE --ref FILE prints its scores, and --text FILE its perplexity"
+        return Problem(str(folder), f"{rule}, and only a training run keeps scores", help=help)
+    rule = "contains no finished run, and only finished runs keep scores"
+    return Problem(str(folder), rule, help="tfm runs lists the states")
+
+
+def _classifier(folder: Path) -> Problem:
+    rule = "is a classifier, and its scores of the test set were computed at the end of the training"
+    help = f"tfm compare {folder} prints them; tfm classify RUN FILE predicts the labels of another text"
+    return Problem(str(folder), rule, help=help)
 
 
 def _show(arguments: argparse.Namespace, name: str, scored: Mapping[str, tuple[list[Score], int]], rest: int) -> None:

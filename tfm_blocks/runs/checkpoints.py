@@ -243,6 +243,7 @@ def average(run: Path, last: int) -> Path:
     if not 1 <= last <= len(kept):
         rule = f"has the weights of {len(kept)} validations, so the last {last} cannot be averaged"
         help = "average fewer, or train with a larger trainer.keep_last or a smaller trainer.validate_every"
+        help = help if kept else "name a training run that has files in checkpoints/"
         raise RunError(Problem(str(run), rule, help=help))
     weights = mean_weights(kept[-last:])
     files = {name: read_bytes(run / name) for name in (MODEL, TOKENIZER)}
