@@ -23,6 +23,7 @@ from tfm_blocks.report.lists import show_perplexity
 from tfm_blocks.scoring.perplexity import pseudo_perplexity
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.split_scorer import Generation, MaskedScorer
+from tfm_blocks.translation.encoder import Encoder
 from tfm_blocks.translation.fill import Filler
 
 TEXTS = [f"ban {MASK} den {MASK} {MASK} fast", "ban den", f"{MASK} ban", " ".join([MASK] * 7)]
@@ -181,6 +182,26 @@ def test_a_classifier_with_a_mask_fills_nothing() -> None:
     composed = compose_job(["model=classifier", "objective=label", "data=labels", "data.dir=x", *sizes], COMPOSER)
     with pytest.raises(RunError, match="was not trained to predict hidden tokens"):
         Filler(build_network(check_model(composed.model), seed=3), tokenizer)
+
+
+def test_an_encoder_with_learned_tokens_embeds_texts_and_fills_only_after_they_are_dropped() -> None:
+    tokenizer = filler_of_words().tokenizer
+    tokens = "model.graph.mem={block: learned_tokens, tokens: 3, after: src_pos}"
+    drop = "model.graph.drop={block: drop_tokens, tokens: 3, before: logits}"
+    sizes = ["d_model=16", "d_ff=24", "heads=2", "layers=1", f"vocab={tokenizer.size}"]
+
+    def network(*overrides):
+        composed = compose_job(["model=encoder_only", *sizes, tokens, *overrides], COMPOSER)
+        return build_network(check_model(composed.model), seed=3)
+
+    encoder, texts = Encoder(network(), tokenizer), ["ban", "den den den ban"]
+    together, alone = encoder.embed(texts), torch.cat([encoder.embed([text]) for text in texts])
+    torch.testing.assert_close(together, alone)
+    ids_1S = torch.tensor(encoder.encode(texts[:1]))
+    torch.testing.assert_close(together[:1], encoder.network.trunk(src=ids_1S).mean(1))
+    with pytest.raises(RunError, match="was not trained to predict hidden tokens"):
+        Filler(encoder.network, tokenizer)
+    assert Filler(network(drop), tokenizer).fill([f"ban {MASK}"])
 
 
 def write_samples(ranks, folder):

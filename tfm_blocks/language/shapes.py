@@ -54,7 +54,10 @@ class ShapeInference(Pass):
             if before and after and before != after:
                 change = f"turns {format_shape(before)} into {format_shape(after)}"
                 rule = f"a repeated layer must keep the shape, but this {change}"
-                self.report(path, rule, "end it with a node that restores the shape, such as {block: linear, d_out: …}")
+                help = "end it with a node that restores the shape, such as {block: linear, d_out: …}"
+                if before[:2] != after[:2]:
+                    help = "change the positions before or after the stack"
+                self.report(path, rule, help)
 
     def _node(self, node: Node) -> Node | None:
         """Return the node with its shape, or None if it breaks a rule. Raises RuleError."""

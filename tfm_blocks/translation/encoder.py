@@ -9,7 +9,8 @@ from typing import ClassVar, Literal, NoReturn, Self
 import torch
 from torch import Tensor
 
-from tfm_blocks.data.layout import PAD, padded_rows
+from tfm_blocks.blocks.layers.state import mean_of_kept
+from tfm_blocks.data.layout import padded_rows
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.devices import choose_device
@@ -92,8 +93,8 @@ class Encoder:
         """Return the vector of each row of a batch: x_BD on the CPU."""
         ids_BS = padded_rows(rows).to(self.network.device)
         x_BSD = self.network.trunk_with_losses({self.input: ids_BS})[0].float()
-        keep_BS1 = (ids_BS != PAD)[:, :, None]
-        mean_BD = (x_BSD * keep_BS1).sum(1) / keep_BS1.sum(1)
+        axis = str(self.network.spec.sink.shape[1])
+        mean_BD = mean_of_kept(x_BSD, self.network.keep_masks({self.input: ids_BS}).masks[axis])
         return (mean_BD if pooling == "mean" else x_BSD[:, 0]).cpu()
 
 

@@ -33,8 +33,12 @@ class Filled(NamedTuple):
 
 
 def predicts_tokens(network: Network, tokenizer: Tokenizer) -> bool:
-    """Return True if a network has an output for each token, unlike a classifier and the discriminator of ELECTRA."""
-    return int(str(network.spec.sink.shape[-1])) >= tokenizer.size
+    """Return True if a network has an output for each token at each position of its input.
+
+    A classifier, the discriminator of ELECTRA, and an encoder with learned tokens before its output have none.
+    """
+    shape = network.spec.sink.shape
+    return int(str(shape[-1])) >= tokenizer.size and shape[:-1] == network.spec.inputs[0].shape
 
 
 def visible_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
