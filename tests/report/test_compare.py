@@ -187,13 +187,14 @@ def test_a_model_with_a_failed_seed_is_not_tested_over_seeds(sweep, tmp_path):
     shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
     status = tmp_path / "prenorm-3" / "status.json"
     failed = {"state": "diverged", "scores": {}, "translation": [], "scored_on": ""}
+    failed["best"] = {"val/loss": {"value": 9.0, "step": 30}}
     status.write_text(json.dumps(json.loads(status.read_text()) | failed))
     rows = comparison(tmp_path, "--baseline", "base-1")["against"]
     assert {one["seeds"] is None for one in rows if one["group"].startswith("prenorm")} == {True}
     assert all(one["seeds"] is not None for one in rows if not one["group"].startswith("prenorm"))
     means = said(tmp_path, "--markdown").partition("**over seeds")[2].partition("\n\n**")[0]
     (row,) = (line for line in means.splitlines() if line.startswith("| prenorm"))
-    assert "| 2 of 3 |" in row and "**" not in row and "**" in means
+    assert "| 2 of 3 | 1.2500 ± 0.0000 |" in row and "**" not in row and "**" in means
 
 
 def test_each_model_is_tested_against_the_baseline_on_its_own_test_set(tmp_path):

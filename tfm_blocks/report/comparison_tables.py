@@ -143,7 +143,7 @@ def _mark(curve: RateCurve, rate: Rate) -> str:
 
 
 def seeds_table(comparison: Comparison) -> Table:
-    """Return a row for each group: means and standard deviations over its counted runs. One task has a best model."""
+    """Return a row for each group: means and standard deviations over its finished runs. One task has a best model."""
     several_tasks = len(comparison.grid.tasks) > 1
     scores = [SCORES[name] for name in _scores(comparison, [*WITH_INTERVAL, *WITHOUT_INTERVAL]) if SCORES[name].mean]
     loss = find_key(OBJECTIVE).form
@@ -155,13 +155,14 @@ def seeds_table(comparison: Comparison) -> Table:
     ]
     rows = []
     for group in comparison.best_rate_groups:
-        best = [run.best[OBJECTIVE].value for run in group.counted if OBJECTIVE in run.best]
-        done = sum(bool(run.scored_on) for run in group.counted)
+        finished = [run for run in group.counted if run.scored_on]
+        best = [run.best[OBJECTIVE].value for run in finished if OBJECTIVE in run.best]
+        done = len(finished)
         means = [mean_cell(best, loss)]
         for score in scores:
             values = group.scores_over_seeds(score.name)  # none unless its runs share a test set and a method
             if score.kind == "token":
-                values = [run.values[score.name] for run in group.counted if score.name in run.values]
+                values = [run.values[score.name] for run in finished if score.name in run.values]
             means.append(mean_cell(values, score.mean))
         means = [replace(cell, ranked=done == len(group.counted)) if cell else None for cell in means]
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
