@@ -279,7 +279,12 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{args: {heads: d_modle//32}}", "args.heads")
     ],
     "heads divides by zero": [("{args: {heads: d_model//0}}", "args.heads")],
-    "heads refers to itself: d_ff → heads → d_ff": [("{args: {d_ff: heads, heads: d_ff}}", "args.heads")],
+    "{} refers to itself: {}": [
+        ("{args: {d_ff: heads, heads: d_ff}}", "args.d_ff", "d_ff", "d_ff → heads → d_ff"),
+        ("{args: {heads: heads}}", "args.heads", "heads", "heads → heads"),
+        ("{args: {heads: a, a: d_ff*2, d_ff: heads}}", "args.d_ff", "d_ff", "d_ff → heads → a → d_ff"),
+        ("{graph: {encoder: {args: {heads: a, a: heads*2}}}}", "graph.encoder.args.heads", "heads", "heads → a → heads"),
+    ],
     "d_ff integers go up to 2^40, but this is 1099512676352": [("{args: {d_ff: 1048576*1048577}}", "args.d_ff")],
     "heads arithmetic has at most 80 characters, but this has 99": [
         (
@@ -412,6 +417,11 @@ def test_a_wrong_model_is_an_error_with_address_rule_and_fix(fragment, address, 
     assert (first.address, first.rule) == (address, rule)
     assert all(problem.help and problem.place for problem in error.problems)
     assert len(str(error)) <= LONGEST and len(str(error).splitlines()) <= SCREEN
+
+
+def test_a_cycle_of_args_is_one_error_whichever_arg_leads_to_it(tmp_path):
+    (problem,) = refused("{args: {heads: a, a: d_ff, d_ff: heads, dropout: a*0.1}}", tmp_path).problems
+    assert problem.rule.endswith("d_ff → heads → a → d_ff") and problem.help == "write a number for d_ff or heads or a"
 
 
 HUGE = "7" * 5000

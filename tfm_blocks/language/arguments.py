@@ -107,6 +107,8 @@ class Args:
             if kind.numeric and (isinstance(value, str) or type(value) is int):
                 value = self.evaluate(value)
             return convert(value, kind)
+        except ArgumentError:
+            raise
         except ValueError as error:
             raise ArgumentError(raw.path, f"{raw.path[-1]} {error}", example_value(kind)) from None
 
@@ -129,7 +131,10 @@ class Args:
         return Part(name, values)
 
     def evaluate(self, value: str | int) -> Number:
-        """Evaluate arithmetic. Raises ValueError with a sentence that continues the argument's name."""
+        """Evaluate arithmetic. Raises ValueError with a sentence that continues the argument's name.
+
+        Raises ArgumentError for args that refer to each other in a cycle, which is equal for all of them.
+        """
         return self._evaluate(value, (), dict(self.index))
 
     def _evaluate(self, value: str | int | float, open_names: tuple[str, ...], known: dict[str, Number]) -> Number:
@@ -139,7 +144,7 @@ class Args:
             if name in known:
                 return known[name]
             if name in open_names:
-                raise ValueError(f"refers to itself: {' → '.join((*open_names, name))}")
+                raise self._cycle(open_names[open_names.index(name) :])
             if len(open_names) == MOST_IN_A_ROW:
                 raise ValueError(f"refers to more than {MOST_IN_A_ROW} args in a row: {' → '.join(open_names[:3])} → …")
             raw = self.find(name)
@@ -154,3 +159,11 @@ class Args:
             return known[name]
 
         return evaluate(value, lookup)
+
+    def _cycle(self, names: tuple[str, ...]) -> ArgumentError:
+        """Return the error for args each of which refers to the next one, and the last one to the first one."""
+        first = next(name for name in self.values if name in names)
+        start = names.index(first)
+        names = (*names[start:], *names[:start])
+        rule = f"{first} refers to itself: {' → '.join((*names, first))}"
+        return ArgumentError(self.values[first].path, rule, f"write a number for {' or '.join(names)}")
