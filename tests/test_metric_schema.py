@@ -123,5 +123,13 @@ def test_each_corpus_of_a_mix_has_columns_and_scores() -> None:
     names = ("loss", "perplexity", "token_accuracy", "bleu", "chrf")
     assert new == {f"{split}/{name}/{part}" for split in ("val", "test") for name in names for part in "ab"}
     assert find_score("loss/a").key == "loss/a" and find_score("loss/a").better == "lower"
-    with pytest.raises(KeyError):
-        find_score("nothing/a")
+    for name in ("nothing/a", "", "/a"):
+        with pytest.raises(KeyError):
+            find_score(name)
+
+
+def test_a_score_is_found_by_its_key_and_by_its_name_in_tables() -> None:
+    for score in FINAL_SCORES:
+        assert {find_score(name) for name in score.names} == {score} and score.display in score.names
+    assert find_score("bits per byte/a") == find_score("bits_per_byte/a")
+    assert find_score("bits per byte/a").heading == "bits per byte/a" and find_score("f1").heading == "F1"

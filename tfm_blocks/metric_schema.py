@@ -62,7 +62,8 @@ class FinalScore:
     tested as the fraction; token: a logged value without an interval; solved: 100 for a seed that solved its task, else
     0. key: its name in the log of the split.
     mean: format in tables over seeds, or "" to omit it there. difference: format in tables against a baseline.
-    cell: format in the matrix of models and tasks. low, high: the possible scores.
+    cell: format in the matrix of models and tasks. low, high: the possible scores. title: the name in tables, if it is
+    another one.
     """
 
     name: str
@@ -74,6 +75,18 @@ class FinalScore:
     cell: str = "{:z.1f}"
     low: float = 0.0
     high: float = 100.0
+    title: str = ""
+
+    @property
+    def display(self) -> str:
+        """Return the name in tables, such as `bits per byte`, or `bits per byte/NAME` for a corpus of a mix."""
+        base, slash, corpus = self.name.partition("/")
+        return f"{self.title or base}{slash}{corpus}"
+
+    @property
+    def names(self) -> set[str]:
+        """Return the names by which `find_score` finds it."""
+        return {self.name, self.key, self.title} - {""}
 
     @property
     def in_percent(self) -> bool:
@@ -83,7 +96,7 @@ class FinalScore:
     @property
     def heading(self) -> str:
         """Return the name with the unit."""
-        return f"{self.name}, %" if self.in_percent else self.name
+        return f"{self.display}, %" if self.in_percent else self.display
 
 
 IN_EVERY_ROW = frozenset({TOKENS, SECONDS})
@@ -174,7 +187,8 @@ SPLIT_KEYS = (  # of val/ and test/
 ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
     Key(
         "accuracy",
-        "fraction of the tokens of an answer, or of the labels, that are correct, mean over answers or labels, 0 to 1",
+        "fraction of the tokens of an answer, or of the labels, that are correct, mean over answers or labels, 0 to 1; "
+        "if a text has several labels, of the decisions on each class of each text",
         "max",
         progress="accuracy {:.1%}",
         best=True,
@@ -213,9 +227,11 @@ def _of_split(split: str, texts: str) -> list[Key]:
     return [replace(key, name=f"{split}/{key.name}", unit=key.unit.replace("TEXTS", texts)) for key in keys]
 
 
-def _small_score(name: str, better: Literal["lower", "higher"], low: float = 0.0, high: float = 1.0) -> FinalScore:
+def _small_score(
+    name: str, title: str, better: Literal["lower", "higher"], low: float = 0.0, high: float = 1.0
+) -> FinalScore:
     """Return a logged value without an interval that is shown with four decimals."""
-    return FinalScore(name, "token", better, name, "{:.4f}", "{:+.4f}", "{:.4f}", low, high)
+    return FinalScore(name, "token", better, name, "{:.4f}", "{:+.4f}", "{:.4f}", low, high, title)
 
 
 VAL_KEYS = _of_split("val", "the first translations")
@@ -250,10 +266,10 @@ FINAL_SCORES = (
     FinalScore(
         "perplexity", "token", "lower", "perplexity", difference="{:+.4f}", cell="{:.2f}", low=1.0, high=math.inf
     ),
-    _small_score(BITS_PER_BYTE, "lower", high=math.inf),
-    _small_score("f1", "higher"),
-    _small_score("mcc", "higher", low=-1.0),
-    _small_score("spearman", "higher", low=-1.0),
+    _small_score(BITS_PER_BYTE, "bits per byte", "lower", high=math.inf),
+    _small_score("f1", "F1", "higher"),
+    _small_score("mcc", "MCC", "higher", low=-1.0),
+    _small_score("spearman", "Spearman", "higher", low=-1.0),
 )
 SOLVED_FROM = 90.0  # percent of scaled accuracy at which a seed solved its task; the share of seeds is a score
 SOLVED = FinalScore("solved", "solved", "higher", key="solved", cell="{:.0f}")
@@ -286,20 +302,20 @@ def find_key(name: str) -> Key:
 
 
 def find_score(name: str) -> FinalScore:
-    """Return the score with this name or key. Raises KeyError.
+    """Return the score with this name, key or title. Raises KeyError.
 
     `accuracy@64` is the score of answers of length 64, and `loss/NAME` is the loss of a corpus of a mix.
     """
     base, slash, corpus = name.partition("/")
     for score in FINAL_SCORES:
-        if slash and corpus and base in (score.name, score.key):
+        if slash and corpus and base in score.names:
             key = score.key or score.name.lower()
             return replace(score, name=f"{score.name}/{corpus}", key=f"{key}/{corpus}")
     base, at, length = name.partition("@")
     if name == SOLVED.name:
         return SOLVED
     for score in FINAL_SCORES:
-        if base in (score.name, score.key) and (not at or (score.in_percent and length.isdecimal())):
+        if base in score.names and (not at or (score.in_percent and length.isdecimal())):
             return replace(score, name=f"{score.name}{at}{length}", key=f"{score.key}{at}{length}")
     raise KeyError(name)
 
@@ -307,7 +323,7 @@ def find_score(name: str) -> FinalScore:
 def keys_as_markdown() -> str:
     """Return docs/logged-keys.md."""
     keys = [f"| `{key.name}` | {key.unit} | {key.summary} |" for key in METRIC_KEYS]
-    scores = [f"| {score.name} | {score.better} |" for score in (*FINAL_SCORES, SOLVED)]
+    scores = [f"| {score.display} | `{score.name}` | {score.better} |" for score in (*FINAL_SCORES, SOLVED)]
     return "\n".join(
         [
             "# Logged keys\n",
@@ -318,7 +334,7 @@ def keys_as_markdown() -> str:
             "are not logged: TER, sacreBLEU's translation edit rate, is computed from the test outputs,",
             "[the pseudo-perplexity](encoders.md#scores) on request, and `solved`, the percentage of seeds whose",
             f"scaled accuracy is at least {SOLVED_FROM:g} %, from the scaled accuracy.\n",
-            *("| score | better |", "|---|---|", *scores),
+            *("| score | in JSON and CSV | better |", "|---|---|---|", *scores),
         ]
     )
 

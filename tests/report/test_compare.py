@@ -319,7 +319,7 @@ def test_csv_has_a_row_for_each_run_unrounded(sweep):
 def test_scores_that_no_run_has_have_no_column(sweep):
     printed = cached_output(sweep)
     assert "perplexity" in printed
-    assert "f1" not in printed and "spearman" not in printed
+    assert "F1" not in printed and "Spearman" not in printed
 
 
 def test_the_tables_show_sizes_speed_time_and_the_best_validation(sweep):

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 import math
 from statistics import fmean
 
@@ -172,6 +173,20 @@ def test_another_score_can_be_named(tmp_path, metric, factor):
         leave_answers(tmp_path / f"{mixer}-{task}", task, mixer, 1, 0.5, lengths={64: 0.75})
     expected = 75 if metric == "accuracy@64" else 50
     assert {one["mean"] for one in cells(tmp_path, "--metric", metric).values()} == {expected}
+
+
+@pytest.mark.parametrize(("score", "heading"), [("accuracy", "accuracy, %"), ("spearman", "Spearman")])
+def test_the_default_score_of_labels_is_their_own(tmp_path, score, heading):
+    for mixer, task in itertools.product(("attention", "lstm"), ("parity", "mqar")):
+        leave_answers(run := tmp_path / f"{mixer}-{task}", task, mixer, 1, 0.5)
+        status = json.loads((run / "status.json").read_text())
+        scores = {"test/loss": 0.5, "test/perplexity": 1.5, f"test/{score}": 0.75, "test/f1": 0.5, "test/mcc": 0.25}
+        (run / "status.json").write_text(json.dumps(status | {"scores": scores}))
+    assert {one["score"] for one in cells(tmp_path).values()} == {score}
+    assert f"{heading}: mean over seeds" in cached_output(tmp_path, "--matrix")
+    for headings in (["F1", "MCC", heading.partition(",")[0]],):
+        tables = cached_output(tmp_path, "--latex")
+        assert all(f"& {name} " in tables for name in headings) and "f1" not in tables and "mcc" not in tables
 
 
 @pytest.mark.parametrize("metric", ["acuracy", "BLEU", "accuracy@7", "loss@64"])

@@ -286,7 +286,7 @@ def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):
     assert record["law"]["irreducible"] == pytest.approx(by_loss["law"]["irreducible"] / 4, rel=1e-2)
     with pytest.raises(SystemExit):
         said(tmp_path / "all", "--metric", "loss")
-    assert "in place of the loss stands bits_per_byte or a score whose best value is 100 %" in capsys.readouterr().err
+    assert "in place of the loss stands bits per byte or a score whose best value is 100 %" in capsys.readouterr().err
     best = tmp_path / "all" / "llama-64-40-1" / "status.json"
     best.write_text(best.read_text().replace('"test/exact_match": 0.', '"test/exact_match": 1, "x": 0.'))
     with pytest.raises(SystemExit):

@@ -85,7 +85,7 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--order", type=options.text, metavar="YAML", help=what)
     what = "the models or tasks to show, in this order, as in '[lstm, attention]', or a YAML file"
     command.add_argument("--only", type=options.text, metavar="YAML", help=what)
-    what = "score of the matrix of models and tasks, such as solved or accuracy@64 (default: scaled accuracy, or BLEU)"
+    what = "score of the matrix of models and tasks, such as solved or accuracy@64 (default: the score of the tasks)"
     command.add_argument("--metric", metavar="SCORE", help=what)
     what = "leave out the runs whose seeds chose the learning rate of their model"
     command.add_argument("--held-out-seeds", action="store_true", help=what)

@@ -109,7 +109,8 @@ def scores_table(comparison: Comparison) -> Table:
         for run in _runs(comparison)
         if run.scored_on
     ]
-    columns = [*texts("run", "scored on"), *numbers(SCORE, *scores), *numbers("{:.4g}", *values)]
+    headings = [[SCORES[name].display for name in names] for names in (scores, values)]
+    columns = [*texts("run", "scored on"), *numbers(SCORE, *headings[0]), *numbers("{:.4g}", *headings[1])]
     return Table("scores and their 95 % intervals", columns, rows)
 
 
@@ -151,7 +152,7 @@ def seeds_table(comparison: Comparison) -> Table:
         *texts("model"),
         Column("seeds", COUNT),
         Column(f"best {OBJECTIVE}", loss, "" if several_tasks else "lower"),
-        *(Column(score.name, score.mean, "" if several_tasks else score.better) for score in scores),
+        *(Column(score.display, score.mean, "" if several_tasks else score.better) for score in scores),
     ]
     rows = []
     for group in comparison.best_rate_groups:
@@ -176,11 +177,12 @@ def baseline_table(comparison: Comparison, baseline: Group) -> Table:
     columns = [*texts("model", "score"), *numbers(P_VALUE, "difference", *tests)]
     rows: list[list[Value]] = []
     for test in comparison.baseline_tests:
-        form = find_score(test.score).difference
+        score = find_score(test.score)
+        form = score.difference
         difference = Cell(form.format(test.difference), test.difference)
         sentences = interval(test.sentences_interval, form), test.sentences, test.sentences_corrected
         seeds = interval(test.seeds_interval, form), test.seeds, test.seeds_corrected
-        rows.append([comparison.label(test.group), test.score, difference, *sentences, *seeds])
+        rows.append([comparison.label(test.group), score.display, difference, *sentences, *seeds])
     return Table(f"against {comparison.label(baseline)}", columns, rows, keys=2, note=TESTS if rows else "")
 
 

@@ -14,7 +14,7 @@ from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.runs.records import wilson
 from tfm_blocks.scoring.significance import SeedTest, correct, half_interval, over_tasks, seeds_needed
 
-PREFERRED = ("scaled accuracy", "BLEU", "exact match", "perplexity")  # of the scores that most cells have
+PREFERRED = ("scaled accuracy", "BLEU", "exact match", "accuracy", "spearman", "perplexity")  # of most cells
 ALPHA = 0.05  # corrected p-values below it are marked
 LEAST_SPAN = 0.1  # of the largest score: the shortest axis of scores that are not percents
 CHANCE = 10.0  # percent of scaled accuracy; a model at chance has no seed above it
@@ -189,7 +189,7 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
     scores = {place: group.scores_over_seeds(score.name) for place, group in grid.groups.items()}
     cells = {place: ScoreCell(grid.groups[place], values, score) for place, values in scores.items() if values}
     if metric and not cells:
-        raise _no_score(grid, metric, f"no run has the score {shown(score.name)}")
+        raise _no_score(grid, metric, f"no run has the score {shown(score.display)}")
     baseline_row = next((place[0] for place, group in grid.groups.items() if group is baseline), None)
     columns: dict[int, list[int]] = {}
     complete: dict[int, list[float]] = {}
@@ -241,8 +241,8 @@ def _find_score(grid: ModelGrid, metric: str | None) -> FinalScore:
 
 def _no_score(grid: ModelGrid, metric: str, rule: str) -> ConfigError:
     """Return the error for a metric, with the nearest of the scores that some group has."""
-    names = [score.name for score in (*FINAL_SCORES, SOLVED)]
-    measured = [name for name in names if any(group.scores_over_seeds(name) for group in grid.groups.values())]
+    groups, known = grid.groups.values(), (*FINAL_SCORES, SOLVED)
+    measured = [score.display for score in known if any(group.scores_over_seeds(score.name) for group in groups)]
     return ConfigError(Problem("--metric", rule, help=suggest(metric, measured)))
 
 

@@ -157,7 +157,7 @@ def _best_of_task(matrix: Matrix) -> str:
 
 def _best_of_tasks(matrix: Matrix) -> Iterator[str]:
     """Yield which model is best on which tasks, and which models share the best score of a task."""
-    labels, name = matrix.grid.labels, matrix.score.name
+    labels, name = matrix.grid.labels, matrix.score.display
     tasks: dict[str, list[str]] = {}
     for column, rows in matrix.best.items():
         if len(rows) == 1:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tfm_blocks.errors import ConfigError, Problem, listed, shown
-from tfm_blocks.metric_schema import BITS_PER_BYTE, OBJECTIVE, find_score
+from tfm_blocks.errors import ConfigError, Problem, listed
+from tfm_blocks.metric_schema import BITS_PER_BYTE, OBJECTIVE, FinalScore, find_score
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.report.comparison import NAMED, Comparison
@@ -31,13 +31,19 @@ class Ladder:
     """The final losses of runs of several sizes and lengths, and their scaling law.
 
     `with_trends` is a second fit, in which the factor of each model may change with compute; None if the runs do not
-    determine it. `notes` name the runs that are left out, and what the sizes cannot show. `measure` names the loss.
+    determine it. `notes` name the runs that are left out, and what the sizes cannot show. `score` stands in place of
+    the loss.
     """
 
     fit: LadderFit
     with_trends: LadderFit | None
     notes: Sequence[str]
-    measure: str = OBJECTIVE
+    score: FinalScore | None = None
+
+    @property
+    def measure(self) -> str:
+        """Return the name of the loss or score."""
+        return self.score.display if self.score else OBJECTIVE
 
     @property
     def largest(self) -> float:
@@ -67,8 +73,9 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     determine the law, or cannot be compared, and RunError if a run has no model.
     """
     parents = {path for run in comparison.runs for path in _parent_folders(run)}
-    kept, left = _select_runs(comparison, parents, metric)
-    if metric != BITS_PER_BYTE and (count := len({run.tokenizer for _, run, _ in kept})) > 1:
+    score = find_score(metric) if metric else None
+    kept, left = _select_runs(comparison, parents, score)
+    if not (score and score.name == BITS_PER_BYTE) and (count := len({run.tokenizer for _, run, _ in kept})) > 1:
         rule = f"the runs have {count} tokenizers, so their losses per token cannot be compared"
         help = f"write --metric {BITS_PER_BYTE}, or train all runs with data.tokenizer=RUN of one of them"
         raise ConfigError(Problem("--scaling", rule, help=help))
@@ -91,11 +98,11 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     except ConfigError:
         with_trends = None
     fit = fit_ladder(points, models)
-    return Ladder(fit, with_trends, list(_notes(fit, left)), metric or OBJECTIVE)
+    return Ladder(fit, with_trends, list(_notes(fit, left)), score)
 
 
 def _select_runs(
-    comparison: Comparison, parents: Collection[Path], metric: str | None
+    comparison: Comparison, parents: Collection[Path], score: FinalScore | None
 ) -> tuple[list[tuple[Group, SavedRun, float]], dict[str, list[SavedRun]]]:
     """Return the runs in the fit with their groups and losses, and the others by reason. Raises ConfigError."""
     left: dict[str, list[SavedRun]] = {}
@@ -104,13 +111,13 @@ def _select_runs(
     best = best_groups(tried, rate_curves(tried, comparison.factors))
     groups = {id(run): group for group in best for run in group.counted}
     for run in comparison.runs:
-        loss, group = run.last_validation_loss if metric is None else _distance(run, metric), groups.get(id(run))
+        loss, group = _distance(run, score) if score else run.last_validation_loss, groups.get(id(run))
         if reason := _why_left_out(run, parents, loss, is_counted=group is not None):
             left.setdefault(reason, []).append(run)
         elif group and loss is not None:
             kept.append((group, run, loss))
     if not kept:
-        rule = f"no finished run has a {metric or OBJECTIVE}"
+        rule = f"no finished run has a {score.display if score else OBJECTIVE}"
         raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
     return kept, left
 
@@ -133,22 +140,19 @@ def _groups_with_most_results(groups: Sequence[Group]) -> list[Group]:
     return [group for group, (size, rate) in zip(groups, keys, strict=True) if counts[size][rate] == most[size]]
 
 
-def _distance(run: SavedRun, metric: str) -> float | None:
+def _distance(run: SavedRun, score: FinalScore) -> float | None:
     """Return the distance of a score in percent from 100 %, as a fraction, or the bits per byte.
 
     Raises ConfigError for another score.
     """
-    score = find_score(metric)
     if score.name == BITS_PER_BYTE:
         return run.value_of(score.name)
     if not score.in_percent or score.better != "higher":
-        rule = (
-            f"is {shown(metric)}, but in place of the loss stands {BITS_PER_BYTE} or a score whose best value is 100 %"
-        )
+        rule = f"is {score.display}, but in place of the loss stands bits per byte or a score whose best value is 100 %"
         raise ConfigError(Problem("--metric", rule, help="write --metric accuracy@64, or leave it out for the loss"))
     value = run.value_of(score.name)
     if value is not None and value >= score.high:
-        rule = f"{run.name} has 100 % of {metric}, and no law has a distance of 0"
+        rule = f"{run.name} has 100 % of {score.display}, and no law has a distance of 0"
         raise ConfigError(Problem("--metric", rule, help="choose a harder score, or leave it out for the loss"))
     return None if value is None else 1 - value / 100
 

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.drawing import WIDTH, line_style
 from tfm_blocks.report.scaling import Ladder
 from tfm_blocks.report.table import COUNT, Table, Value, mean_cell, numbers, texts
@@ -291,6 +290,7 @@ def draw_scaling(ladder: Ladder) -> Figure:
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel("operations of the training, 6 N D\n(right of the line: extrapolated)")
-    panel.set_ylabel("validation loss" if ladder.measure == OBJECTIVE else f"1 - {ladder.measure}")
+    score = "validation loss" if ladder.score is None else ladder.score.display
+    panel.set_ylabel(f"1 - {score}" if ladder.score and ladder.score.in_percent else score)
     panel.legend()
     return drawn

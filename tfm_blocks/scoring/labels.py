@@ -62,7 +62,8 @@ def _scaled(covariance_R: Floats, spread_R: Floats) -> Floats:
 def label_statistics(outputs: Sequence[str], references: Sequence[str], predict: str) -> dict[str, Floats]:
     """Return the statistics of labels, which `predict` describes as in data=labels.
 
-    Numbers are ranked among all rows, so that a test over rows does not recompute the ranks.
+    Numbers are ranked among all rows, so that a test over rows does not recompute the ranks. The accuracy of `several`
+    is the fraction of right decisions, one for each row and class.
     """
     if predict == "number":
         x_N, y_N = (_ranks(np.array(list(map(float, texts)))) for texts in (outputs, references))
