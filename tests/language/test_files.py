@@ -43,6 +43,7 @@ def refused(tmp_path, text, header=HEADER):
         ("model: !!python/object/apply:os.system ['true']\n", "YAML tag", 2),
         ("plugins: evil\n", "cannot set 'plugins'", 2),
         ("seed: 4\n", "cannot set 'seed'", 2),
+        ("'seed': 4\n", "cannot set 'seed'", 2),
         ("heads: 4\nheads: 8\n", "'heads' twice", 3),
         ("model:\n  graph: {encoder: {at: {0: {ffn: null}, 0x0: {attn: null}}}}\n", "has the key '0x0'", 3),
         ("model: {graph: {encoder: {at: {'0': {ffn: null}}}}}\n", "a decimal number without quotes", 2),
@@ -106,7 +107,7 @@ def test_a_model_file_has_the_value_that_yaml_1_2_reads_or_is_refused(tmp_path, 
     file = tmp_path / "mine.yaml"
     file.write_text(f"{HEADER}x: {text}\nother: '{text}'\n")
     try:
-        value = read_model_file(file).value["x"]
+        value = read_model_file(file, ()).value["x"]
     except ConfigError as error:
         assert f"has {text!r}, which YAML 1.1 and YAML 1.2" in str(error) and "mine.yaml:2" in str(error)
         assert re.search("[0-9]", text) is None or not re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]+)?", text)

@@ -152,8 +152,8 @@ _Document.add_implicit_resolver(
 _Document.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)  # type: ignore[type-var]
 
 
-def read_model_file(path: Path, root_keys: Collection[str] = ()) -> YamlFile:
-    """Read a file as plain YAML, whose value is a mapping. Raises ConfigError if it is not a plain model file."""
+def read_model_file(path: Path, root_keys: Collection[str]) -> YamlFile:
+    """Read a file as plain YAML, whose value is a mapping without `root_keys`. Raises ConfigError for another file."""
     file = read_yaml_file(path, plain=True)
     for number, line in enumerate(file.text.splitlines(), 1):
         if _DIRECTIVE.match(line) and line != HEADER:
@@ -240,9 +240,9 @@ def _plain_scalar(node: yaml.ScalarNode, file: str) -> None:
 
 def _expect_knobs(file: YamlFile, root_keys: Collection[str]) -> None:
     """Raise ConfigError for a root key that is neither `defaults`, `model` nor a knob."""
+    lines = {path: place.line for path, place, _ in file.entries}
     for key, value in file.value.items():
-        lines = enumerate(file.text.splitlines(), 1)
-        line = next((number for number, row in lines if row.startswith(f"{key}:")), None)
+        line = lines.get((str(key),))
         if key in ("defaults", "model"):
             continue
         if isinstance(value, (dict, list)):
