@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 from scipy.special import huber, logsumexp
-from scipy.stats import binom
+from scipy.stats import binom, t
 
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.scoring import scaling_law
-from tfm_blocks.scoring.scaling_law import LadderPoint, fit_ladder, fit_smaller, held_out_errors, seed_deviation
+from tfm_blocks.scoring.scaling_law import (
+    Estimate,
+    LadderPoint,
+    fit_ladder,
+    fit_smaller,
+    held_out_errors,
+    seed_deviation,
+)
 
 MODELS = ["base", "mine"]
 
@@ -63,6 +70,11 @@ def test_the_fit_has_the_smallest_sum_of_hubers_losses(monkeypatch):
     starts = [(5, 5, 0, 0.5, 0.5), (10, 10, 0.5, 0.5, 0.5), (5, 10, -1, 0.5, 1), (10, 5, 1, 1, 0.5)]
     others = [minimize(objective, start, method="BFGS", tol=1e-9).fun for start in starts]
     assert ours <= min(others) * (1 + 1e-4)
+
+
+def test_an_estimate_without_an_error_is_not_significant():
+    assert Estimate(0.9, 0.3, 5).p == pytest.approx(2 * t.sf(3, 5))
+    assert Estimate(scaling_law.LARGEST_LOG, 0.0, 5).p == Estimate(0.0, 0.0, 5).p == 1.0
 
 
 def draw_ladder(random, factor, *, seeds=3, trend=0.0, noise=0.004, misfit=0.0, of_lengths=0.0, models=MODELS):

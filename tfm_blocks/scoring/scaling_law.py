@@ -110,8 +110,11 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """Return the two-sided p-value of the hypothesis that the value is 0."""
-        return two_sided(self.value / self.error, self.freedom) if self.error else float(self.value == 0)
+        """Return the two-sided p-value of the hypothesis that the value is 0.
+
+        It is 1 without an error: estimates that are all equal, such as factors at LARGEST_LOG, show nothing about it.
+        """
+        return two_sided(self.value / self.error, self.freedom) if self.error else 1.0
 
 
 @dataclass(frozen=True)
