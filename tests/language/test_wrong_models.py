@@ -283,7 +283,12 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{args: {d_ff: heads, heads: d_ff}}", "args.d_ff", "d_ff", "d_ff → heads → d_ff"),
         ("{args: {heads: heads}}", "args.heads", "heads", "heads → heads"),
         ("{args: {heads: a, a: d_ff*2, d_ff: heads}}", "args.d_ff", "d_ff", "d_ff → heads → a → d_ff"),
-        ("{graph: {encoder: {args: {heads: a, a: heads*2}}}}", "graph.encoder.args.heads", "heads", "heads → a → heads"),
+        (
+            "{graph: {encoder: {args: {heads: a, a: heads*2}}}}",
+            "graph.encoder.args.heads",
+            "heads",
+            "heads → a → heads",
+        ),
     ],
     "d_ff integers go up to 2^40, but this is 1099512676352": [("{args: {d_ff: 1048576*1048577}}", "args.d_ff")],
     "heads arithmetic has at most 80 characters, but this has 99": [
