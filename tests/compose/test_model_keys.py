@@ -72,7 +72,7 @@ def test_several_values_of_a_sweep_are_completed_one_after_the_other():
 
 
 def test_keys_match_the_chosen_model_and_its_blocks():
-    keys = ["adapt=", "add_norm=", "args.", "base=", "graph.", "inputs.", "parametrisation="]
+    keys = ["adapt=", "add_norm=", "args.", "base=", "graph.", "inputs.", "parametrisation=", "quantize="]
     assert offered("model.") == [f"model.{key}" for key in keys]
     keys = offered(f"{ATTENTION}.")
     assert {f"{ATTENTION}.{name}=" for name in REGISTRY.blocks["attention"].arguments} <= set(keys)

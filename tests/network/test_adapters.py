@@ -117,7 +117,7 @@ def group(where, rest="rank: 2, alpha: 2"):
         (group("{role: head}"), "where", "only the tied weight src_emb", "tie: null"),
         (group("{role: matrix}", "rank: 2, alpha: 2, parts: [x]"), "where", "linear maps has a part called 'x'", "inner, k"),
         (group("{role: matrix}", "rank: 0, alpha: 2"), "rank", "must be at least 1, but is 0", "or more"),
-        (group("{role: matrix}", "rank: 70000, alpha: 2"), "rank", "must be at most 65536, but is 70000", "rank: 8"),
+        (group("{role: matrix}", "rank: 70000, alpha: 2"), "rank", "must be at most 65536, but is 70000", "65536 or less"),
         (group("{role: matrix}", "rank: 2"), "alpha", "is missing", "alpha"),
         (group("{role: matrix}", "rank: 2, alpha: 2, dropout: 1"), "dropout", "must be below 1, but is 1", "below 1"),
         (group("{role: matrix}", "rank: 2, alpha: 2, scaling: rs"), "scaling", "one of standard, rslora", "rslora"),

@@ -45,7 +45,7 @@ class Convolution(SlidingKernel):
         self.before = dilation * (kernel_size - 1 if mask else kernel_size // 2)
         self.after = dilation * (kernel_size - 1) - self.before
         self.map = Linear(D * kernel_size, D, bias=bias, depth_scaled=(0,))
-        self.map.takes_adapter = False
+        self.map.selectable = False
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
         order_BT = None if right_padded_T else reading_order(keep_BT)

@@ -115,7 +115,7 @@ class LatentAttention(DotProduct):
             p_B1TR = self.position.rotate_keys(p_B1TR, positions_T)
         else:
             p_B1TR = self.position.rotate(p_B1TR, positions_T)
-        return q_BHTK, self.norm(c_BTL)[:, None], p_B1TR
+        return q_BHTK, self.up.rounded_input(self.norm(c_BTL))[:, None], p_B1TR
 
     def _keys_and_values(self, c_B1TL: Tensor, p_B1TR: Tensor) -> tuple[Tensor, Tensor]:
         d_head, _, d_value = self.sizes

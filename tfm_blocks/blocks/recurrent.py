@@ -22,7 +22,7 @@ class Direction(nn.Module):
         super().__init__()
         self.input = Linear(D, gates * F, parts=gates, bias=bias)
         self.hidden = Linear(F, gates * F, parts=gates, bias=bias)
-        self.input.takes_adapter = self.hidden.takes_adapter = False
+        self.input.selectable = self.hidden.selectable = False
 
     @property
     def weights(self) -> list[Tensor]:

@@ -81,7 +81,7 @@ def _figure(arguments: argparse.Namespace) -> None:
 
 
 def _spec(arguments: argparse.Namespace) -> tuple[Spec, Registry]:
-    """Return the model, checked without torch if it has shipped blocks, no adapters and no requested cost."""
+    """Return the model, checked without torch if it has shipped blocks, no changed maps and no requested cost."""
     from tfm_blocks.language.check import check
     from tfm_blocks.registry.declarations import read_declarations
 
@@ -97,7 +97,7 @@ def _spec(arguments: argparse.Namespace) -> tuple[Spec, Registry]:
 
                 composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)
                 spec = check(composed.model, declared, composed.sources)
-            if not spec.mapping.get("adapt"):  # which maps have adapters is known from the modules
+            if not (spec.mapping.get("adapt") or spec.mapping.get("quantize")):  # their maps are known from the modules
                 print_warnings(spec.warnings)
                 return spec, declared
         except ConfigError:  # blocks of an installed plug-in, or an error: the full check knows both better

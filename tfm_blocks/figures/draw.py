@@ -185,7 +185,7 @@ class _Drawer:
         """Return notes on the layers that a node reads, on weights of other nodes, and on its cost."""
         node = alike[0]
         stack = node.address.partition(".")[0]
-        notes = [*labels.weight_notes(node, shared=node.owner.startswith(f"{stack}.")), *labels.adapter_notes(node)]
+        notes = [*labels.weight_notes(node, shared=node.owner.startswith(f"{stack}.")), *labels.map_notes(node)]
         for port in node.reads:
             known = [self._layers_read(other.reads[port], node.address) for other in alike]
             stacks = [layer[0] for row in known for layer in row if layer]

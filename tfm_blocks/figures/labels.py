@@ -170,12 +170,13 @@ def weight_notes(node: Node, *, shared: bool) -> tuple[str, ...]:
     return (f"weights of {node.owner}",) if node.shares and not shared else ()
 
 
-def adapter_notes(node: Node) -> tuple[str, ...]:
-    """Return lines with the adapted maps of a node and the ranks of their adapters."""
+def map_notes(node: Node) -> tuple[str, ...]:
+    """Return lines with the adapted maps of a node, the ranks of their adapters, and the quantised maps."""
     ranks: dict[int, list[str]] = {}
     for adapter in node.adapters.values():
         ranks.setdefault(adapter.rank, []).extend(adapter.maps)
     texts = [f"rank {rank} on {', '.join(maps)}" for rank, maps in ranks.items()]
+    texts += dict.fromkeys(f"{one.weights} weights" for one in node.quantized.values())
     return tuple(line for text in texts for line in wrap(text.split(), NOTE_LETTERS))
 
 

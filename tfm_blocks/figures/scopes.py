@@ -194,6 +194,7 @@ def _facts(node: Node, layer: str, entry: str, lasts: Mapping[str, str]) -> list
         node.block,
         repr(sorted((name, repr(value)) for name, value in node.arguments.items())),
         node.adapter_text,
+        node.quantized_text,
         tuple(map(_step, node.pre)),
         tuple(map(_step, node.post)),
         format_shape(node.shape),

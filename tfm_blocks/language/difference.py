@@ -30,7 +30,7 @@ from tfm_blocks.registry.values import Part
 
 Kind = Literal[
     "parametrisation", "input", "removed", "added", "renamed", "moved", "layers", "replaced", "argument", "add & norm",
-    "wiring", "weights", "adapters",
+    "wiring", "weights", "adapters", "quantisation",
 ]  # fmt: skip
 KINDS = get_args(Kind)
 NOTHING = "–"
@@ -228,6 +228,8 @@ class _Comparison:
             yield Change("weights", "tie", node_a.tie or NOTHING, node_b.tie or NOTHING)
         if node_a.adapters != node_b.adapters:
             yield Change("adapters", "", node_a.adapters or NOTHING, node_b.adapters or NOTHING)
+        if node_a.quantized != node_b.quantized:
+            yield Change("quantisation", "", node_a.quantized or NOTHING, node_b.quantized or NOTHING)
 
 
 def _previous(node: GraphNode, outline: Outline) -> str:

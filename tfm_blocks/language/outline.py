@@ -39,6 +39,7 @@ class GraphNode:
     tie: str = ""
     shrink: float = 1.0
     adapters: str = ""
+    quantized: str = ""
 
 
 @dataclass
@@ -104,6 +105,7 @@ class Outline:
         return GraphNode(
             address, Part(call.block or "", call.arguments), self._reads(call), default, layers, pre, call.post,
             weights=call.owner, tie=call.tie or "", shrink=call.shrink, adapters=call.adapter_text,
+            quantized=call.quantized_text,
         )  # fmt: skip
 
     def _reads(self, call: Node) -> dict[str, tuple[str, ...]]:

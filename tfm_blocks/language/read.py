@@ -48,7 +48,7 @@ class Reader(Pass):
     def read_model(self, mapping: Any) -> ModelTree:
         """Build the tree; it is valid only if there are no problems."""
         keys = self._mapping(mapping, MODEL)
-        self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph", "adapt", *PARAMETRISATION_KEYS))
+        self._unknown(keys, MODEL, ("inputs", "args", "add_norm", "graph", "adapt", "quantize", *PARAMETRISATION_KEYS))
         inputs_path = (*MODEL, "inputs")
         inputs = tuple(
             self._input(name, axes, (*inputs_path, name))

@@ -53,7 +53,7 @@ def _definitions(registry: Registry) -> Schema:
     around = {"dropout": _value(Kind("rate")), "norm": _ref("category_norm")}
     return {
         "model": _mapping(
-            {key: _ref(key) for key in ("inputs", "args", "add_norm", "graph", "adapt")}
+            {key: _ref(key) for key in ("inputs", "args", "add_norm", "graph", "adapt", "quantize")}
             | {"parametrisation": {"anyOf": [{"enum": [*NAMES, None]}, KNOB]}, "base": base}
         ),
         "inputs": {"type": ["object", "null"], "additionalProperties": {"type": ["string", "null"], "pattern": AXES}},
@@ -68,7 +68,12 @@ def _definitions(registry: Registry) -> Schema:
             "propertyNames": node_name,
             "additionalProperties": {"anyOf": [_ref("node"), NULL]},
         },
-        "adapt": _adapt(),
+        "adapt": _groups(
+            {key: {"anyOf": [{"type": "number"}, KNOB, NULL]} for key in ("rank", "alpha", "dropout")}
+            | {"scaling": {"enum": ["standard", "rslora", None]}}
+            | {"parts": {"type": ["array", "null"], "items": {"type": "string"}}}
+        ),
+        "quantize": _groups({"weights": {"enum": ["ternary", None]}, "activations": {"enum": ["int8", None]}}),
         "tensor": tensor,
         "tensors": {"anyOf": [*tensor["anyOf"], {"type": "array", "minItems": 1, "items": _ref("tensor")}]},
         **{f"category_{category}": _category(registry, category) for category in CATEGORIES},
@@ -189,17 +194,11 @@ def _arguments(blocks: Iterable[BlockInfo]) -> Schema:
     return {name: kinds[0] if len(kinds) == 1 else {"anyOf": kinds} for name, kinds in schemas.items()}
 
 
-def _adapt() -> Schema:
-    """Return the schema of the groups of adapters, which network/adapters.py checks."""
+def _groups(keys: Schema) -> Schema:
+    """Return the schema of groups of linear maps, which network/adapters.py checks."""
     names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     where = _mapping(dict.fromkeys(("role", "node", "block"), names))
-    keys = {
-        "where": where,
-        **{key: {"anyOf": [{"type": "number"}, KNOB, NULL]} for key in ("rank", "alpha", "dropout")},
-        "scaling": {"enum": ["standard", "rslora", None]},
-        "parts": {"type": ["array", "null"], "items": {"type": "string"}},
-    }
-    return {"type": ["object", "null"], "additionalProperties": _mapping(keys)}
+    return {"type": ["object", "null"], "additionalProperties": _mapping({"where": where, **keys})}
 
 
 def _add_norm() -> Schema:

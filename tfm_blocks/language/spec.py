@@ -98,6 +98,18 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """The formats to which a linear map, which stacks `maps`, rounds its weights and inputs in the forward pass."""
+
+    maps: tuple[str, ...]
+    weights: str
+    activations: str | None
+
+    def __str__(self) -> str:
+        return f"{self.weights} weights" + (f", {self.activations} activations" if self.activations else "")
+
+
+@dataclass(frozen=True)
 class Node:
     """A call of a block, with its add & norm. A node without a block has only `post`, such as the `last` of a stack.
 
@@ -106,8 +118,8 @@ class Node:
     binds the signature's letters. `stack` is the address of the outermost stack around the node. `sees` is the part of
     the target that an output position depends on. For a `deep` node, the depth of the model sets the factor of `add`
     and `shrink`, the factor of the initial weights in the branch. `deeper` is the number of layers of the stacks around
-    the node, relative to the base of `completep`. `adapters` are by the path of the linear map below the node's module,
-    such as `block.qkv`.
+    the node, relative to the base of `completep`. `adapters` and `quantized` are by the path of the linear map below
+    the node's module, such as `block.qkv`.
     """
 
     address: str
@@ -128,6 +140,7 @@ class Node:
     shrink: float = 1.0
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     deeper: float = 1.0
+    quantized: Mapping[str, Quantization] = field(default_factory=dict)
 
     @property
     def shares(self) -> bool:
@@ -137,10 +150,12 @@ class Node:
     @property
     def adapter_text(self) -> str:
         """Return the adapted maps with their adapters, such as `q, v: rank 8, scale 2`; "" without adapters."""
-        alike: dict[str, list[str]] = {}
-        for adapter in self.adapters.values():
-            alike.setdefault(str(adapter), []).extend(adapter.maps)
-        return "; ".join(f"{', '.join(maps)}: {text}" for text, maps in alike.items())
+        return _by_text(self.adapters.values())
+
+    @property
+    def quantized_text(self) -> str:
+        """Return the quantised maps with their formats, such as `q, out: ternary weights, int8 activations`; or ""."""
+        return _by_text(self.quantized.values())
 
     @property
     def key(self) -> str:
@@ -156,6 +171,13 @@ class Node:
     def read(self) -> tuple[str, ...]:
         """Return every address that the node reads."""
         return tuple(address for addresses in self.reads.values() for address in addresses)
+
+
+def _by_text(changes: Iterable[Adapter | Quantization]) -> str:
+    alike: dict[str, list[str]] = {}
+    for change in changes:
+        alike.setdefault(str(change), []).extend(change.maps)
+    return "; ".join(f"{', '.join(maps)}: {text}" for text, maps in alike.items())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from tfm_blocks.language.check import check
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
 from tfm_blocks.language.tree import MODEL
-from tfm_blocks.network.adapters import find_adapters
+from tfm_blocks.network.adapters import CHANGES, change_maps
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.initial import address_seed, initialise
@@ -52,14 +51,12 @@ def weight_rules(spec: Spec, sources: Sources | None = None) -> dict[str, Weight
 def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
     """Return the spec of a model that was traced before. Raises ConfigError."""
     spec = check(model, REGISTRY, sources)
-    if not model.get("adapt"):
+    if not any(model.get(key) for key in CHANGES):
         return spec
-    if spec.base is not None:
+    if model.get("adapt") and spec.base is not None:
         rule = f"has no rule of width transfer, but the model has parametrisation: {model['parametrisation']}"
         raise ConfigError(sources.problem((*MODEL, "adapt"), rule, help="write parametrisation: standard"))
-    adapters = find_adapters(network_without_values(spec), sources)
-    nodes = tuple(replace(node, adapters=adapters.get(node.owner, {})) for node in spec.nodes)
-    return replace(spec, nodes=nodes)
+    return change_maps(network_without_values(spec), sources)
 
 
 def build_network(spec: Spec, *, seed: int) -> Network:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.layers import rounding
 from tfm_blocks.blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.linear import Dropout, Linear
@@ -209,6 +210,11 @@ def module_of(node: Node) -> nn.Module:
         linear = module.get_submodule(path)
         assert isinstance(linear, Linear | ExpertLinear)
         linear.adapt(adapter.parts, adapter.rank, adapter.scale, adapter.dropout)
+    for path, formats in node.quantized.items():
+        linear = module.get_submodule(path)
+        assert isinstance(linear, Linear | ExpertLinear)
+        linear.round_weight = rounding.WEIGHTS[formats.weights]
+        linear.round_input = rounding.ACTIVATIONS[formats.activations] if formats.activations else None
     return module
 
 

@@ -52,9 +52,8 @@ def node_kind(node: Node, shapes: Mapping[str, Shape], ids: set[str]) -> str:
     read = {
         port: [(shapes[address], address in ids) for address in addresses] for port, addresses in node.reads.items()
     }
-    return str(
-        (node.block, node.arguments, node.adapters, node.pre, node.post, read, shapes[node.residual], node.shape)
-    )
+    changes = node.adapters, node.quantized
+    return str((node.block, node.arguments, changes, node.pre, node.post, read, shapes[node.residual], node.shape))
 
 
 class _Trace:

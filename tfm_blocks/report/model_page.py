@@ -63,7 +63,9 @@ def _facts(model: ViewedModel, size: ModelSize) -> Iterator[dict[str, Any]]:
             "path": node.key,
             "shape": shapes[node.address],
             "add_norm": write_add_norm(written, REGISTRY) if written else " → ".join(write_steps(node.post, REGISTRY)),
-            "weights": "; ".join(filter(None, (origin, node.adapter_text and f"adapters: {node.adapter_text}"))),
+            "weights": "; ".join(
+                filter(None, (origin, node.adapter_text and f"adapters: {node.adapter_text}", node.quantized_text))
+            ),
             "parameters": row.parameters,
             "multiply_adds": row.multiply_adds,
             "arguments": [

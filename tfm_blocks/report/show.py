@@ -177,6 +177,7 @@ def model_record(size: ModelSize, name: str) -> dict[str, object]:
             "shape": format_shape(row.node.shape),
             "parameters": row.parameters,
             "adapters": row.node.adapter_text or None,
+            "quantized": row.node.quantized_text or None,
             "multiply_adds": row.multiply_adds,
             "complexity": asdict(known) if (known := complexity(row.node)) else None,
             "file": row.file,
@@ -204,7 +205,8 @@ def _alike(rows: list[NodeRow]) -> list[list[NodeRow]]:
 def _steps(node: Node) -> str:
     """Return the block with the operations before and after it."""
     ranks = dict.fromkeys(str(adapter.rank) for adapter in node.adapters.values())
-    block = f"{node.block} + rank {', '.join(ranks)}" if ranks else node.block or ""
+    formats = dict.fromkeys(one.weights for one in node.quantized.values())
+    block = f"{node.block} + rank {', '.join(ranks)}" if ranks else " ".join(filter(None, (*formats, node.block)))
     parts = (" ".join(map(_step, node.pre)), block, " ".join(map(_step, node.post)))
     return " → ".join(part for part in parts if part)
 

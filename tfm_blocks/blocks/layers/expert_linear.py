@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from tfm_blocks.devices import has_grouped_kernel
 class ExpertLinear(nn.Module):
     """x W_e^T for the rows of each expert e: x_RI -> y_RO. Rows are sorted by expert; the rows of e end at ends_E[e].
 
-    Every expert is initialised like a `Linear` without a bias; `parts` and `depth_scaled` have the same meaning.
+    Every expert is initialised like a `Linear` without a bias; `parts`, `depth_scaled`, `round_weight` and
+    `round_input` have the same meaning.
     """
 
-    takes_adapter = True
+    selectable = True
 
     def __init__(
         self, experts: int, inputs: int, outputs: int, *, parts: int = 1, depth_scaled: Sequence[int] = ()
@@ -30,6 +31,8 @@ class ExpertLinear(nn.Module):
         self.depth_scaled = tuple(depth_scaled)
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.adapter: LowRank | None = None
+        self.round_weight: Callable[[Tensor, list[int]], Tensor] | None = None
+        self.round_input: Callable[[Tensor], Tensor] | None = None
 
     def initialise(self, name: str, generator: Generator) -> None:
         for weight_OI in self.weight:
@@ -43,7 +46,9 @@ class ExpertLinear(nn.Module):
             parts[part].mul_(factor)
 
     def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
-        y_RO = multiply_rows(x_RI, self.weight, ends_E)
+        x_RI = x_RI if self.round_input is None else self.round_input(x_RI)
+        weight_EOI = self.weight if self.round_weight is None else self.round_weight(self.weight, self.parts)
+        y_RO = multiply_rows(x_RI, weight_EOI, ends_E)
         if self.adapter is None:
             return y_RO
         added_RO: Tensor = self.adapter(x_RI, lambda x, weight: multiply_rows(x, weight, ends_E))

@@ -19,11 +19,11 @@ class Linear(nn.Linear):
 
     W is initialised Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; b with 0. The parts
     `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down. A map whose weight is
-    read without `forward`, as by a convolution, has `takes_adapter` False. `heads` is the number of attention heads in
-    each part.
+    read without `forward`, as by a convolution, has `selectable` False. `heads` is the number of attention heads in
+    each part. `round_weight` and `round_input` round W and x in the forward pass.
     """
 
-    takes_adapter = True
+    selectable = True
 
     def __init__(
         self,
@@ -41,20 +41,31 @@ class Linear(nn.Linear):
         self.depth_scaled = tuple(depth_scaled)
         self.packed: Product | None = None
         self.adapter: LowRank | None = None
+        self.round_weight: Callable[[Tensor, list[int]], Tensor] | None = None
+        self.round_input: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.rounded_input(x)
         if self.packed is not None:
             return self.packed(x)
-        y = super().forward(x)
+        y = F.linear(x, self.rounded_weight(), self.bias)
         return y if self.adapter is None else y + self.adapter(x, F.linear)
 
     def adapt(self, parts: Sequence[int], rank: int, scale: float, dropout: float) -> None:
         """Add an adapter to some of the `parts`."""
         self.adapter = LowRank(self.in_features, self.parts, parts, rank, scale, dropout)
 
+    def rounded_input(self, x: Tensor) -> Tensor:
+        """Return x, rounded if the activations are quantised. Rounding it again has no effect."""
+        return x if self.round_input is None else self.round_input(x)
+
+    def rounded_weight(self) -> Tensor:
+        """Return W, rounded if the weights are quantised."""
+        return self.weight if self.round_weight is None else self.round_weight(self.weight, self.parts)
+
     def merged_weight(self) -> Tensor:
-        """Return W plus the adapter's product of matrices."""
-        return self.weight if self.adapter is None else self.weight + self.adapter.product()
+        """Return the rounded W plus the adapter's product of matrices."""
+        return self.rounded_weight() if self.adapter is None else self.rounded_weight() + self.adapter.product()
 
     def pack(self, make: Callable[[Tensor, Tensor | None], Product]) -> None:
         """Let `forward` call the product that `make` returns for the weight and bias, until `packed` is set to None."""

@@ -103,11 +103,13 @@ def _inputs(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
 
 
 def _blocks(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
-    """Yield the nodes whose block is not supported."""
+    """Yield the nodes whose block or quantisation is not supported."""
     for side in sides:
         for kind, node in side.kinds:
             if kind is None:
                 yield node.address, f"does not cover the block {node.block}"
+            if node.quantized:
+                yield node.address, "does not cover model.quantize"
 
 
 def _structure(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:

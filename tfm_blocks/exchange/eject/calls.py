@@ -23,6 +23,7 @@ from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.blocks.layers.banded import windows
 from tfm_blocks.blocks.layers.expert_linear import grouped_product
 from tfm_blocks.blocks.layers.linear import Dropout, Linear
+from tfm_blocks.blocks.layers.rounding import int8, ternary
 from tfm_blocks.blocks.norm import LayerNorm, RMSNorm
 from tfm_blocks.exchange.eject.expressions import Expressions, Frame, Statements
 from tfm_blocks.exchange.eject.values import (
@@ -54,6 +55,8 @@ SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 FALSE = {id(f) for f in (torch.compiler.is_compiling, torch.compiler.is_exporting, torch.is_autocast_enabled)}
 FORWARDS = (Linear.forward, LayerNorm.forward, RMSNorm.forward)  # compute the same as torch's
 
+ROUNDING = (ternary, int8)  # called in the ejected file, which then contains their source
+
 
 def _dropout(layer: Dropout, x: Tensor) -> Tensor:
     return x if layer.rate == 0 else F.dropout(x, layer.rate, layer.training)
@@ -81,6 +84,8 @@ PLAIN: dict[int, Callable[..., Tensor]] = {
 
 def is_leaf(module: nn.Module) -> bool:
     """Return True if the module computes the same as a layer of torch."""
+    if isinstance(module, Linear) and module.round_weight is not None:
+        return False
     plain = isinstance(module, Unembed) and type(module).forward is Unembed.forward and not module.first_id
     return plain or type(module).forward in FORWARDS or type(module).__module__.startswith("torch.nn.modules")
 
@@ -111,6 +116,8 @@ class Calls(Expressions):
                     return self.inline(plain, [owner, *arguments], named)
                 return function(*arguments, **named)
         function = PLAIN.get(id(function), function)
+        if function in ROUNDING:
+            return residual(name(function.__name__), arguments, named, trial(function, *arguments))
         if isinstance(function, types.FunctionType) and _has_own_source(function):
             return self.inline(function, arguments, named)
         special = getattr(self, f"_call_{getattr(function, '__name__', '')}", None)

@@ -29,7 +29,7 @@ from tfm_blocks.exchange.eject.values import (
 )
 from tfm_blocks.network.call import Call
 
-RESERVED = {"self", "torch", "F", "nn", "math", "Tensor", "Any", "State", "Node"}
+RESERVED = {"self", "torch", "F", "nn", "math", "Tensor", "Any", "State", "Node", "ternary", "int8"}
 RESERVED |= {"len", "min", "max", "zip", "enumerate", "list", "slice", "range", "sum", "int", "float", "str", "getattr"}
 TYPES = {"position": "int", "rows": "int", "length": "int", "state": "State"}
 INLINED = 60  # characters of an expression that replaces a class without parameters

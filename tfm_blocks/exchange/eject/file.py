@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 from collections.abc import Mapping, Sequence
 
 import yaml
 
+from tfm_blocks.blocks.layers.rounding import int8, round_to_mean, straight_through, ternary
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.exchange.eject.classes import RESERVED, MethodCode, class_body
 from tfm_blocks.exchange.eject.graph import (
@@ -59,6 +61,9 @@ def eject(spec: Spec, sources: Sources, title: str) -> str:
     classes = [f"class {name}(nn.Module):\n{body}" for body, name in context.classes.items()]
     body = "\n\n".join([*classes, model])
     used = {node.id for node in name_nodes([ast.parse(body)])}
+    if "ternary" in used:
+        functions = (ternary, round_to_mean, int8, straight_through)
+        body = "\n\n".join([*(inspect.getsource(function) for function in functions), body])
     imports = "import torch\n" * ("torch" in used) + "from torch import Tensor, nn\n"
     imports += "from torch.nn import functional as F\n" * ("F" in used)
     state = ("from typing import Any\n\n", "State = dict[str, Any]\n\n\n") if "State" in used else ("", "\n")
