@@ -198,6 +198,7 @@ OTHERS = [
     ("top_blocks", {}),
     ("native_sparse", {}),
     ("segments", {}),
+    ("ternary", {"activations": "int8"}),
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
     *(
         pytest.param(name, {}, marks=pytest.mark.grid)

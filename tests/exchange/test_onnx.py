@@ -224,7 +224,8 @@ def test_a_node_can_be_called_next(tmp_path):
 
 @pytest.mark.grid
 @pytest.mark.parametrize(
-    ("name", "knobs"), [("hyper_connections", {"kind": "manifold"}), ("routed_updates", {}), ("segments", {})]
+    ("name", "knobs"),
+    [("hyper_connections", {"kind": "manifold"}), ("routed_updates", {}), ("segments", {}), ("ternary", {})],
 )
 def test_models_with_other_blocks_have_equal_logits_also_in_steps(name, knobs, tmp_path):
     network = build(next(path for path in TESTS if path.stem == name), **knobs).eval()
