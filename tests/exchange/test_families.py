@@ -49,6 +49,7 @@ def greedy_of_both(theirs, translator):
     return ours.split(), [f"w{id}" for id in out if id != translator.tokenizer.vocabulary.start]
 
 
+@torch.compiler.set_stance("force_eager")  # the layers of BitNet are compiled
 @each_family
 def test_a_folder_becomes_a_run_of_equal_outputs_and_the_same_folder_again(name, tmp_path):
     theirs = door(name, tmp_path / "theirs")
