@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.process_settings import collect_garbage_rarely
 from tfm_blocks.network.matching import weights_of
@@ -134,6 +136,27 @@ def wrong_blocks(registry, monkeypatch):
     sys.modules.pop("wrong_blocks", None)
     load_plugins(["wrong_blocks"])
     return {name: info for name, info in REGISTRY.blocks.items() if name not in before}
+
+
+@contextmanager
+def expect_problem(
+    address: str, rule: str, help: str = "", *, among: bool = False
+) -> Iterator[pytest.ExceptionInfo[ConfigError]]:
+    """Expect a ConfigError of one problem with this address, whose rule and fix contain these texts.
+
+    With `among`, other problems are allowed, and the address may be that of a key above.
+    """
+    with pytest.raises(ConfigError) as caught:
+        yield caught
+    problems = caught.value.problems
+    assert any(
+        (one.address == address or (among and one.address.startswith(address)))
+        and rule in one.rule
+        and one.help
+        and help in one.help
+        for one in problems
+    ), problems
+    assert among or len(problems) == 1
 
 
 def sentences(count, seed):

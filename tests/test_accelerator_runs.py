@@ -6,7 +6,6 @@ the layout of tensors may still round differently, so only runs on the device ar
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -22,10 +21,10 @@ from safetensors.torch import load_file
 
 from tests import pretend
 from tests.conftest import SMALL
+from tests.launch.test_resume import rows
 from tfm_blocks.runs.checkpoints import list_checkpoints
 
 ROOT = Path(__file__).parent.parent
-TIMES = ("second", "seconds", "waiting")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 MAIN = """
 import sys
@@ -109,12 +108,10 @@ def overrides(device: str, *more: str) -> list[str]:
 
 def content(run: Path) -> dict[str, object]:
     """Return what a run computed: its files, without times and speeds."""
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = [{name: row[name] for name in row if not name.endswith(TIMES)} for row in csv.DictReader(file)]
     files = ("weights.safetensors", "losses.csv", "translations.jsonl")
     skipped = run / "skipped.jsonl"
     return {name: (run / name).read_bytes() for name in files} | {
-        "metrics": rows,
+        "metrics": rows(run),
         "skipped": skipped.read_text() if skipped.exists() else "",
         "scores": json.loads((run / "status.json").read_text())["scores"]["test/loss"],
     }
@@ -127,21 +124,11 @@ def expect_alike(run: Path, other: Path) -> None:
         assert not (run / name).exists() or (run / name).read_text() == (other / name).read_text()
     weights, others = load_file(run / "weights.safetensors"), load_file(other / "weights.safetensors")
     torch.testing.assert_close(weights, others, rtol=0, atol=1e-4)
-    for rows, other_rows in zip(*(tables(folder) for folder in (run, other)), strict=True):
-        assert [list(row) for row in rows] == [list(row) for row in other_rows]
-        values = [list(row.values()) for row in rows]
+    for file in ("metrics.csv", "losses.csv"):
+        own_rows, other_rows = rows(run, file), rows(other, file)
+        assert own_rows and [list(row) for row in own_rows] == [list(row) for row in other_rows]
+        values = [list(row.values()) for row in own_rows]
         assert values == [pytest.approx(list(row.values()), rel=1e-5, abs=1e-5) for row in other_rows]
-
-
-def tables(run: Path) -> list[list[dict[str, float]]]:
-    """Return the numbers of metrics.csv and losses.csv, without times and speeds."""
-    found = []
-    for name in ("metrics.csv", "losses.csv"):
-        with (run / name).open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        kept = [{name: row[name] for name in row if row[name] and not name.endswith(TIMES)} for row in rows]
-        found.append([{name: float(value) for name, value in row.items()} for row in kept])
-    return found
 
 
 @pytest.mark.grid

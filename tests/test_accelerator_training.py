@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from tests import pretend
 from tests.network.examples import ALL, build, inputs_of, sources_of
 from tests.test_accelerator import exact
-from tests.training.test_module import feed_of, make
+from tests.training.test_module import feed_of, make, trainer
 from tests.translation.test_any_graph import sharper
 from tests.translation.test_search import bounds
 from tfm_blocks import devices
@@ -51,12 +51,8 @@ TENSORS_OF_A_BATCH = 4  # src, tgt, the labels, and the predicted positions
 
 
 def fit(module: LightningModule, data: RunData, callbacks: list[Callback], strategy: SingleDeviceStrategy) -> None:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(
-        accelerator=TorchAccelerator(), devices=1, strategy=strategy, max_steps=6, max_epochs=-1,
-        limit_val_batches=0, enable_model_summary=False, callbacks=callbacks, **quiet,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=data)
+    there = {"accelerator": TorchAccelerator(), "devices": 1, "strategy": strategy}
+    trainer(6, callbacks=callbacks, **there).fit(module, datamodule=data)
 
 
 class Steps(Callback):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import time
@@ -10,18 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 
 from tests.conftest import save, sentences
 from tests.launch.test_resume import go_on
 from tests.test_accelerator import waiting_for_nothing
 from tests.training.test_memory_check import HEAVY
-from tests.training.test_module import feed_of, make
+from tests.training.test_module import feed_of, make, trainer
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.signals import exit_on_signals
@@ -30,6 +27,7 @@ from tfm_blocks.launch.job import train
 from tfm_blocks.launch.rank import _data
 from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.runs.folder import step_files
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.training.memory_check import Copies, MemoryCheck
 from tfm_blocks.translation.translator import Translator
 
@@ -57,13 +55,6 @@ def repeatable() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def trainer(steps: int, **options: Any) -> Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return Trainer(
-        accelerator="gpu", devices=1, max_steps=steps, max_epochs=-1, limit_val_batches=0, **quiet, **options
-    )
-
-
 def test_base_learns_dates_and_prints_its_speed(small: Small, tmp_path: Path) -> None:
     """The figure for docs/notebook/results.md is printed: pytest -m gpu -n 0 -s."""
     sizes = ["d_model=512", "d_ff=2048", "heads=8", "layers=6", "vocab=37000", "dropout=0.1"]
@@ -74,14 +65,8 @@ def test_base_learns_dates_and_prints_its_speed(small: Small, tmp_path: Path) ->
     there = ["trainer.accelerator=cuda", "trainer.precision=auto"]
     folder = run(small("model=base", *sizes, *text, *steps, *there), tmp_path)
     scores = json.loads((folder / "status.json").read_text())["scores"]
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["train/tokens_per_second"]]
-    print(
-        f"{time.perf_counter() - start_time:.0f} s",
-        rows[-1]["train/tokens_per_second"],
-        rows[-1]["train/waiting"],
-        scores,
-    )
+    row = [row for row in read_rows(folder / "metrics.csv") if "train/tokens_per_second" in row][-1]
+    print(f"{time.perf_counter() - start_time:.0f} s", row["train/tokens_per_second"], row["train/waiting"], scores)
     assert scores["test/exact_match"] > 0.9
 
 
@@ -125,7 +110,7 @@ def test_a_step_between_two_rows_of_metrics_waits_for_nothing(small: Small) -> N
             step(batch)  # type: ignore[arg-type]
 
     module.training_step = strict  # type: ignore[method-assign,assignment]
-    trainer(6).fit(module, datamodule=data)
+    trainer(6, accelerator="gpu", devices=1).fit(module, datamodule=data)
 
 
 def test_training_takes_no_more_memory_than_a_trial(small: Small) -> None:
@@ -133,7 +118,7 @@ def test_training_takes_no_more_memory_than_a_trial(small: Small) -> None:
     peaks = []
     trial = MemoryCheck(module.network, feed_of(data), module.objective, Ranks(), CUDA, nullcontext(), Copies(2))
     trial.run(1)  # the libraries allocate memory once
-    for work in (lambda: trial.run(1), lambda: trainer(3).fit(module, datamodule=data)):
+    for work in (lambda: trial.run(1), lambda: trainer(3, accelerator="gpu", devices=1).fit(module, datamodule=data)):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

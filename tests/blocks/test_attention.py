@@ -26,14 +26,20 @@ def keep(lengths, width):
     return torch.arange(width) < torch.tensor(lengths)[:, None]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@torch.no_grad()
-def test_self_attention_equals_torchs(causal):
+def with_torchs(causal):
+    """Return self-attention, and torch's with the same weights."""
     own = started(Attention(D, None, heads=H, mask="causal" if causal else None))
     reference = nn.MultiheadAttention(D, H, batch_first=True)
     reference.in_proj_weight.copy_(own.qkv.weight)
     reference.in_proj_bias.copy_(own.qkv.bias)
     reference.out_proj.load_state_dict(own.out.state_dict())
+    return own, reference
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_self_attention_equals_torchs(causal):
+    own, reference = with_torchs(causal)
     x_BTD, keep_BT = torch.randn(B, T, D), keep([5, 3, 1], T)
     future_TT = torch.triu(torch.ones(T, T, dtype=torch.bool), 1) if causal else None
     expected, _ = reference(x_BTD, x_BTD, x_BTD, key_padding_mask=~keep_BT, attn_mask=future_TT, need_weights=False)
@@ -80,10 +86,7 @@ def test_dropout_falls_on_attention_in_training_only():
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
 def test_the_weights_of_each_head_are_torchs(causal):
-    own = started(Attention(D, None, heads=H, mask="causal" if causal else None))
-    reference = nn.MultiheadAttention(D, H, batch_first=True)
-    reference.in_proj_weight.copy_(own.qkv.weight)
-    reference.in_proj_bias.copy_(own.qkv.bias)
+    own, reference = with_torchs(causal)
     x_BTD, keep_BT = torch.randn(B, T, D), keep([5, 3, 1], T)
     future_TT = torch.triu(torch.ones(T, T, dtype=torch.bool), 1) if causal else None
     _, expected_BHTT = reference(

@@ -101,10 +101,15 @@ def test_capped_scores_are_gemmas_in_whole_and_in_windows(r):
     close(own(x_BTD, keep_BT=WHOLE_BT), of_reference(reference, x_BTD, r or T))
 
 
+@pytest.mark.parametrize(
+    ("layer", "config", "kind"),
+    [(Qwen3Attention, Qwen3Config, "head"), (Olmo2Attention, Olmo2Config, "joint")],
+    ids=["qwen", "olmo"],
+)
 @torch.no_grad()
-def test_normed_queries_and_keys_match_qwen():
-    own = filled(Attention(D, None, **HF, qk_norm=RMSNORM))
-    reference = copy_maps(own, Qwen3Attention(Qwen3Config(**SIZES), 0))
+def test_normed_queries_and_keys_match_those_normed_after_and_before_the_split(layer, config, kind):
+    own = filled(Attention(D, None, **HF, qk_norm=RMSNORM, qk_norm_kind=kind))
+    reference = copy_maps(own, layer(config(**SIZES), 0))
     for name in ("q_norm", "k_norm"):
         getattr(reference, name).weight.copy_(getattr(own, name).weight)
     x_BTD = torch.randn(B, T, D)
@@ -275,16 +280,6 @@ def test_dilated_neighbours_lie_apart(mask, dilation):
     hidden = torch.zeros(H, 151, 151).masked_fill(~torch.isin(distance_TT, seen), -torch.inf)
     expected = dense(x_BTD, None, hidden, keep_BT=keep_BT)
     close(near(x_BTD, keep_BT=keep_BT)[keep_BT], expected[keep_BT])
-
-
-@torch.no_grad()
-def test_queries_and_keys_normed_before_the_split_match_olmo():
-    own = filled(Attention(D, None, **HF, qk_norm=RMSNORM, qk_norm_kind="joint"))
-    reference = copy_maps(own, Olmo2Attention(Olmo2Config(**SIZES), 0))
-    for name in ("q_norm", "k_norm"):
-        getattr(reference, name).weight.copy_(getattr(own, name).weight)
-    x_BTD = torch.randn(B, T, D)
-    close(own(x_BTD, keep_BT=WHOLE_BT), of_reference(reference, x_BTD))
 
 
 @torch.no_grad()

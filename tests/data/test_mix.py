@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from tests.conftest import expect_problem
 from tests.data.conftest import SENTENCES
 from tfm_blocks.data.layout import PlainText, Sides
 from tfm_blocks.data.mix import counts_of
@@ -198,10 +199,8 @@ def test_what_each_corpus_has_and_how_often_it_is_read_are_reported(text):
     ],
 )
 def test_a_wrong_mix_is_an_error_with_its_key_and_rule(text, changes, address, rule):
-    with pytest.raises(ConfigError) as error:
+    with expect_problem(address, rule, among=True):
         prepared(text(**changes))
-    problem = error.value.problems[0]
-    assert problem.address == address and rule in problem.rule and problem.help
 
 
 def test_a_corpus_has_its_own_folder_within_that_of_the_data(text, tmp_path):

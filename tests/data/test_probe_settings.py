@@ -5,10 +5,10 @@ from dataclasses import fields
 import pytest
 import yaml
 
+from tests.conftest import expect_problem
 from tests.data.conftest import read_data
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import columns_of
-from tfm_blocks.errors import ConfigError
 from tfm_blocks.probes.catalogue import TASKS
 from tfm_blocks.probes.recall import Mqar
 
@@ -70,7 +70,5 @@ def test_a_key_takes_precedence_over_the_preset(conf):
     ],
 )
 def test_a_setting_that_does_not_fit_the_task_is_refused_with_its_key(conf, name, changes, address, rule):
-    with pytest.raises(ConfigError) as caught:
+    with expect_problem(address, rule):
         probe(conf, name, **changes)
-    (problem,) = caught.value.problems
-    assert problem.address == address and rule in problem.rule and problem.help

@@ -11,6 +11,7 @@ import torch
 import tfm_blocks as tfm
 from tests.conftest import WORDS
 from tests.exchange.published import VOCAB, publish
+from tests.network.small import noisy
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
@@ -18,7 +19,7 @@ from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.exchange.ctranslate2.export import compare_log_p, export_to_ctranslate2, write_network
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph, table
 from tfm_blocks.exchange.importing import import_folder
-from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.build import check_model
 from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.blocks import REGISTRY
 
@@ -42,14 +43,7 @@ DEFAULT = ("base", "gpt2")
 
 
 def scattered(model, overrides=(), **knobs):
-    """Return a random network in evaluation mode in which no weight, bias or gain has its initial value."""
-    composed = compose_model(model, [*(f"{key}={value}" for key, value in {**SIZES, **knobs}.items()), *overrides])
-    network = build_network(check_model(composed.model, composed.sources), seed=1).eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
-    return network
+    return noisy(model, {**SIZES, **knobs}, overrides)
 
 
 def engine_of(network, folder, quantization="float32"):

@@ -1,6 +1,5 @@
 """Runs that start from imported weights: the first loss is that of transformers, and the result can be exported."""
 
-import csv
 import json
 
 import pytest
@@ -13,6 +12,7 @@ from tests.exchange.layouts import LAYOUTS
 from tests.exchange.published import FAMILIES, publish
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.translation.settings import Search
 
 LINES = [f"w{a} w{b} w{a + b}" for a in range(3, 9) for b in range(3, 27)]
@@ -37,8 +37,7 @@ def text(tmp_path):
 
 
 def first_loss(run):
-    with (run / "metrics.csv").open(newline="") as file:
-        return next(float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"])
+    return next(row["train/loss"] for row in read_rows(run / "metrics.csv") if "train/loss" in row)
 
 
 def fine_tune(name, folder, *overrides, write=publish, **config):

@@ -15,9 +15,9 @@ from torch import nn
 import tfm_blocks as tfm
 from tests.conftest import WORDS, sentences
 from tests.network.examples import SHIPPED, TESTS, build
+from tests.network.small import noisy
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
-from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.onnx.export import Engine, compare_graphs, write_graphs
@@ -36,17 +36,9 @@ REFUSED = {"recurrent"}
 
 
 def scattered(model, overrides=(), **knobs):
-    """Return a random network in evaluation mode in which no weight, bias or gain has its initial value."""
     text = (CONF / "model" / f"{model}.yaml").read_text("utf-8")
     small = {name: value for name, value in SMALL.items() if f"\n{name}:" in text}
-    values = {**SIZES, **small, **knobs}
-    composed = compose_model(model, [*(f"{key}={value}" for key, value in values.items()), *overrides])
-    network = build_network(check_model(composed.model, composed.sources), seed=1).eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
-    return network
+    return noisy(model, {**SIZES, **small, **knobs}, overrides)
 
 
 def saved(folder, model):

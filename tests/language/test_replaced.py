@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import expect_problem
 from tfm_blocks.compose.folders import config_folders
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.run import job_record, read_job
-from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.network.build import check_model
 
@@ -83,10 +83,8 @@ def test_a_changed_block_drops_what_the_new_block_does_not_take(check_child, chi
     ],
 )  # fmt: skip
 def test_arguments_that_the_child_writes_are_checked(check_child, child, overrides, address):
-    with pytest.raises(ConfigError) as error:
+    with expect_problem(f"model.graph.{address}", "unknown key"):
         check_child(child, *overrides)
-    (problem,) = error.value.problems
-    assert problem.address == f"model.graph.{address}" and "unknown key" in problem.rule
 
 
 def test_the_layers_that_at_does_not_change_keep_their_arguments(check_child):

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 import tfm_blocks as tfm
+from tests.conftest import expect_problem
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.errors import ConfigError, RunError
+from tfm_blocks.errors import RunError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.run_spec import read_saved_run
@@ -82,8 +83,5 @@ def test_a_run_without_adapters_can_start_from_the_merged_weights(
 
 
 def test_adapters_need_a_base(small: Callable[..., Composed]) -> None:
-    with pytest.raises(ConfigError) as error:
+    with expect_problem("model.adapt", "init_from names no run", "write init_from=RUN"):
         check_run(small(ADAPT))
-    (problem,) = error.value.problems
-    assert problem.address == "model.adapt" and "init_from names no run" in problem.rule
-    assert problem.help == "write init_from=RUN"

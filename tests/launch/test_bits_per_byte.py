@@ -1,7 +1,6 @@
 """Bits per byte of language models: recomputed document by document, and compared between tokenizers."""
 
 import contextlib
-import csv
 import io
 import json
 import math
@@ -23,6 +22,7 @@ from tfm_blocks.data.mix import Mix
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
+from tfm_blocks.runs.metrics import read_last_row
 from tfm_blocks.runs.row_results import read_losses
 
 CONTEXT = 7
@@ -93,8 +93,7 @@ def test_losses_of_documents_equal_a_naive_loop(text: Path, devices: int) -> Non
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(["compare", str(run)])
     assert f"{score:.3f} ± {half:.3f}" in out.getvalue()
-    with (run / "metrics.csv").open() as file:
-        last = [float(row["val/bits_per_byte"]) for row in csv.DictReader(file) if row["val/bits_per_byte"]][-1]
+    last = read_last_row(run / "metrics.csv")["val/bits_per_byte"]
     nll, _, size = np.sum(naive(run, sentences(5, 2)), 0)
     assert last == pytest.approx(nll / size / math.log(2), rel=1e-4)
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -142,9 +141,8 @@ def test_the_scores_of_each_corpus_equal_a_naive_loop_and_are_tested_over_its_do
         for corpus, sums_N3 in sums[name].items():
             nll, _, size = sums_N3.sum(0)
             assert scores[f"test/bits_per_byte/{corpus}"] == pytest.approx(nll / size / math.log(2), rel=1e-4)
-        with (run / "metrics.csv").open() as file:
-            logged = [row["val/bits_per_byte/b"] for row in csv.DictReader(file) if row["val/bits_per_byte/b"]]
-        assert float(logged[-1]) == pytest.approx(scores["test/bits_per_byte/b"], rel=1e-4)
+        logged = read_last_row(run / "metrics.csv")["val/bits_per_byte/b"]
+        assert logged == pytest.approx(scores["test/bits_per_byte/b"], rel=1e-4)
     cells = reported(runs["base"], runs["vocab"], "--metric", "bits_per_byte/b")["matrix"]
     totals = [sums[name]["b"].sum(0) for name in ("base", "vocab")]
     values = sorted(nll / size / math.log(2) for nll, _, size in totals)

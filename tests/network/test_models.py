@@ -37,13 +37,18 @@ def test_training_lowers_the_loss_and_reaches_every_parameter(path):
     assert losses[-1] < 0.9 * losses[0]
 
 
-@models
-@torch.no_grad()
-def test_a_step_equals_the_forward_whether_the_first_tokens_were_read_at_once_or_not(path):
+def decoder_of(path):
+    """Return the network and its inputs; skip the test of a model that decodes nothing."""
     network = evaluated(path)
     if not has_target(network):
         pytest.skip("nothing to decode")
-    inputs = inputs_of(network)
+    return network, inputs_of(network)
+
+
+@models
+@torch.no_grad()
+def test_a_step_equals_the_forward_whether_the_first_tokens_were_read_at_once_or_not(path):
+    network, inputs = decoder_of(path)
     for one in sources_of(inputs).values():
         if not one.is_floating_point():
             one[1, 4:] = 0
@@ -53,10 +58,7 @@ def test_a_step_equals_the_forward_whether_the_first_tokens_were_read_at_once_or
 @models
 @torch.no_grad()
 def test_a_hypothesis_of_a_beam_continues_its_parent(path):
-    network = evaluated(path)
-    if not has_target(network):
-        pytest.skip("nothing to decode")
-    inputs = inputs_of(network)
+    network, inputs = decoder_of(path)
     sources = sources_of(inputs)
     tgt_BMT = torch.randint(4, 30, (3, 2, 6), generator=torch.Generator().manual_seed(3))
     tgt_BMT[:, :, :2] = tgt_BMT[:, :1, :2]
@@ -76,10 +78,7 @@ def test_a_hypothesis_of_a_beam_continues_its_parent(path):
 @models
 @torch.no_grad()
 def test_a_later_target_token_leaves_earlier_outputs_unchanged(path):
-    network = evaluated(path)
-    if not has_target(network):
-        pytest.skip("nothing to look ahead to")
-    inputs = inputs_of(network)
+    network, inputs = decoder_of(path)
     before = network(**inputs)
     for position in range(1, 6):
         changed = inputs[TARGET].clone()

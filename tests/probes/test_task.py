@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from tests.conftest import expect_problem
 from tests.probes.digests import digest
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.probes.catalogue import TASKS
@@ -205,10 +206,8 @@ def test_lengths_are_uniform():
     ],
 )
 def test_a_length_that_does_not_fit_is_refused_with_one_that_does(name, length, rule, help):
-    with pytest.raises(ConfigError) as error:
+    with expect_problem("data.test_lengths", rule, help):
         check_length(TASKS[name](), "data.test_lengths", length)
-    (problem,) = error.value.problems
-    assert problem.address == "data.test_lengths" and rule in problem.rule and help in problem.help
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The page of `tfm report`: its charts and its safety as text, and all that moves in headless Chromium, if installed."""
 
-import csv
 import gzip
 import html
 import io
@@ -28,6 +27,7 @@ from tfm_blocks.report.assets import asset
 from tfm_blocks.report.attention import MOST_PICTURES, png, shrink
 from tfm_blocks.report.charts import LineChart, line_over
 from tfm_blocks.report.drawing import COLOURS, chart_svg
+from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.translation.sentence_attention import SentenceAttention
 
@@ -216,13 +216,10 @@ def test_text_of_a_run_is_escaped_and_only_our_scripts_may_run(report):
 
 def test_curves_have_the_points_of_metrics_csv(report):
     charts = charts_of(report.read_text("utf-8"))
-    both = []
-    for seed in (0, 1):
-        with (report.parent / "runs" / f"model0-{seed}" / "metrics.csv").open() as file:
-            both.append(list(csv.DictReader(file)))
+    both = [read_rows(report.parent / "runs" / f"model0-{seed}" / "metrics.csv") for seed in (0, 1)]
     for key in ("train/loss", "val/loss", "val/bleu"):
-        steps = np.array([float(row["step"]) for row in both[0] if row[key]])
-        values_RN = np.array([[float(row[key]) for row in rows if row[key]] for rows in both])
+        steps = np.array([row["step"] for row in both[0] if key in row])
+        values_RN = np.array([[row[key] for row in rows if key in row] for rows in both])
         assert list(charts[key]) == ["steps", "tokens", "seconds"]
         for axis, unit in (("steps", 1), ("tokens", 10), ("seconds", 0.25)):
             columns, (x, y) = marked_points(charts[key][axis], "heads 2")

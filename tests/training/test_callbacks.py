@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lightning.pytorch import Trainer
 from rich.console import Console
 
-from tests.training.test_module import make
+from tests.training.test_module import make, validating
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.runs.folder import BEST, step_file, step_files
 from tfm_blocks.runs.model import read_tensors
@@ -21,11 +20,8 @@ def fit(composed: Composed, folder: Path, console: Console, *, best_loss: float 
     module, data = make(composed)
     keep = BestWeights(folder, keep_last=1)
     keep.load_state_dict({"best_loss": best_loss})
-    Trainer(
-        accelerator="cpu", max_steps=4, max_epochs=-1, val_check_interval=2, check_val_every_n_epoch=None,
-        num_sanity_val_steps=0, callbacks=[keep, ShowProgress(console, Heartbeat("training", enabled=False))], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
-    ).fit(module, datamodule=data)  # fmt: skip
+    show = ShowProgress(console, Heartbeat("training", enabled=False))
+    validating(4, folder, callbacks=[keep, show]).fit(module, datamodule=data)
     return keep
 
 

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import tfm_blocks as tfm
-from tests.conftest import taught
+from tests.conftest import expect_problem, taught
 from tests.launch.test_resume import go_on
 from tests.training.test_balance import MIXTURE
 from tfm_blocks.data.layout import batch_of
-from tfm_blocks.errors import ConfigError, RunError
+from tfm_blocks.errors import RunError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.metrics import read_rows
@@ -181,7 +181,5 @@ def test_a_factor_scales_the_loss_of_a_block_and_its_logged_value(small, tmp_pat
     ],
 )
 def test_a_wrong_weight_is_refused(small, overrides, address, rule):
-    with pytest.raises(ConfigError) as caught:
+    with expect_problem(address, rule):
         check_run(small(*overrides))
-    (problem,) = caught.value.problems
-    assert problem.address == address and rule in problem.rule and problem.help

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from tests.training.test_module import make
+from tests.training.test_module import make, validating
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.matching import weights_of
@@ -39,11 +39,7 @@ def test_the_average_is_validated_and_saved_and_training_continues_with_the_weig
     naive, parameters = Naive(), []
     for callbacks in ([], [naive, BestWeights(tmp_path, 1), MovingAverage(DECAY)]):
         module, data = make(small())
-        Trainer(
-            accelerator="cpu", max_steps=5, max_epochs=-1, val_check_interval=5, check_val_every_n_epoch=None,
-            num_sanity_val_steps=0, callbacks=callbacks, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-        ).fit(module, datamodule=data)  # fmt: skip
+        validating(5, tmp_path, 5, callbacks=callbacks).fit(module, datamodule=data)
         parameters.append(list(module.network.parameters()))
     assert all(torch.equal(one, other) for one, other in zip(*parameters, strict=True))
     kept = read_tensors(step_files(tmp_path)[-1])

@@ -49,10 +49,15 @@ def make(composed: Composed, ranks: Ranks = Ranks()) -> Made:  # noqa: B008
 
 
 def trainer(steps: int, **options: Any) -> Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options}
-    return Trainer(
-        accelerator="cpu", max_steps=steps, max_epochs=-1, limit_val_batches=0, enable_model_summary=False, **quiet
-    )
+    """Return a trainer that neither validates nor saves nor logs, unless `options` change that."""
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return Trainer(max_steps=steps, max_epochs=-1, **{"accelerator": "cpu", "limit_val_batches": 0, **quiet, **options})
+
+
+def validating(steps: int, folder: Path, every: int = 2, **options: Any) -> Trainer:
+    """Return a trainer that validates after every so many steps."""
+    often = {"val_check_interval": every, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+    return trainer(steps, limit_val_batches=1.0, default_root_dir=folder, **often, **options)
 
 
 def feed_of(data: RunData) -> PlannedCorpus:
@@ -243,7 +248,7 @@ def test_an_interrupted_search_stops_and_logs_nothing(
 
 def test_validation_scores_match_all_pairs_one_by_one(small: Callable[..., Composed]) -> None:
     module, data = make(small("data.batch_tokens=200"))
-    Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(module, data, verbose=False)
+    trainer(0, limit_val_batches=1.0).validate(module, data, verbose=False)
     losses, right, tokens = 0.0, 0, 0
     for pair in range(len(data.prepared.val)):
         src, tgt = (data.prepared.val.ids(name, pair).tolist() for name in ("src", "tgt"))
@@ -270,7 +275,7 @@ def test_scores_of_a_corpus_of_a_mix_are_those_of_its_text_alone(
         text = ("data=text", f"data.dir={tmp_path}", "data.train={src: a.src, tgt: a.tgt}", "data.test=null")
         mix = "data.mix={a: {weight: 2}, b: {%s}}" % files  # noqa: UP031
         module, data = make(small(*text, "data.val={src: a.src, tgt: a.tgt}", mix, "trainer.validate_sentences=10"))
-        Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(module, data, verbose=False)
+        trainer(0, limit_val_batches=1.0).validate(module, data, verbose=False)
         return module.latest
 
     both, first = scores("{src: b.src, tgt: b.tgt}"), scores("null")
@@ -365,20 +370,13 @@ class Record(Callback):
         self.rows[trainer.global_step, split] = values
 
 
-def validating(steps: int, folder: Path, **options: Any) -> Trainer:
-    return Trainer(
-        accelerator="cpu", max_steps=steps, max_epochs=-1, val_check_interval=2, check_val_every_n_epoch=None,
-        num_sanity_val_steps=0, enable_model_summary=False, enable_progress_bar=False, default_root_dir=folder, **options,
-    )  # fmt: skip
-
-
 def test_callbacks_of_an_own_trainer_see_the_values_of_metrics_csv(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     module, data = make(small("trainer.log_every=2"))
     ours, theirs = CsvLogger(tmp_path / "metrics.csv", columns([], module.scorer.exact.groups)), CSVLogger(tmp_path)
     seen = Record()
-    validating(4, tmp_path, callbacks=[seen], logger=[ours, theirs], enable_checkpointing=False).fit(module, data)
+    validating(4, tmp_path, callbacks=[seen], logger=[ours, theirs]).fit(module, data)
     rows = read_rows(tmp_path / "metrics.csv")
     assert [row["step"] for row in rows] == [2, 2, 4, 4], "each row is written once"
     for row in rows:
@@ -397,7 +395,7 @@ def test_callbacks_of_lightning_can_monitor_the_metrics_of_training(
     stop = EarlyStopping("val/bleu", mode="max", patience=1, min_delta=100.0)
     best = ModelCheckpoint(tmp_path, "{step}", monitor="val/loss")
     last = ModelCheckpoint(tmp_path / "train", "{step}", monitor="train/loss")
-    run = validating(50, tmp_path, callbacks=[stop, best, last], logger=False)
+    run = validating(50, tmp_path, callbacks=[stop, best, last], enable_checkpointing=True)
     run.fit(module, data)
     assert run.global_step == 4, "the second validation did not improve"
     assert best.best_model_score is not None
