@@ -93,7 +93,7 @@ class StridedConvolution(nn.Module):
         self.kernel_size, self.stride = kernel_size, stride
         self.before = max(0, (kernel_size - stride + 1) // 2)
         self.map = Linear(D * kernel_size, d_out, bias=bias)
-        self.map.takes_adapter = False
+        self.map.selectable = False
 
     def forward(self, x_BND: Tensor, *, keep_BN: Tensor, right_padded_N: bool = True) -> Tensor:
         if not right_padded_N:
