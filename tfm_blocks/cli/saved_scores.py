@@ -73,7 +73,7 @@ def score_runs(arguments: argparse.Namespace) -> None:
 
 def _nothing_finished(folder: Path, states: Collection[str]) -> Problem:
     """Return the problem of a folder whose runs have these states, none of which is "done"."""
-    if states <= MADE.keys():
+    if set(states) <= MADE.keys():
         rule = f"contains a model that was {' or '.join(sorted(MADE[state] for state in states))}"
         help = f"tfm evaluate {folder} --src FILE --ref FILE prints its scores, and --text FILE its perplexity"
         return Problem(str(folder), f"{rule}, and only a training run keeps scores", help=help)
