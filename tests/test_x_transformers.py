@@ -25,11 +25,12 @@ def overrides_of(row):
     return [re.sub(r"^(self|ffn)(?=[.=])", r"model.graph.decoder.layer.\1", word) for word in words]
 
 
-OVERRIDDEN = [row for row in ROWS if "=" in ROWS[row] and row != "continuous embeddings"]
+OF_ENCODERS = ("continuous embeddings", "memory tokens")
+OVERRIDDEN = [row for row in ROWS if "=" in ROWS[row] and row not in OF_ENCODERS]
 
 
 def test_the_tables_name_the_46_features_of_the_readme():
-    assert len(ROWS.keys() - {"CoPE"}) == 43 and len(MISSING) == 3
+    assert len(ROWS.keys() - {"CoPE"}) == 44 and len(MISSING) == 2
 
 
 @pytest.mark.grid
@@ -41,6 +42,13 @@ def test_each_feature_builds_and_decodes_as_it_reads(row):
     tgt_BT = torch.randint(1, 30, (2, 9))
     assert network(tgt=tgt_BT).isfinite().all()
     expect_steps(network, {"tgt": tgt_BT}, [0, 4])
+
+
+@torch.no_grad()
+def test_an_encoder_has_memory_tokens():
+    config = compose_model("encoder_only", [*SIZES, *overrides_of("memory tokens")])
+    network = build_network(check_model(config.model, config.sources), seed=1).eval()
+    assert network(src=torch.randint(1, 30, (2, 9))).shape == (2, 13, 30)
 
 
 @pytest.mark.parametrize("row", ["flash attention", "macaron", "cross attention"])

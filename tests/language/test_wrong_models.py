@@ -396,7 +396,7 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{graph: {logits: null}}", "graph.decoder.layer.ffn"),
         ("{graph: {logits: {block: attention, mask: causal, vocab: null, tie: null}}}", "graph.logits"),
     ],
-    "Storage size calculation overflowed with sizes=[3298534883328, 1099511627776]": [
+    "its constructor fails: Storage size calculation overflowed with sizes=[3298534883328, 1099511627776]": [
         ("{args: {d_model: 1099511627776}}", "graph.encoder.layer.attn")
     ],
 }

@@ -228,7 +228,7 @@ class DropTokens(nn.Module):
     """Remove the `tokens` positions that `learned_tokens` added: x_BMD -> y_BND, with N = M - `tokens` positions.
 
     Use: before the output of a model that predicts a token at each position of its input.
-    Example: tokens: 4
+    Example: in: {block: learned_tokens, tokens: 4}, tokens: 4
     """
 
     def __init__(self, *, tokens: int) -> None:

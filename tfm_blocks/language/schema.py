@@ -73,7 +73,12 @@ def _definitions(registry: Registry) -> Schema:
             | {"scaling": {"enum": ["standard", "rslora", None]}}
             | {"parts": {"type": ["array", "null"], "items": {"type": "string"}}}
         ),
-        "quantize": _groups({"weights": {"enum": ["ternary", None]}, "activations": {"enum": ["int8", None]}}),
+        "quantize": _groups(
+            {
+                key: {"anyOf": [{"enum": [name, None]}, KNOB]}
+                for key, name in {"weights": "ternary", "activations": "int8"}.items()
+            }
+        ),
         "tensor": tensor,
         "tensors": {"anyOf": [*tensor["anyOf"], {"type": "array", "minItems": 1, "items": _ref("tensor")}]},
         **{f"category_{category}": _category(registry, category) for category in CATEGORIES},

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 
-from tfm_blocks.config.settings import Above0, Fraction, Settings, Where, read_settings
+from tfm_blocks.config.settings import Above0, Fraction, Rank, Settings, Where, read_settings
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Adapter, Quantization, Spec
@@ -18,7 +17,6 @@ from tfm_blocks.language.tree import MODEL
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.selection import LinearMap, select_maps
 
-LARGEST_RANK = 1 << 16
 CHANGES = ("adapt", "quantize")  # keys of a model
 
 
@@ -29,7 +27,7 @@ class AdapterGroup(Settings):
     """
 
     where: Where
-    rank: Annotated[int, Field(ge=1, le=LARGEST_RANK)]
+    rank: Rank
     alpha: Above0
     dropout: Fraction = 0.0
     scaling: Literal["standard", "rslora"] = "standard"
@@ -50,8 +48,8 @@ class QuantizedGroup(Settings):
 
 
 class _Changes(Settings):
-    adapt: dict[str, AdapterGroup] = Field(default_factory=dict)
-    quantize: dict[str, QuantizedGroup] = Field(default_factory=dict)
+    adapt: dict[str, AdapterGroup]
+    quantize: dict[str, QuantizedGroup]
 
 
 class _Model(Settings):
@@ -83,7 +81,7 @@ def change_maps(network: Network, sources: Sources) -> Spec:
 
 def _read_groups(model: Mapping[str, Any], sources: Sources) -> _Changes:
     """Return the groups in order. Raises ConfigError with the place of each wrong key."""
-    keys: dict[str, Any] = {key: model[key] for key in CHANGES if model.get(key)}
+    keys: dict[str, Any] = {key: model.get(key) or {} for key in CHANGES}
     for key, groups in keys.items():
         if isinstance(groups, Mapping):
             keys[key] = {name: group for name, group in groups.items() if group is not None}

@@ -68,7 +68,8 @@ class _Trace:
         try:
             module = module_of(self.node)
         except (Exception, SystemExit) as error:
-            yield reason_of(error) if isinstance(error, ValueError) else f"its constructor fails: {reason_of(error)}"
+            reason = describe_failure(error)
+            yield reason if isinstance(error, ValueError) else f"its constructor fails: {reason}"
             return
         call = Call(self.node, module)
         for batch, length in LENGTHS:
@@ -105,7 +106,7 @@ class _Trace:
         except _ReturnError as error:
             return str(error)
         except (Exception, SystemExit) as error:
-            return f"fails when run: {reason_of(error)}"
+            return f"fails when run: {describe_failure(error)}"
         finally:
             if hook:
                 hook.remove()
@@ -149,7 +150,7 @@ def _kind(result: Any) -> str:
     return f"a {type(result).__name__}{length}"
 
 
-def reason_of(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return the first line of an error, with its type unless it is a sentence, and the line of the plug-in's code."""
     first, *_ = [*str(error).strip().splitlines(), ""]
     is_sentence = first and isinstance(error, ValueError | RuntimeError)

@@ -56,7 +56,7 @@ class Linear(nn.Linear):
         self.adapter = LowRank(self.in_features, self.parts, parts, rank, scale, dropout)
 
     def rounded_input(self, x: Tensor) -> Tensor:
-        """Return x, rounded if the activations are quantised. Rounding it again has no effect."""
+        """Return x, rounded if the activations are quantised. Rounding a rounded x has no effect."""
         return x if self.round_input is None else self.round_input(x)
 
     def rounded_weight(self) -> Tensor:

@@ -17,7 +17,7 @@ from tfm_blocks.language.spec import TARGET, Axis, Spec
 from tfm_blocks.network.build import build_network
 from tfm_blocks.network.call import module_of
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.trace import reason_of
+from tfm_blocks.network.trace import describe_failure
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.signature import Argument, Port, is_letter
 
@@ -303,7 +303,7 @@ def _expect_made(case: Case, info: BlockInfo) -> None:
     except ConfigError as error:
         reason = error.problems[0].rule
     except Exception as error:  # whatever a constructor raises
-        reason = reason_of(error)
+        reason = describe_failure(error)
     rule = f"cannot be built for the test with {_note(case.arguments) or 'no arguments'}: {reason}"
     raise ConfigError(Problem(info.name, rule, help=f"pass other values, such as {info.name}.{_example(info)}=VALUE"))
 

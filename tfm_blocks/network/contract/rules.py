@@ -22,7 +22,7 @@ from tfm_blocks.network.contract.expectations import (
     steps_as_it_reads,
     steps_in_a_search,
 )
-from tfm_blocks.network.trace import reason_of, trace
+from tfm_blocks.network.trace import describe_failure, trace
 from tfm_blocks.registry.signature import Port
 
 Rule = Callable[[Case], None]
@@ -283,7 +283,7 @@ def first_breach(cases: Iterable[Case], rules: Sequence[Rule] = ALL) -> Breach |
                 except BreachError as error:
                     return Breach(case, error.measured, error.fix)
                 except (Exception, SystemExit) as error:  # whatever the code of a plug-in raises
-                    measured = f"fails on float32 tensors on the CPU: {reason_of(error)}"
+                    measured = f"fails on float32 tensors on the CPU: {describe_failure(error)}"
                     fix = f"call the block in Python with small tensors; the rule is {rule.__name__}"
                     return Breach(case, measured, fix)
     return None
