@@ -112,8 +112,8 @@ about the trained models. About other seeds, three seeds cannot show significanc
 runs against three is 0.1, which is the p of five of the nine differences in BLEU ([tests over
 seeds](significance.md#tests-over-seeds)).
 
-The two cores of the machine trained two runs at a time, in 5 to 16 minutes each, beside other work. `PATH` is a
-folder with the files of [Multi30k](https://github.com/multi30k/dataset):
+Two runs were trained at the same time on two CPU cores. Each took 5 to 16 minutes, while other programs were running.
+`PATH` is a folder with the files of [Multi30k](https://github.com/multi30k/dataset):
 
     tfm train -m experiment=multi30k data.dir=PATH logger=csv d_model=128 d_ff=256 heads=4 layers=3 vocab=4000 \\
       dropout=0.1 data.step_tokens=2048 schedule.warmup=150 trainer.steps=1000 trainer.validate_every=500 \\

@@ -55,7 +55,7 @@ def trainer(steps: int, **options: Any) -> Trainer:
 
 
 def validating(steps: int, folder: Path, every: int = 2, **options: Any) -> Trainer:
-    """Return a trainer that validates after every so many steps."""
+    """Return a trainer that validates at an interval of steps."""
     often = {"val_check_interval": every, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
     return trainer(steps, limit_val_batches=1.0, default_root_dir=folder, **often, **options)
 

@@ -33,7 +33,7 @@ def attention_nodes(network: Network) -> dict[str, AttentionMap]:
 
 
 def _input(shape: Shape) -> str:
-    """Return the input whose positions a tensor has, or "" if its positions are derived from those of inputs."""
+    """Return the input whose positions a tensor has, or "" if its axis is derived from others."""
     axis = shape[1]
     return axis.inputs[0] if isinstance(axis, Axis) and not axis.parts else ""
 

@@ -169,7 +169,7 @@ def pad_last(x_BND: Tensor, keeps: list[Tensor]) -> Tensor:
 
 
 def derive_mask(axis: Axis, masks: Mapping[str, Any], call: Callable[..., Any] = lambda f, *given: f(*given)) -> Any:
-    """Return keep_BN of an axis from those of the inputs' sequences, or None if one is missing.
+    """Return keep_BN of an axis from the masks of the inputs' sequences, or None if one is missing.
 
     `call` applies a function to tensors, or to what stands for them.
     """

@@ -182,7 +182,6 @@ def block(
 
     Raises TypeError at import if a declaration breaks these rules.
     """
-
     for option, value in (("sees", sees), ("where", where)):
         if not isinstance(value, Mapping | None):
             raise TypeError(f"block {name!r}: {option} must be a mapping, but is {shown(value)}")

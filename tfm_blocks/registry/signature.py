@@ -46,8 +46,8 @@ class Port:
 class Signature:
     """Ports and the axes of the output. `in` sets the first port; `loss` is a second, scalar output.
 
-    An axis of the output is a letter of a port, the argument that sets its size, or both: `tokens+N` has as many
-    positions before those of N, `N-tokens` leaves them out, and `N/stride` has every `stride`-th position.
+    An axis of the output is a letter of a port, the argument that sets its size, or both: `tokens+N` adds
+    positions before N, `N-tokens` removes them, and `N/stride` has every `stride`-th position.
     """
 
     ports: tuple[Port, ...]
