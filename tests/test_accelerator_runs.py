@@ -23,6 +23,7 @@ from tests import pretend
 from tests.conftest import SMALL
 from tests.launch.test_resume import rows
 from tfm_blocks.runs.checkpoints import list_checkpoints
+from tfm_blocks.runs.row_results import read_losses
 
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
@@ -124,11 +125,9 @@ def expect_alike(run: Path, other: Path) -> None:
         assert not (run / name).exists() or (run / name).read_text() == (other / name).read_text()
     weights, others = load_file(run / "weights.safetensors"), load_file(other / "weights.safetensors")
     torch.testing.assert_close(weights, others, rtol=0, atol=1e-4)
-    for file in ("metrics.csv", "losses.csv"):
-        own_rows, other_rows = rows(run, file), rows(other, file)
-        assert own_rows and [list(row) for row in own_rows] == [list(row) for row in other_rows]
-        values = [list(row.values()) for row in own_rows]
-        assert values == [pytest.approx(list(row.values()), rel=1e-5, abs=1e-5) for row in other_rows]
+    own_rows, other_rows = rows(run), rows(other)
+    assert own_rows and own_rows == [pytest.approx(row, rel=1e-5, abs=1e-5) for row in other_rows]
+    assert read_losses(run) == pytest.approx(read_losses(other), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.grid

@@ -114,9 +114,9 @@ def last_weights(run: Path) -> dict[str, Tensor]:
 TIMES = ("train/tokens_per_second", "train/waiting", "train/seconds")
 
 
-def rows(run: Path, file: str = "metrics.csv") -> list[dict[str, float]]:
-    """Return the rows without values that a clock measures."""
-    return [{name: row[name] for name in row if name not in TIMES} for row in read_rows(run / file)]
+def rows(run: Path) -> list[dict[str, float]]:
+    """Return the rows of metrics.csv without values that a clock measures."""
+    return [{name: row[name] for name in row if name not in TIMES} for row in read_rows(run / "metrics.csv")]
 
 
 def expect_same(run: Path, other: Path) -> None:
