@@ -91,7 +91,10 @@ class Tokenizer:
         options: dict[str, Any] = {"special_tokens": first, "initial_alphabet": alphabet, "show_progress": False}
         pieces.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, min_frequency=2, **options))
         pieces.pre_tokenizer = words
-        _add_tags(pieces, tags, add_prefix_space)
+        for tag, of_text in tags.items():  # with marks by which a file of the tokenizer shows which are part of a text
+            strips = of_text and add_prefix_space
+            token = AddedToken(tag, special=not of_text, normalized=False, rstrip=strips, single_word=not of_text)
+            (pieces.add_tokens if of_text else pieces.add_special_tokens)([token])
         pieces.add_special_tokens(sentinels[::-1])
         _return_freed_memory()
         return cls(pieces)
@@ -320,14 +323,6 @@ def _bytes(add_prefix_space: bool) -> Pieces:
         pieces.normalizer = normalizers.Prepend(" ")
         pieces.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     return pieces
-
-
-def _add_tags(pieces: Pieces, tags: Mapping[str, bool], add_prefix_space: bool) -> None:
-    """Add tags, with marks by which a file of the tokenizer shows which are part of a text."""
-    for tag, of_text in tags.items():
-        strips = of_text and add_prefix_space
-        token = AddedToken(tag, special=not of_text, normalized=False, rstrip=strips, single_word=not of_text)
-        (pieces.add_tokens if of_text else pieces.add_special_tokens)([token])
 
 
 def _return_freed_memory() -> None:

@@ -120,15 +120,10 @@ def entry_of(part: Part) -> str:
 def entry_of_graph(graph: Graph) -> str:
     """Return the address outside of a graph that its first node reads, directly or through inline nodes."""
     inside = {node.address: node.entry for node in nodes_of(graph)}
-    entry = entry_of(first_of(graph))
+    entry = entry_of(min(graph, key=lambda part: part.address.count(".")))  # the first part that is not inline
     while entry in inside:
         entry = inside[entry]
     return entry
-
-
-def first_of(graph: Graph) -> Part:
-    """Return the first part of a graph, without the inline nodes that it reads."""
-    return min(graph, key=lambda part: part.address.count("."))
 
 
 Form = tuple[Hashable, ...]

@@ -57,7 +57,10 @@ def start(
     shape = CacheShape(rows, length, _cache_template(network, values))
     calls = _calls_per_step(network)
     states = {call.address: _start(call, values, keeps, shape) for call in calls}
-    read = {address for call in calls for address in _read_by_steps(call)}
+    read = {call.node.residual for call in calls}  # by each step, after `start`
+    for call in calls:
+        read |= {address for port in call.moving_ports for address in port.addresses}
+        read |= set(call.node.read if call.stepping is None else [call.node.entry])
     kept = {name: value for name, value in values.items() if name in read}
     path_BMTM = torch.ones(shape.rows, 1, length, 1, dtype=torch.bool, device=shape.like.device)
     return Decoding(kept, keeps.masks, states, path_BMTM)
@@ -202,11 +205,3 @@ def _prefill(call: Call, values: Values, keeps: PaddingMasks, state: State) -> T
 def _moving(call: Call, values: Values) -> dict[str, Tensor]:
     """Return the operands of the ports after the first that depend on the target."""
     return {port.parameter: port.read(values) for port in call.moving_ports}
-
-
-def _read_by_steps(call: Call) -> list[str]:
-    """Return the addresses that each step of the call reads. `start` read the others."""
-    if call.stepping is None:
-        return [*call.node.read, call.node.residual]
-    moving = [address for port in call.moving_ports for address in port.addresses]
-    return [call.node.entry, call.node.residual, *moving]

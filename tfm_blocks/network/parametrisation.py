@@ -164,8 +164,10 @@ def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[st
         raise RuleError(declared, KEEP)
     if declared in ("vector", "input") or (roles & ELEMENTWISE and not declared):
         return declared or "vector", 1.0, math.prod(growth)
-    if "head" in roles and growth[-1] != 1 and len(weight.names) > 1 and not _divides_logits(network, weight):
-        raise RuleError("its output head does not divide its logits", "add match_base to the block of the head")
+    if "head" in roles and growth[-1] != 1 and len(weight.names) > 1:
+        owners = [network.get_submodule(name.rpartition(".")[0]) for name in weight.names]
+        if not any(hasattr(owner, "multiplier") for owner in owners):
+            raise RuleError("its output head does not divide its logits", "add match_base to the block of the head")
     if roles & LOOKED_UP:
         return ("fixed" if growth[-1] == 1 else "input"), 1.0, growth[-1]
     skipped = 1 if isinstance(module, ExpertLinear) or "experts" in roles else 0
@@ -184,12 +186,6 @@ def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[st
     if declared:
         return declared, inputs, outputs
     return ("input" if inputs == 1 else "output" if outputs == 1 else "matrix"), inputs, outputs
-
-
-def _divides_logits(network: Network, weight: Weight) -> bool:
-    """Return True if a module that uses a tied weight has a multiplier of its logits."""
-    owners = [network.get_submodule(name.rpartition(".")[0]) for name in weight.names]
-    return any(hasattr(owner, "multiplier") for owner in owners)
 
 
 def _initial_factor(fill: Fill, base: Fill, factor: float, rule: str) -> float:

@@ -94,7 +94,9 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
 def _rows(group: Group, baseline: Group, before: System, after: System) -> Iterator[BaselineTest]:
     """Yield a row for each score that both groups have, computed in the same way."""
     p_values = p_over_sentences(before, after) if before and after else {}
-    for name in [*MEASURES, *_corpus_score_names(group)]:
+    shown = {name for run in group.counted for name in (*run.scores, *run.values)}
+    corpora = [name.partition("/")[2] for name in sorted(shown) if name.startswith("loss/")]  # of a mix
+    for name in [*MEASURES, *(f"{name}/{corpus}" for corpus in corpora for name in MEASURES if name in shown)]:
         values, others = group.scores_over_seeds(name), baseline.scores_over_seeds(name)
         if values and others and group.methods(name) == baseline.methods(name):
             row = BaselineTest(group, name, fmean(values) - fmean(others))
@@ -107,13 +109,6 @@ def _rows(group: Group, baseline: Group, before: System, after: System) -> Itera
                 interval = interval_over_sentences(name, before, after)
                 row = replace(row, sentences=p_values[name], sentences_interval=interval, sacrebleu=sacrebleu)
             yield row
-
-
-def _corpus_score_names(group: Group) -> list[str]:
-    """Return the names of the scores of each corpus of a mix, such as `loss/NAME`."""
-    shown = {name for run in group.counted for name in (*run.scores, *run.values)}
-    corpora = dict.fromkeys(name.partition("/")[2] for name in sorted(shown) if name.startswith("loss/"))
-    return [f"{name}/{corpus}" for corpus in corpora for name in MEASURES if name in shown]
 
 
 def _system(group: Group, notes: list[str]) -> list[Statistics]:

@@ -14,7 +14,7 @@ from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import ABSENT, SEED, Factor, Group, show_setting
 from tfm_blocks.report.matrix import Matrix
 from tfm_blocks.report.matrix_tables import aggregates_table, matrix_rows, matrix_table, mean_rows
-from tfm_blocks.report.rates import Rate, RateCurve
+from tfm_blocks.report.rates import RateCurve
 from tfm_blocks.report.screen import clock, print_json, print_table, screen, split_for_page
 from tfm_blocks.report.table import (
     COUNT,
@@ -72,13 +72,13 @@ def runs_table(comparison: Comparison) -> Table:
     """Return a row for each run: its settings, its size and cost, and its best validations."""
     seeds = [SEED] if len({run.settings.get(SEED) for run in comparison.runs if run.settings}) > 1 else []
     parents = ["branched off"] if any(run.start.parent for run in comparison.runs) else []
-    best = [key.name for key in METRIC_KEYS if key.best and any(key.name in run.best for run in comparison.runs)]
+    keys = [key.name for key in METRIC_KEYS if key.best and any(key.name in run.best for run in comparison.runs)]
     columns = [
         *texts("run", "state", *parents, *seeds, *(factor.key for factor in comparison.factors)),
         *numbers(COUNT, "parameters", "multiply-adds"),
         *numbers(find_key(SPEED).form, "tokens/s"),
         *numbers(COUNT, "time"),
-        *numbers("{:.4g}", *(f"best {name}" for name in best)),
+        *numbers("{:.4g}", *(f"best {name}" for name in keys)),
     ]
     rows = [
         [
@@ -89,7 +89,7 @@ def runs_table(comparison: Comparison) -> Table:
             *(factor.value_of(run) for factor in comparison.factors),
             *(run.numbers.get(name) for name in ("parameters", "multiply_adds", "tokens_per_second")),
             _time(run.numbers.get("seconds")),
-            *(_best(run, name) for name in best),
+            *(Cell(f"{one.value:.4g} @ {one.step:,}", one.value) if one else None for one in map(run.best.get, keys)),
         ]
         for run in _runs(comparison)
     ]
@@ -128,19 +128,15 @@ def rates_table(curves: Sequence[RateCurve]) -> Table:
     """Return a row for each learning rate of each model; a column marks the best rate."""
     form = find_key(OBJECTIVE).form
     columns = [*texts("model", "setting", ""), *numbers("{:g}", "value"), *numbers(COUNT, "seeds")]
-    rows = [
-        [curve.label, curve.key, _mark(curve, rate), rate.value, len(rate.losses), mean_cell(rate.losses, form)]
-        for curve in curves
-        for rate in curve.rates
-    ]
+    rows: list[list[Value]] = []
+    for curve in curves:
+        for rate in curve.rates:
+            mark = f"{rate.diverged} diverged" if rate.diverged else ""
+            if rate is curve.best:
+                mark = f"best, {curve.edge} of the grid" if curve.edge else "best"
+            rows.append([curve.label, curve.key, mark, rate.value, len(rate.losses), mean_cell(rate.losses, form)])
     title = f"learning rates by the best {OBJECTIVE}: mean ± standard deviation"
     return Table(title, [*columns, *numbers(form, OBJECTIVE)], rows)
-
-
-def _mark(curve: RateCurve, rate: Rate) -> str:
-    if rate is curve.best:
-        return f"best, {curve.edge} of the grid" if curve.edge else "best"
-    return f"{rate.diverged} diverged" if rate.diverged else ""
 
 
 def seeds_table(comparison: Comparison) -> Table:
@@ -222,11 +218,6 @@ def _time(seconds: float | None) -> Cell | None:
     if seconds is None:
         return None
     return Cell(f"{seconds:.1f} s" if seconds < 60 else clock(seconds), seconds)
-
-
-def _best(run: SavedRun, name: str) -> Cell | None:
-    best = run.best.get(name)
-    return Cell(f"{best.value:.4g} @ {best.step:,}", best.value) if best else None
 
 
 def _score(score: Measured | None) -> Value:

@@ -17,6 +17,8 @@ from tfm_blocks.network.weights import Learning, Weight, initial_distributions, 
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 
+RULE_KEYS = ("name", "reason", "initial", "rate", "decay", "eps")
+
 
 @dataclass(frozen=True)
 class WeightGroup:
@@ -118,11 +120,6 @@ def _learning_cells(learning: Sequence[Learning]) -> list[Value]:
     return [first.group, first.optimizer, *(spans if first.rate else ["", ""])]
 
 
-def _rule_record(rule: WeightRule) -> dict[str, object]:
-    numbers = {"initial": list(rule.initial), "rate": rule.rate, "decay": rule.decay, "eps": rule.eps}
-    return {"name": rule.name, "reason": rule.reason, **numbers}
-
-
 def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
     """Return the facts of every weight for JSON, in the order of the groups."""
     return [
@@ -138,7 +135,7 @@ def weight_records(groups: list[WeightGroup]) -> list[dict[str, object]]:
             "uses": weight.uses,
             "depth": list(weight.depth),
             **(group.learning[place]._asdict() if group.learning else {}),
-            **({"rule": _rule_record(group.rule)} if group.rule else {}),
+            **({"rule": {key: getattr(group.rule, key) for key in RULE_KEYS}} if group.rule else {}),
         }
         for group in groups
         for place, weight in enumerate(group.weights)

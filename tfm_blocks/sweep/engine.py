@@ -73,8 +73,13 @@ class Sweep:
                         shown = time.monotonic()
                     time.sleep(POLL_INTERVAL)
                 view.show(jobs)
-            finally:
-                self._kill()
+            finally:  # after a second signal or an exception, some jobs still run
+                for job in self.running:
+                    job.worker.kill()
+                for job in self.running:
+                    job.worker.wait()
+                    job.state, job.reason = STOPPED, "at once"
+                self._write()
         return pending_signal()
 
     def _poll(self) -> bool:
@@ -212,15 +217,6 @@ class Sweep:
         job.state, job.reason = state, reason
         self.folder.read_progress(job)
         self.source.ended(job)
-
-    def _kill(self) -> None:
-        """Kill the jobs that still run, after a second signal or an exception."""
-        for job in self.running:
-            job.worker.kill()
-        for job in self.running:
-            job.worker.wait()
-            job.state, job.reason = STOPPED, "at once"
-        self._write()
 
     def _write(self) -> None:
         self.folder.write(self.source.jobs)

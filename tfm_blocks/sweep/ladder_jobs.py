@@ -68,9 +68,14 @@ class LadderJobs(JobSource):
         for variant in range(len(self.plan.variants)):
             if variant in self.rates or variant in self.failures:
                 continue
-            tuned = [self._tune(variant, rung) for rung in range(self.plan.tuned)]
-            if all(rate is not None for rate in tuned):
-                self.rates[variant] = self._transfer([rate for rate in tuned if rate is not None])
+            rates = [self._tune(variant, rung) for rung in range(self.plan.tuned)]
+            tuned = [rate for rate in rates if rate is not None]
+            if len(tuned) == self.plan.tuned:
+                # above the tuned sizes, the law goes through the geometric mean of their rates
+                laws = [self.plan.settings.rate.of(rung.size) for rung in self.plan.rungs]
+                shifts = [math.log(rate / law) for rate, law in zip(tuned, laws, strict=False)]
+                factor = math.exp(fmean(shifts)) if shifts else 1.0
+                self.rates[variant] = [*tuned, *(law * factor for law in laws[len(tuned) :])]
                 for rung, rate in enumerate(self.rates[variant]):
                     for job in self.plan.result_jobs(variant, rung, rate):
                         self._add(job, rung)
@@ -118,12 +123,6 @@ class LadderJobs(JobSource):
                 )
                 return None
             low, high = (low - 1, high) if best == low else (low, high + 1)
-
-    def _transfer(self, tuned: Sequence[float]) -> list[float]:
-        """Return the rates of all sizes: the tuned ones, and above them the law through their geometric mean."""
-        law, sizes = self.plan.settings.rate, [rung.size for rung in self.plan.rungs]
-        shift = fmean(math.log(rate / law.of(size)) for rate, size in zip(tuned, sizes, strict=False)) if tuned else 0.0
-        return [*tuned, *(law.of(size) * math.exp(shift) for size in sizes[len(tuned) :])]
 
 
 def vertex(losses: Sequence[float]) -> float:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED, find_key
@@ -28,7 +27,8 @@ class SweepView:
 
     def __init__(self, known: Sequence[SweepJob]) -> None:
         self.console = screen()
-        self.live = Live(console=self.console, auto_refresh=False, transient=True) if is_watched(self.console) else None
+        live = Live(console=self.console, auto_refresh=False, transient=True)
+        self.live = live if self.console.is_terminal and not self.console.is_dumb_terminal else None
         self.states = {job.name: (job.state, job.reason) for job in known}
         self.printed_at = time.monotonic()
 
@@ -56,11 +56,6 @@ class SweepView:
         for line in lines:
             self.printed_at = time.monotonic()
             print_line(f"{time.strftime('%H:%M:%S')} {line}")
-
-
-def is_watched(console: Console) -> bool:
-    """Return True if the console is a terminal that can overwrite its own lines."""
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 def show_end(jobs: Sequence[SweepJob], folder: Path) -> None:

@@ -15,7 +15,7 @@ from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.layout import PAD, Batch, Layout
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
-from tfm_blocks.data.plan import EpochPlan, Lengths, PlanStep, Ranks, Rows, epoch_plan
+from tfm_blocks.data.plan import EpochPlan, PlanStep, Ranks, Rows, epoch_plan
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.settings import DataSettings
 from tfm_blocks.language.spec import Spec, names
@@ -31,14 +31,18 @@ class PlannedCorpus:
 
     def plan(self, *, seed: int, epoch: int) -> EpochPlan:
         layout, corpus = self.layout.drawn(seed, epoch), self.corpus.drawn(seed, epoch)
-        widths_NC, labels_N = layout.widths_NC(corpus), layout.labels_N(corpus)
+        widths_NC, labels_N, settings = layout.widths_NC(corpus), layout.labels_N(corpus), self.settings
+        if settings.kind == "probe":  # of `batch` average rows, and of the longest row
+            step_tokens = max(round(settings.batch * float(labels_N.mean())), int(labels_N.max()))
+        else:
+            step_tokens = settings.step_tokens
         return epoch_plan(
             widths_NC,
             labels_N,
             seed=seed,
             epoch=epoch,
-            step_tokens=_step_tokens(self.settings, labels_N),
-            batch_tokens=self.settings.batch_tokens,
+            step_tokens=step_tokens,
+            batch_tokens=settings.batch_tokens,
             tokens_N=layout.tokens_N(corpus),
         )
 
@@ -50,13 +54,6 @@ class PlannedCorpus:
     def batch(self, step: PlanStep, rows_B: Rows, *, empty: bool = False) -> Batch:
         """Return the micro-batch of these rows of a step, for scores, which are sums over rows."""
         return self.layout.drawn(*step.draw).batch(self.corpus.drawn(*step.draw), rows_B, empty=empty)
-
-
-def _step_tokens(settings: DataSettings, labels_N: Lengths) -> int:
-    """Return the target tokens of a step: for a probe task, of `batch` average rows, and of the longest row."""
-    if settings.kind == "probe":
-        return max(round(settings.batch * float(labels_N.mean())), int(labels_N.max()))
-    return settings.step_tokens
 
 
 def plan_corpus(

@@ -103,18 +103,14 @@ def label_scores(outputs: Sequence[str], references: Sequence[str], coder: Label
             "accuracy": float(multilabel_accuracy(output_NC, right_NC, classes, average="micro")),
             "f1": float(multilabel_f1_score(output_NC, right_NC, classes)),
         }
-    output_N, right_N = (_classes(texts, coder) for texts in (outputs, references))
+    place = {name: number for number, name in enumerate(coder.names)}
+    split = (([text] if coder.predict == "class" else text.split() for text in side) for side in (outputs, references))
+    output_N, right_N = (torch.tensor([place[name] for words in side for name in words]) for side in split)
     return {
         "accuracy": float((output_N == right_N).double().mean()),
         "f1": float(multiclass_f1_score(output_N, right_N, classes)),
         "mcc": float(matthews_corrcoef(output_N, right_N, task="multiclass", num_classes=classes)),
     }
-
-
-def _classes(texts: Sequence[str], coder: LabelCoder) -> Tensor:
-    place = {name: number for number, name in enumerate(coder.names)}
-    split = ([text] for text in texts) if coder.predict == "class" else (text.split() for text in texts)
-    return torch.tensor([place[name] for names in split for name in names])
 
 
 class LabelScorer(SplitScorer):

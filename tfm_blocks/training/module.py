@@ -26,7 +26,6 @@ from tfm_blocks.data.objectives import (
     HidingSettings,
     LabelSettings,
     MaskedSettings,
-    ObjectiveSettings,
     ReplacedTokenSettings,
 )
 from tfm_blocks.data.plan import Ranks
@@ -81,7 +80,11 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.network, self.prepared, self.settings, self.ranks = network, prepared, settings, ranks
-        self.translator = _translator(network, prepared, settings.objective)
+        generates = (
+            settings.objective.generates
+            and not layout_of(prepared.train, names(network.spec.inputs), settings.objective).at_positions
+        )
+        self.translator = Translator(network, prepared.tokenizer, prepared.train.columns) if generates else None
         freeze(settings.optimizer, network)
         network.recomputes = settings.trainer.activation_checkpointing
         compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
@@ -171,7 +174,9 @@ class TrainingModule(LightningModule):
 
         The optimizer skips a step whose gradient is not finite. Raises DivergedError.
         """
-        self._seed_dropout()
+        # seeds dropout by the run's seed, the step and the rank, so that a resumed run draws the same values
+        words = np.random.SeedSequence((self.settings.seed, self.global_step, self.ranks.rank)).generate_state(1)
+        seed_device(self.device, int(words[0]))
         self.objective.step = self.global_step + 1
         optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.zero_grad()
@@ -188,11 +193,6 @@ class TrainingModule(LightningModule):
         trainer = self.settings.trainer
         if self.global_step % trainer.log_every == 0 or self.global_step == trainer.steps:
             self._log_steps(rate)
-
-    def _seed_dropout(self) -> None:
-        """Seed dropout by the run's seed, the step and the rank, so that a resumed run draws the same values."""
-        words = np.random.SeedSequence((self.settings.seed, self.global_step, self.ranks.rank)).generate_state(1)
-        seed_device(self.device, int(words[0]))
 
     def _accumulate(self, step: StepBatches) -> Tensor:
         """Accumulate gradients. The ranks exchange them in the backward pass of the last micro-batch.
@@ -328,13 +328,6 @@ class TrainingModule(LightningModule):
         for logger in self.trainer.loggers if self.samples else ():
             if isinstance(logger, RunLogger):
                 logger.log_samples(split, self.samples, self.global_step)
-
-
-def _translator(network: Network, prepared: Prepared, objective: ObjectiveSettings) -> Translator | None:
-    """Return the translator, or None if the objective or the model generates no text."""
-    layout = layout_of(prepared.train, names(network.spec.inputs), objective)
-    generates = objective.generates and not layout.at_positions
-    return Translator(network, prepared.tokenizer, prepared.train.columns) if generates else None
 
 
 def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:

@@ -227,23 +227,19 @@ def chooser(sampling: Sampling, numbers: Sequence[int], length: int, device: tor
     It works on `device`, in the precision of `sum_dtype`.
     """
     streams = [np.random.default_rng((sampling.seed, number)).random(length) for number in numbers]
-    return _Chooser(sampling, torch.from_numpy(np.stack(streams)).to(sum_dtype(device)).to(device))
+    uniform_BT = torch.from_numpy(np.stack(streams)).to(sum_dtype(device)).to(device)
 
-
-@dataclass(frozen=True)
-class _Chooser:
-    sampling: Sampling
-    uniform_BT: Tensor
-
-    def __call__(self, log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
-        logits_BV = log_p_BV.to(self.uniform_BT.dtype) / self.sampling.temperature
+    def choose(log_p_BV: Tensor, position: int, sentences_B: Tensor) -> Tensor:
+        logits_BV = log_p_BV.to(uniform_BT.dtype) / sampling.temperature
         p_BV, ids_BV = torch.softmax(logits_BV, 1).sort(1, descending=True)
-        if self.sampling.top_k:
-            p_BV[:, self.sampling.top_k :] = 0
+        if sampling.top_k:
+            p_BV[:, sampling.top_k :] = 0
         before_BV = p_BV.cumsum(1) - p_BV
         total_B1 = p_BV.sum(1, keepdim=True)
-        p_BV.masked_fill_(before_BV >= self.sampling.top_p * total_B1, 0)
+        p_BV.masked_fill_(before_BV >= sampling.top_p * total_B1, 0)
         reached_BV = p_BV.cumsum(1)
-        drawn_B1 = self.uniform_BT[sentences_B, position, None] * reached_BV[:, -1:]
+        drawn_B1 = uniform_BT[sentences_B, position, None] * reached_BV[:, -1:]
         place_B1 = (reached_BV <= drawn_B1).sum(1, keepdim=True)
         return ids_BV.gather(1, place_B1)[:, 0]
+
+    return choose

@@ -174,20 +174,15 @@ def stream(
             begins = _next_prefixes(prefixes, len(chunk), first, str(prefix)) if prefixes else []
             for number, nbest in enumerate(work.outputs(chunk, begins, first), first):
                 for output in nbest:
-                    text = BREAKING.sub(" ", output.text)
-                    target.write(_line(number, output, text, several=work.search.nbest > 1, scores=scores))
+                    several = work.search.nbest > 1
+                    columns = [str(number)] * several + [f"{output.score:.4f}"] * (several or scores)
+                    target.write("\t".join([*columns, BREAKING.sub(" ", output.text)]) + "\n")
             target.flush()
             first += len(chunk)
             tell(first - 1)
     if prefixes and next(prefixes, None) is not None:
         rule = f"has more lines than the {first - 1} of stdin"
         raise DataError(Problem(str(prefix), rule, Place(str(prefix), first)))
-
-
-def _line(number: int, output: Translation, text: str, *, several: bool, scores: bool) -> str:
-    if several:
-        return f"{number}\t{output.score:.4f}\t{text}\n"
-    return f"{output.score:.4f}\t{text}\n" if scores else f"{text}\n"
 
 
 def chunks(source: BinaryIO, name: str, *, strict: bool) -> Iterator[list[str]]:
