@@ -3,39 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tfm_blocks.blocks.layers.state import HasAttentionWeights
-from tfm_blocks.language.spec import Axis, Shape
+from tfm_blocks.language.spec import Axis, Shape, Size
 from tfm_blocks.network.call import Call
 from tfm_blocks.network.graph import Network
 
 
 class AttentionMap(NamedTuple):
-    """The inputs that queries and keys come from, such as tgt and src."""
+    """The inputs whose positions queries and keys have, such as tgt and src, or the names of derived axes: `4+S`."""
 
     queries: str
     keys: str
 
 
 def attention_nodes(network: Network) -> dict[str, AttentionMap]:
-    """Return the attention nodes by address, in graph order, whose queries and keys each come from one input."""
+    """Return the attention nodes by address, in graph order, whose queries and keys are each a single sequence."""
     shapes = network.spec.shapes
     maps = {
-        call.address: AttentionMap(_input(shapes[call.node.entry]), _input(shapes[_key_address(call)]))
+        call.address: AttentionMap(_sequence(shapes[call.node.entry]), _sequence(shapes[_key_address(call)]))
         for call in network.calls
         if isinstance(call.block, HasAttentionWeights) and len(_attended(call, shapes)) < 2
     }
     return {address: map for address, map in maps.items() if all(map)}
 
 
-def _input(shape: Shape) -> str:
-    """Return the input whose positions a tensor has, or "" if its axis is derived from others."""
+def label_positions(network: Network, tokens: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the tokens of the inputs, and labels of the positions of each axis that is derived from them.
+
+    Learned vectors have the labels `[1]`, `[2]`, …; a position that a stride keeps has the label of its token.
+    """
+
+    def label(size: Size) -> list[str]:
+        if isinstance(size, int):
+            return [f"[{number}]" for number in range(1, size + 1)]
+        parts = map(label, size.parts) if size.parts else [tokens[size.inputs[0]]]
+        return list(chain.from_iterable(parts))[:: size.stride]
+
+    return {**tokens, **{axis.name: label(axis) for axis in network.derived if tokens.keys() >= set(axis.inputs)}}
+
+
+def _sequence(shape: Shape) -> str:
+    """Return the input whose positions a tensor has, or the name of a derived axis; "" for an axis of fixed size."""
     axis = shape[1]
-    return axis.inputs[0] if isinstance(axis, Axis) and not axis.parts else ""
+    return "" if not isinstance(axis, Axis) else axis.name if axis.parts else axis.inputs[0]
 
 
 def _key_address(call: Call) -> str:

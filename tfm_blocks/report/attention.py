@@ -105,9 +105,9 @@ def draw(attention: SentenceAttention) -> Figure:
         if len(tokens) > MOST:
             rule = f"{name} has {len(tokens)} tokens, and a picture shows at most {MOST}"
             raise DataError(Problem("sentence", rule, help="give a shorter one"))
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[tuple[str, ...], list[str]] = {}
     for address in attention.weights:
-        kinds.setdefault(pattern(address), []).append(address)
+        kinds.setdefault((pattern(address), *attention.looks[address]), []).append(address)
     tiled = [_tile(attention, addresses) for addresses in kinds.values()]
     heights = [image.shape[0] + 2 * GAP for image in tiled]
     width = max(image.shape[1] for image in tiled)

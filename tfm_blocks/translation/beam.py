@@ -224,9 +224,9 @@ def _read(best: _Extensions, live: _Extensions) -> list[list[list[float]]]:
 
 def last_cross_attention(network: Network) -> tuple[str, str]:
     """Return the address of the last cross-attention, and the source that it reads. Raises RunError without one."""
-    cross = [
-        (address, map.keys) for address, map in attention_nodes(network).items() if map.queries == TARGET != map.keys
-    ]
+    sources = {each.name for each in network.spec.inputs} - {TARGET}
+    nodes = attention_nodes(network).items()
+    cross = [(address, map.keys) for address, map in nodes if map.queries == TARGET and map.keys in sources]
     if not cross:
         rule = "a coverage penalty needs cross-attention from the target to the source, which this model lacks"
         raise RunError(Problem("coverage", rule, help="leave coverage out"))

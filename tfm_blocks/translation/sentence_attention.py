@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from tfm_blocks.data.layout import prompt
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.network.attention_maps import AttentionMap, attention_nodes, attention_weights
+from tfm_blocks.network.attention_maps import AttentionMap, attention_nodes, attention_weights, label_positions
 from tfm_blocks.network.graph import evaluating
 from tfm_blocks.translation.search import BOS
 from tfm_blocks.translation.settings import Search
@@ -20,7 +21,7 @@ from tfm_blocks.translation.translator import Translator
 
 @dataclass(frozen=True)
 class SentenceAttention:
-    """The tokens of each input, and w_HTS of each attention node by address, in graph order.
+    """Labels of the positions of each input and derived axis, and w_HTS of each attention node, in graph order.
 
     The target begins with bos: a target row predicts the next token.
     """
@@ -65,6 +66,8 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
             network, looks, **{name: torch.tensor([row], device=network.device) for name, row in ids.items()}
         )
     tokens = {name: [tokenizer.of(name).piece(id) for id in row] for name, row in ids.items()}
+    labels, shown = label_positions(network, tokens), set(chain.from_iterable(looks.values()))
+    tokens = {name: labels[name] for name in labels if name in shown}
     return SentenceAttention(
         " | ".join(texts), target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
     )
