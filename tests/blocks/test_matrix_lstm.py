@@ -22,7 +22,8 @@ def started(**options):
 
 def theirs(own):
     """Return Hugging Face's layer with our weights."""
-    config = xLSTMConfig(hidden_size=D, num_heads=H, num_hidden_layers=1, gate_soft_cap=own.gate_cap)
+    eps = {"norm_eps": own.eps, "eps": own.normaliser_eps}
+    config = xLSTMConfig(hidden_size=D, num_heads=H, num_hidden_layers=1, gate_soft_cap=own.gate_cap, **eps)
     reference = xLSTMLayer(config)
     q, k, v = own.qkv.weight.split(own.qkv.parts)
     input_, forget = own.rates.weight.chunk(2)
@@ -44,7 +45,7 @@ def theirs(own):
 @pytest.mark.parametrize("length", [1, 5, 64, 150])
 @torch.no_grad()
 def test_outputs_equal_those_of_hugging_face(length):
-    own, x_BTD = started(gate_cap=4.0), 3 * torch.randn(B, length, D)
+    own, x_BTD = started(gate_cap=4.0, eps=1e-3, normaliser_eps=1e-2), 3 * torch.randn(B, length, D)
     y_BTD = own(x_BTD, keep_BT=whole(length))
     torch.testing.assert_close(y_BTD, theirs(own)(x_BTD)[0], rtol=1e-4, atol=1e-5)
 
@@ -72,7 +73,7 @@ def naive(own, x_BTD):
 @pytest.mark.parametrize("gate_cap", [15.0, None])
 def test_outputs_and_gradients_equal_those_of_a_loop_without_stabiliser(gate_cap, chunk, monkeypatch):
     monkeypatch.setattr(linear_attention, "CHUNK", chunk)
-    own = started(gate_cap=gate_cap, eps=1e-12).double()
+    own = started(gate_cap=gate_cap, normaliser_eps=1e-12).double()
     x_BTD, weight = 3 * torch.randn(B, 100, D).double(), torch.randn(B, 100, D).double()
     results = []
     for y_BTD in (own(x_BTD, keep_BT=whole(100)), naive(own, x_BTD)):

@@ -130,6 +130,10 @@ DOORS: dict[str, dict[str, Any]] = {
     "t5gemma": {"encoder": GEMMA, "decoder": GEMMA, "decoder_start_token_id": 1},
     "whisper": {**PAIRS, "max_target_positions": 48, "forced_eos_token_id": None, "begin_suppress_tokens": None},
     "xlm_roberta": ROBERTA,
+    "xlstm": {  # transformers needs queries of 64n elements: its caches have them
+        "hidden_size": 32, "num_heads": 4, "qk_dim_factor": 2.0, "v_dim_factor": 4.0, "ffn_proj_factor": 1.3, "ffn_round_up_to_multiple_of": 12,
+        "gate_soft_cap": 5.0, "output_logit_soft_cap": 3.0, "norm_eps": 1e-3, "eps": 1e-2, "chunk_size": 4,
+    },
 }  # fmt: skip
 
 

@@ -127,6 +127,8 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
         ("bamba", "attn_layer_indices", [3], ""),
         ("kimi_linear", "linear_attn_config.full_attn_layers", [7], "layer_types"),
         ("bamba", "time_step_limit", [0.1, 1.0], ""),
+        ("xlstm", "hidden_size", 64, ""),  # not the embedding_dim
+        ("xlstm", "num_hidden_layers", 3, ""),  # not the num_blocks
     ],
 )
 def test_a_value_that_changes_the_model_of_transformers_is_refused(name, key, value, without):
@@ -161,6 +163,8 @@ def test_a_gemma_2_without_one_of_its_caps_is_refused(key):
         ("bamba", "time_step_limit", [0.0, float("inf")], ""),  # before transformers 5
         ("kimi_linear", "linear_attn_config", {"full_attn_layers": [5], "kda_layers": [1, 2, 3, 4, 6]}, "layer_types"),
         ("kimi_linear", "first_k_dense_replace", 1, "mlp_layer_types"),
+        ("xlstm", "embedding_dim", 32, "hidden_size"),  # as published
+        ("xlstm", "num_blocks", 2, "num_hidden_layers"),
         ("gemma", "hidden_act", "gelu", ""),  # the first releases wrote it, and transformers reads gelu_pytorch_tanh
     ],
 )

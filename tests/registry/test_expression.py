@@ -17,6 +17,7 @@ NAMES = {"d_model": 512, "i": 3, "n": 6, "x": 0.5}
         "(n-1-i) % 4",
         "-i",
         "d_model/4*x",
+        "-7*x // 2",
         "2 * (3 + 4)",
         "1e-4",
         "2**9",
@@ -26,6 +27,10 @@ NAMES = {"d_model": 512, "i": 3, "n": 6, "x": 0.5}
 )
 def test_arithmetic_is_pythons_own(text):
     assert evaluate(text, NAMES.__getitem__) == eval(text, {}, NAMES)
+
+
+def test_a_floor_division_of_floats_is_an_int():
+    assert type(evaluate("x*d_model//3", NAMES.__getitem__)) is int
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,7 @@ def test_anything_but_arithmetic_is_refused(text):
         ("1" * 81, "at most 80"),
         ("1e308*10*x", None),
         ("9**9**9", "too large"),
+        ("1e308*10//2", "too large"),
         ("(0-8)**x", "root of a negative"),
     ],
 )

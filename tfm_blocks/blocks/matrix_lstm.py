@@ -30,6 +30,7 @@ FORGET_BIASES = (3.0, 6.0)  # range of the initial biases of the forget gates
         "d_value >= 1": "values have a width",
         "gate_cap > 0": "a bound of the gates' logarithms is positive",
         "eps > 0": "a variance may be 0",
+        "normaliser_eps > 0": "the normaliser may be 0",
     },
     source="Beck et al. 2024 (xLSTM), equations 19 to 27; the layer as in Beck et al. 2025 (xLSTM 7B), section 3",
 )
@@ -41,8 +42,8 @@ class MatrixLSTM(Recurrence):
     -10, and b_f uniform between 3 and 6. q, k and v are linear maps of x, and q is divided by √K. In each head, q and k
     have the width `d_key`, by default D / heads, and v the width `d_value`, by default `d_key`. The output is
     (layernorm(y) ⊙ σ(x W_g)) W_o, with a norm of each head. So that they do not overflow, C and n are stored divided by
-    exp(m_t), m_t = max(m_{t-1} + log f_t, log i_t). Training computes chunks of 32 positions in parallel: linear cost
-    in the length. Decoding carries C, n and m.
+    exp(m_t), m_t = max(m_{t-1} + log f_t, log i_t); `normaliser_eps` is added to the divisor on this scale. Training
+    computes chunks of 32 positions in parallel: linear cost in the length. Decoding carries C, n and m.
 
     Also known as: matrix LSTM, xLSTM; linear attention with exponential gates.
     Use: long sequences at linear cost; xLSTM 7B has a `d_key` of half the `d_value`.
@@ -57,6 +58,7 @@ class MatrixLSTM(Recurrence):
         d_value: int | None = None,
         gate_cap: float | None = 15.0,
         eps: float = 1e-6,
+        normaliser_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         width = d_key or D // heads
@@ -64,6 +66,7 @@ class MatrixLSTM(Recurrence):
         self.head_widths = (width, width, d_value or width)
         self.gate_cap = gate_cap
         self.eps = eps
+        self.normaliser_eps = normaliser_eps
         widths, outputs = [heads * one for one in self.head_widths], heads * self.head_widths[2]
         self.qkv = Linear(D, sum(widths), parts=widths, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
         self.rates = Linear(D, 2 * heads, parts=2, bias=False)
@@ -101,7 +104,7 @@ class MatrixLSTM(Recurrence):
         k_BHTK = k_BHTK * (input_BHT - largest_BHT).exp()[..., None]
         parts = q_BHTK / math.sqrt(q_BHTK.shape[3]), k_BHTK, F.pad(v_BHTV, (0, 1), value=1.0), since_BHT[..., None]
         sum_BHTV, after_BHKV = by_chunks(decayed_sum, memory["memory_RHKV"], *parts)
-        norm_BHT1 = torch.maximum(sum_BHTV[..., -1:].abs(), (-largest_BHT).exp()[..., None]) + self.eps
+        norm_BHT1 = torch.maximum(sum_BHTV[..., -1:].abs(), (-largest_BHT).exp()[..., None]) + self.normaliser_eps
         y_BHTV = F.layer_norm(sum_BHTV[..., :-1] / norm_BHT1, v_BHTV.shape[3:], eps=self.eps)
         y_BTI = (merge_heads(y_BHTV) * self.gain.to(wide)).to(x_BTD.dtype)
         after = {"memory_RHKV": after_BHKV, "largest_RH": largest_BHT[..., -1]}

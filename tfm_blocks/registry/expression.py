@@ -25,12 +25,19 @@ def _power(base: Number, exponent: Number) -> Number:
     return power
 
 
+def _floor_divide(left: Number, right: Number) -> int:
+    quotient = left // right
+    if not math.isfinite(quotient):
+        raise OverflowError
+    return int(quotient)
+
+
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
+    ast.FloorDiv: _floor_divide,
     ast.Mod: operator.mod,
     ast.Pow: _power,
 }
@@ -48,7 +55,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 def evaluate(value: str | Number, lookup: Callable[[str], Number]) -> Number:
     """Evaluate an expression of numbers, names, `+ - * / // % **`, `sqrt`, `log` and parentheses.
 
-    `lookup` resolves names. A single comparison returns a bool, for the `where` rules of blocks. A number is returned
+    `lookup` resolves names. `//` rounds down to an int, also for floats. A single comparison returns a bool, for the `where` rules of blocks. A number is returned
     unchanged. Raises ValueError with a sentence.
     """
     return _value(_parse(value), lookup) if isinstance(value, str) else _bounded(value)
