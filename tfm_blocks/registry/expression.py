@@ -55,8 +55,8 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 def evaluate(value: str | Number, lookup: Callable[[str], Number]) -> Number:
     """Evaluate an expression of numbers, names, `+ - * / // % **`, `sqrt`, `log` and parentheses.
 
-    `lookup` resolves names. `//` rounds down to an int, also for floats. A single comparison returns a bool, for the `where` rules of blocks. A number is returned
-    unchanged. Raises ValueError with a sentence.
+    `lookup` resolves names. `//` rounds down to an int, also for floats. A single comparison returns a bool, for the
+    `where` rules of blocks. A number is returned unchanged. Raises ValueError with a sentence.
     """
     return _value(_parse(value), lookup) if isinstance(value, str) else _bounded(value)
 
