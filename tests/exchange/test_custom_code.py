@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.translation.settings import Search
 
 SIZES = {"d_model": 32, "heads": 2}
+TERNARY = Path(__file__).parents[1] / "models" / "ternary.yaml"
 ALONE = """
 import sys, torch, transformers
 sys.modules["tfm_blocks"] = None
@@ -46,7 +48,7 @@ def saved(model, folder, tokenizer=None, **knobs):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("name", ["rezero", "retention"])
+@pytest.mark.parametrize("name", ["rezero", "retention", str(TERNARY)], ids=lambda name: Path(name).stem)
 def test_transformers_translates_as_the_run_does(name, tmp_path, capsys):
     translator = saved(name, tmp_path / "run", layers=2)
     main(["export", str(tmp_path / "run"), "--to", "huggingface", "-o", str(tmp_path / "new")])
