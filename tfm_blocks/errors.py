@@ -211,4 +211,5 @@ def unknown_option(
     help = f"{suggest(name, options)}; your own: --config-dir DIR, with DIR/{group}/NAME.yaml"
     if name.endswith((".yaml", ".yml")):
         help = f"put the file into FOLDER/{group}/ and write --config-dir FOLDER {group}={Path(name).stem}"
-    return Problem(group, f"no {group} is called {shown(name)}", place, origin, help)
+    either = ", and there is no such run folder" if group == "model" and "/" in name and not origin else ""
+    return Problem(group, f"no {group} is called {shown(name)}{either}", place, origin, help)

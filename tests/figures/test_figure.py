@@ -171,6 +171,7 @@ def test_a_block_of_a_plug_in_is_drawn(tmp_path, monkeypatch):
     ("arguments", "sentence"),
     [
         (["bsae", "-o", "figure.svg"], "no model is called 'bsae'"),
+        (["runs/one", "-o", "figure.svg"], "no model is called 'runs/one', and there is no such run folder"),
         (["base", "model.add_norm=past", "-o", "figure.svg"], "'past' is not an add & norm preset"),
         (["base", "-o", "figure.gif"], "must be a file .svg, .pdf, .png or .tex, but is 'figure.gif'"),
         (["base", "-o", "figure"], "must be a file .svg, .pdf, .png or .tex, but is 'figure'"),
