@@ -244,3 +244,16 @@ def test_a_model_that_does_not_fit_its_objective_is_refused(overrides: list[str]
     composed = compose_job(["layers=1", "logger=csv", *overrides], COMPOSER)
     with expect_problem(address, rule, among=True):
         check_run(composed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [
+        (["model=classifier", *LABELS], "data.kind=labels has labels, but objective=next_token reads a text"),
+        (["model=base", "objective=label"], "objective=label predicts labels, but data.kind=dates has none"),
+        (["model=base", "data=parity", "objective=masked"], PROBE),
+    ],
+)
+def test_an_objective_that_the_data_cannot_have_is_the_only_problem(overrides: list[str], rule: str) -> None:
+    with expect_problem("objective", rule):
+        check_run(compose_job(["layers=1", "logger=csv", *overrides], COMPOSER))

@@ -17,7 +17,7 @@ from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ReplacedTokenSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_sizes
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.data.settings import DataSettings, read_data
+from tfm_blocks.data.settings import DataSettings, LabelsSettings, read_data
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.devices import CPU, choose_device, device_count, devices_here, names_here
 from tfm_blocks.distributed.cluster import RankInfo, find_rank_info
@@ -282,7 +282,8 @@ def _check_network(composed: Composed, data: DataSettings | None, make_spec: Cal
     width, (vocab, source) = spec.sink.shape[-1], composed.vocabulary
     if source is not None:
         problems += find_vocabulary_problems(spec, data, objective, vocab, source)
-    if width != vocab and not isinstance(objective, LabelSettings | ReplacedTokenSettings):
+    labels = isinstance(data, LabelsSettings) or isinstance(objective, LabelSettings | ReplacedTokenSettings)
+    if width != vocab and not labels:
         rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
         problems.append(
             composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")

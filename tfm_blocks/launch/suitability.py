@@ -40,11 +40,9 @@ PARTS_NEED = {
 
 def find_data_problems(spec: Spec, data: DataSettings | None, objective: ObjectiveSettings) -> Iterator[Problem]:
     """Yield a problem unless each input is a column of the data, and the data can train such a model."""
-    if isinstance(objective, HidingSettings | NoisyPairSettings) and isinstance(data, ProbeSettings):
-        rule = (
-            f"objective={objective.name} reads a text, but data={data.task} is a probe task, which has its own answers"
-        )
-        yield Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
+    if mismatch := _objective_problem(data, objective):
+        yield mismatch
+        return
     if isinstance(objective, HidingSettings):
         yield from find_hiding_problems(spec, objective.name)
     elif isinstance(objective, NoisyPairSettings):
@@ -56,9 +54,6 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
         help = "objective=masked trains an encoder on text, and probe tasks, such as data=parity, a model without tgt"
         yield Problem("model.inputs", rule, help=help)
     yield from _ahead_problems(spec, objective)
-    if isinstance(data, LabelsSettings) and not isinstance(objective, LabelSettings):
-        rule = f"data.kind=labels has labels, but objective={objective.name} reads a text"
-        yield Problem("objective", rule, help="write objective=label, or data=text")
     if isinstance(data, ProbeSettings):
         yield from _probe_problems(spec, data)
     columns = columns_of(data) if data else ()
@@ -76,6 +71,21 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
                 "name the input src" if data.kind == "probe" else f"data=text reads a file for each input: add {files}"
             )
             yield Problem(address, rule, help=help)
+
+
+def _objective_problem(data: DataSettings | None, objective: ObjectiveSettings) -> Problem | None:
+    """Return the problem of an objective that cannot train any model on the data, or None."""
+    name, labels = objective.name, isinstance(objective, LabelSettings)
+    if isinstance(objective, HidingSettings | NoisyPairSettings) and isinstance(data, ProbeSettings):
+        rule = f"objective={name} reads a text, but data={data.task} is a probe task, which has its own answers"
+        return Problem("objective", rule, help="write data=lm or data=text, or objective=next_token")
+    if isinstance(data, LabelsSettings) and not labels:
+        rule = f"data.kind=labels has labels, but objective={name} reads a text"
+        return Problem("objective", rule, help="write objective=label, or data=text")
+    if labels and data is not None and not isinstance(data, LabelsSettings):
+        rule = f"objective=label predicts labels, but data.kind={data.kind} has none"
+        return Problem("objective", rule, help="write data=labels, or objective=next_token")
+    return None
 
 
 def find_vocabulary_problems(
@@ -173,9 +183,6 @@ def _position_help(spec: Spec) -> str:
 def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSettings) -> Iterator[Problem]:
     """Yield a problem unless the data has labels, and the model an output for each at positions of its input."""
     inputs, sink = names(spec.inputs), spec.sink
-    if data is not None and not isinstance(data, LabelsSettings):
-        rule = f"objective=label predicts labels, but data.kind={data.kind} has none"
-        yield Problem("objective", rule, help="write data=labels, or objective=next_token")
     if TARGET in inputs:
         rule = f"objective=label reads a text from both sides, but the model reads {TARGET} from left to right"
         yield Problem("model.inputs", rule, help="write model=classifier, or inputs: {tgt: null, src: B S}")
