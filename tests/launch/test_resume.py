@@ -226,7 +226,7 @@ def test_other_devices_and_another_cap_on_a_batch_continue_the_same_plan(small: 
 SHARED = ["trainer.devices=2", "trainer.strategy=fsdp2"]
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 def test_fsdp2_resumes_exactly(small: Small, tmp_path: Path) -> None:
     begin(small(*stopping(1000), *SHARED), tmp_path)
     with pytest.raises(PreemptedError):
@@ -235,7 +235,7 @@ def test_fsdp2_resumes_exactly(small: Small, tmp_path: Path) -> None:
     expect_same(tmp_path / "run", tmp_path / "run-2")
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 def test_fsdp2_resumes_with_other_processes_and_another_strategy(small: Small, tmp_path: Path) -> None:
     begin(small(*stopping(1000), "dropout=0"), tmp_path)
     with pytest.raises(PreemptedError):

@@ -176,10 +176,8 @@ def test_a_model_with_sources_continues_no_prompts_and_one_of_plain_text_transla
         Translator(one_sequence.network, tokenizer, ("tgt",)).translate(["Haus"])
 
 
-@pytest.mark.parametrize(
-    "command", [["translate"], ["attention", "Haus", "-o", "out.html"], ["evaluate", "--src", "text", "--ref", "text"]]
-)
-def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("command", [["translate"], ["evaluate", "--src", "text", "--ref", "text"]])
+def test_a_run_of_plain_text_has_attention_but_translates_nothing(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("text").write_text("Haus\n")
     knobs = [f"{name}={value}" for name, value in {**SIZES, "vocab": tokenizer.size}.items()]
@@ -194,6 +192,15 @@ def test_commands_that_translate_refuse_a_run_of_plain_text(command, tmp_path, m
         "was trained on plain text, or to answer at positions of its input, so it cannot translate"
         in capsys.readouterr().err
     )
+    main(["attention", str(tmp_path), "Haus", "-o", "out.html"])
+    assert capsys.readouterr().out == "out.html\n"
+    for wrong, rule in (
+        (["Haus", "Haus"], "SENTENCE: has 2 texts, but the model reads one"),
+        (["Haus", "--target", "house"], "--target: is a translation, but the model reads one text"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["attention", str(tmp_path), *wrong, "-o", "out.html"])
+        assert rule in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "draw the attention of every layer and head, for at most 64 tokens on each side"
     shared = ["folder", "--checkpoint"]
     command = options.add_command(commands, "attention", _attention, "draw the attention of a model", what, shared)
-    what = "text to translate, one for each source"
+    what = "text to read, one for each source"
     command.add_argument("sentence", type=options.text, metavar="SENTENCE", nargs="+", help=what)
     command.add_argument("-o", **options.OUTPUT, required=True, help="out.html or out.png")
     what = "translation to use instead of the model's"
@@ -94,19 +94,24 @@ def _add_runs(command: argparse.ArgumentParser) -> None:
 
 def _attention(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.attention import check_path, save_attention
+    from tfm_blocks.translation.classify import load_any
     from tfm_blocks.translation.sentence_attention import attention_of
+    from tfm_blocks.translation.translator import Translator
 
     check_path(arguments.path)
-    translator = options.translator_of(arguments)
-    translator.expect_sources()
-    if len(arguments.sentence) != len(translator.sources):
-        rule = f"has {len(arguments.sentence)} texts, but the model reads {', '.join(translator.sources)}"
+    reader = load_any(arguments.folder, **options.loading_of(arguments))
+    sources = reader.sources if isinstance(reader, Translator) else ()
+    if len(arguments.sentence) != max(1, len(sources)):
+        rule = f"has {len(arguments.sentence)} texts, but the model reads {', '.join(sources) or 'one'}"
         raise ConfigError(Problem("SENTENCE", rule, help="put each text in quotes"))
-    attention = attention_of(translator, arguments.sentence, arguments.target)
-    translator.warn_of_unknown()
+    if arguments.target is not None and not sources:
+        raise ConfigError(Problem("--target", "is a translation, but the model reads one text", help="leave it out"))
+    attention = attention_of(reader, arguments.sentence, arguments.target)
+    if isinstance(reader, Translator):
+        reader.warn_of_unknown()
     for warning in save_attention(attention, arguments.path):
         print(printable(f"warning: {warning}"), file=sys.stderr)
-    print(printable(f"{attention.target}\n{arguments.path}"))
+    print(printable(f"{attention.target}\n{arguments.path}" if sources else f"{arguments.path}"))
 
 
 def _average(arguments: argparse.Namespace) -> None:

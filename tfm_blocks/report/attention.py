@@ -25,6 +25,7 @@ from tfm_blocks.report.differences import Group
 from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.row_results import TranslatedLine
 from tfm_blocks.runs.saved_run import SavedRun
+from tfm_blocks.translation.classify import load_any
 from tfm_blocks.translation.sentence_attention import SentenceAttention, attention_of
 from tfm_blocks.translation.translator import Translator
 
@@ -113,7 +114,8 @@ def draw(attention: SentenceAttention) -> Figure:
     width = max(image.shape[1] for image in tiled)
     margin = 0.6 * max(len(token) for tokens in attention.tokens.values() for token in tokens)
     size = ((width + margin) * CELL, (sum(heights) + (margin + 2) * len(tiled)) * CELL)
-    figure = Figure(figsize=size, layout="constrained")
+    # the labels of the axes need some inches
+    figure = Figure(figsize=(max(3.0, size[0]), max(2.0, size[1])), layout="constrained")
     rows = figure.subplots(len(tiled), squeeze=False, height_ratios=heights)[:, 0]
     for axes, image, addresses in zip(rows, tiled, kinds.values(), strict=True):
         _draw_kind(axes, image, attention, addresses)
@@ -137,8 +139,9 @@ def _draw_kind(axes: Axes, image: np.ndarray, attention: SentenceAttention, addr
     high, wide = len(rows) + GAP, len(columns) + GAP
     axes.imshow(image, cmap=COLOURS, vmin=0, vmax=1, interpolation="none")
     for layer, address in enumerate(addresses):
+        axes.text(-0.5, layer * high + GAP - 1.4, address, fontsize=7, parse_math=False)
         for head in range(len(attention.weights[address])):
-            axes.text(head * wide, layer * high + GAP - 0.8, f"{address}  head {head}", fontsize=7, parse_math=False)
+            axes.text(head * wide - 0.5, layer * high + GAP - 0.7, f"head {head}", fontsize=7, parse_math=False)
     heads = range((image.shape[1] + GAP) // wide)
     across = [head * wide + place for head in heads for place in range(len(columns))]
     down = [layer * high + GAP + place for layer in range(len(addresses)) for place in range(len(rows))]
@@ -173,9 +176,9 @@ def pictures_of(
 def _picture(run: SavedRun, source: str, target: str | None, plugins: Sequence[str]) -> dict[str, str]:
     picture = {"name": run.name, "source": source, "target": target or "", "address": ""}
     try:
-        translator = Translator.load(run.folder, plugins=plugins)
-        several = len(translator.sources) > 1  # translations.jsonl joins their texts
-        attention = attention_of(translator, source.split(" | ") if several else source, target)
+        reader = load_any(run.folder, plugins=plugins)
+        several = isinstance(reader, Translator) and len(reader.sources) > 1  # translations.jsonl joins their texts
+        attention = attention_of(reader, source.split(" | ") if several else source, target)
         address = f"data:image/png;base64,{b64encode(shrink(png(attention))).decode()}"
         return picture | {"target": attention.target, "address": address}
     except TfmError as error:

@@ -101,7 +101,7 @@ class LogAttention(Callback):
             (row,) = corpus.rows(slice(index, index + 1))
             target = row.pop(TARGET)
             sources = {name: row[name] for name in translator.sources}
-            attention = attention_of(translator, sources, target)
+            attention = attention_of(translator, sources, target) if sources else attention_of(translator, target)
             pictures[f"attention/{number}"] = png(attention)
         for logger in self.loggers:
             logger.log_pictures(pictures, trainer.global_step)

@@ -123,9 +123,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         return full_tensors(self.lightning_module.state_dict())
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        prefix = "network."
-        state = checkpoint["state_dict"]
-        fill_shares(self.network, {name.removeprefix(prefix): one for name, one in state.items()})
+        state = checkpoint["state_dict"]  # lists a tied weight under each of its names
+        fill_shares(self.network, {name: state[f"network.{name}"] for name in weights_of(self.network)})
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return full_tensors(optimizer.state_dict())

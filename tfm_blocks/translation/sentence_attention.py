@@ -13,6 +13,8 @@ from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.attention_maps import AttentionMap, attention_nodes, attention_weights, label_positions
 from tfm_blocks.network.graph import evaluating
+from tfm_blocks.translation.encoder import Encoder
+from tfm_blocks.translation.fill import Filler
 from tfm_blocks.translation.search import BOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Text, texts_of
@@ -33,34 +35,28 @@ class SentenceAttention:
     weights: dict[str, Tensor]
 
 
-def attention_of(translator: Translator, sentence: Text, target: str | None = None) -> SentenceAttention:
-    """Return the attention for `sentence` and `target`, by default its greedy translation.
+def attention_of(reader: Translator | Encoder, sentence: Text, target: str | None = None) -> SentenceAttention:
+    """Return the attention for `sentence` and, of a translator, for `target`: by default its greedy translation.
 
-    Raises RunError for a model without attention, and DataError for texts longer than the model's positions.
+    An encoder, and a decoder without sources, read the sentence alone. Raises RunError for a model without attention,
+    and DataError for texts longer than the model's positions.
     """
-    network, tokenizer = translator.network, translator.tokenizer
+    network, tokenizer = reader.network, reader.tokenizer
     looks = attention_nodes(network)
     if not looks:
         rule = "none of its nodes has attention weights"
         raise RunError(Problem("model.graph", rule, help="give your attention blocks a method weights"))
-    (texts,) = texts_of([sentence], translator.sources)
-    sources = translator.encode(texts)
-    read = translator.conventions.source
-    ids = {name: read(source) for name, source in zip(translator.inputs, sources, strict=False)}
-    before = [BOS] if translator.inputs else prompt(sources).tolist()
-    if target is None:
-        ((best,),) = translator.search([sentence], Search())
-        target, ids[TARGET] = best.text, [*before, *best.ids]
-        longest = min(len(ids[TARGET]), network.longest(TARGET).tokens)
-        del ids[TARGET][int(longest) :]  # the last token of an output that fills the positions is not an input
+    if isinstance(reader, Translator) and reader.sources:
+        source, target, ids = _pair(reader, sentence, target)
     else:
-        (encoded,) = translator.encode([target], TARGET)
-        ids[TARGET] = [*before, *encoded] if translator.sources else translator.conventions.prompt(encoded)
+        ((source,),) = texts_of([sentence], ("text",))
+        target, ids = "", _row(reader, source)
     for name, row in ids.items():
         longest = network.longest(name).tokens
         if len(row) > longest:
             rule = f"has {len(row)} tokens, bos or eos included, but the model has {longest} positions"
-            raise DataError(Problem("--target" if name == TARGET else name, rule, help="shorten it"))
+            address = "--target" if name == TARGET and target else name
+            raise DataError(Problem(address, rule, help="shorten it"))
     with evaluating(network):
         weights = attention_weights(
             network, looks, **{name: torch.tensor([row], device=network.device) for name, row in ids.items()}
@@ -69,5 +65,32 @@ def attention_of(translator: Translator, sentence: Text, target: str | None = No
     labels, shown = label_positions(network, tokens), set(chain.from_iterable(looks.values()))
     tokens = {name: labels[name] for name in labels if name in shown}
     return SentenceAttention(
-        " | ".join(texts), target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
+        source, target, tokens, looks, {name: w_BHTS[0].float().cpu() for name, w_BHTS in weights.items()}
     )
+
+
+def _pair(translator: Translator, sentence: Text, target: str | None) -> tuple[str, str, dict[str, list[int]]]:
+    """Return the texts of the sources, the target or the model's translation, and the ids of each input."""
+    (texts,) = texts_of([sentence], translator.sources)
+    sources = translator.encode(texts)
+    read = translator.conventions.source
+    ids = {name: read(source) for name, source in zip(translator.inputs, sources, strict=False)}
+    before = [BOS] if translator.inputs else prompt(sources).tolist()
+    if target is None:
+        ((best,),) = translator.search([sentence], Search())
+        target, ids[TARGET] = best.text, [*before, *best.ids]
+        longest = min(len(ids[TARGET]), translator.network.longest(TARGET).tokens)
+        del ids[TARGET][int(longest) :]  # the last token of an output that fills the positions is not an input
+    else:
+        (encoded,) = translator.encode([target], TARGET)
+        ids[TARGET] = [*before, *encoded]
+    return " | ".join(texts), target, ids
+
+
+def _row(reader: Translator | Encoder, text: str) -> dict[str, list[int]]:
+    """Return the ids of a text that is the only input."""
+    if isinstance(reader, Encoder):
+        encode = reader.encode_masked if isinstance(reader, Filler) else reader.encode
+        return {reader.input: encode([text], name="SENTENCE")[0]}
+    (encoded,) = reader.encode([text], TARGET)
+    return {TARGET: reader.conventions.prompt(encoded)}
