@@ -125,6 +125,14 @@ def test_an_embedding_is_a_matrix_times_columns_with_one_1():
         close(embedding(torch.tensor([ids_a]))[0].T, factor * einsum("Db,ba->Da", E_Db, one_hot(ids_a)))
 
 
+def test_ids_beyond_a_table_read_the_row_of_the_unknown_id():
+    embedding = filled(Embedding(vocab=WORDS, d_model=D, first_id=1, unknown_id=3))
+    known_BND = embedding(torch.tensor([[3, 1, WORDS - 1, 3]]))
+    close(embedding(torch.tensor([[WORDS, 1, WORDS - 1, WORDS + 9]])), known_BND)
+    with pytest.raises(IndexError):
+        Embedding(vocab=WORDS, d_model=D)(torch.tensor([[WORDS]]))
+
+
 def test_queries_keys_and_values_are_maps_of_the_embeddings(attention):
     """BK (9), (10), (11), BQ (8), (9), (10): Q^{ν,δ,α} = Σ W^{ν,δ,δ'} e^{δ',α}; N2: q = W^Q x."""
     e_Da = read_by(attention)

@@ -3,8 +3,12 @@
 import pytest
 import torch
 from transformers.activations import ACT2FN, XIELUActivation
+from transformers.models.gemma3n.configuration_gemma3n import Gemma3nTextConfig
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
 
 import tfm_blocks.blocks  # noqa: F401  registers them
+from tests.blocks.naive import with_random_weights
+from tfm_blocks.blocks.feedforward import GatedFeedForward
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Part
 
@@ -21,7 +25,7 @@ THEIRS = {
 
 
 def test_every_activation_has_a_reference():
-    assert THEIRS.keys() == set(REGISTRY.members("activation"))
+    assert THEIRS.keys() | {"statistical_top_k"} == set(REGISTRY.members("activation"))
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -31,3 +35,25 @@ def test_an_activation_equals_hugging_faces(name):
     ours = REGISTRY.make(Part(name), 50)
     ours.load_state_dict({key: value for key, value in theirs.state_dict().items() if key.startswith("alpha")})
     torch.testing.assert_close(ours(x_BTD), theirs(x_BTD))
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.95])
+@torch.no_grad()
+def test_statistical_top_k_is_the_sparse_activation_of_gemma_3n(sparsity):
+    config = Gemma3nTextConfig(
+        hidden_size=6, num_attention_heads=2, intermediate_size=50, num_hidden_layers=1, num_kv_shared_layers=0,
+        activation_sparsity_pattern=[sparsity],
+    )  # fmt: skip
+    theirs = Gemma3nTextMLP(config, 0)
+    sparse = Part("statistical_top_k", {"sparsity": sparsity, "function": Part("gelu_tanh")})
+    ours = with_random_weights(GatedFeedForward(6, d_ff=50, activation=sparse, bias=False))
+    theirs.gate_proj.weight.data, theirs.up_proj.weight.data = ours.inner.weight.data.split(50)
+    theirs.down_proj.weight.data = ours.out.weight.data
+    x_BTD = torch.randn(2, 3, 6)
+    torch.testing.assert_close(ours(x_BTD), theirs(x_BTD))
+
+
+def test_statistical_top_k_leaves_about_the_wanted_fraction_of_normal_elements():
+    ours = REGISTRY.make(Part("statistical_top_k", {"sparsity": 0.9}), 100_000)
+    y_BTD = ours(torch.randn(1, 2, 100_000) * 3 + 1)
+    assert abs((y_BTD > 0).double().mean() - 0.1) < 0.005

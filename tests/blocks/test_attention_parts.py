@@ -27,7 +27,7 @@ WINDOWS = {
 FACTORS = {
     "block": list(WINDOWS),
     "mask": [None, "causal"],
-    "qk_norm_kind": [None, "head", "head_gains", "joint", "post_position"],
+    "qk_norm_kind": [None, "head", "head_gains", "joint", "post_position", "queries"],
     "gate": [None, "sigmoid_gate", "headwise_gate"],
     "clip_qkv": [None, 0.5],
     "bias": [True, False, "qkv", "out", "except_keys"],
@@ -114,7 +114,7 @@ def normalised(x_HK, row, position, gain, gain_HK):
     kind = row["qk_norm_kind"]
     if kind == "joint":
         x_HK = rms(x_HK.flatten(), gain).view_as(x_HK)
-    elif kind in ("head", "head_gains"):
+    elif kind in ("head", "head_gains") or (kind == "queries" and isinstance(gain, torch.Tensor)):
         x_HK = rms(x_HK, gain) * (gain_HK if kind == "head_gains" else 1.0)
     x_HK = rotated(x_HK, position) if row["position"] == "rotary" else x_HK
     return rms(x_HK, gain) if kind == "post_position" else x_HK

@@ -14,6 +14,7 @@ from tfm_blocks.blocks.norm import (
     DynamicTanh,
     L2Norm,
     LayerNorm,
+    MatchRMS,
     RMSNorm,
     ScaleNorm,
     UnitOffsetRMSNorm,
@@ -46,6 +47,26 @@ def test_rmsnorm_divides_by_the_root_of_the_mean_square(eps):
         for t in range(T):
             root = math.sqrt(sum(number.item() ** 2 for number in INPUTS[b, t]) / D + eps)
             torch.testing.assert_close(own(INPUTS)[b, t], INPUTS[b, t] / root * own.weight)
+
+
+@torch.no_grad()
+def test_rmsnorm_normalises_each_of_its_groups_with_the_same_gains():
+    own, head = with_random_weights(RMSNorm(3 * D, groups=3, eps=0.3)), RMSNorm(D, eps=0.3)
+    head.load_state_dict(own.state_dict())
+    x_BTX = torch.cat((INPUTS, 2 * INPUTS, INPUTS.flip(2)), 2)
+    torch.testing.assert_close(own(x_BTX), torch.cat([head(x_BTD) for x_BTD in x_BTX.split(D, 2)], 2))
+
+
+@torch.no_grad()
+def test_match_rms_keeps_the_direction_and_takes_the_magnitude_of_another_vector():
+    like_BTE = torch.randn(B, T, 4)
+    y_BTD = MatchRMS()(INPUTS, like_BTE)
+    torch.testing.assert_close(y_BTD.square().mean(2), like_BTE.square().mean(2))
+    torch.testing.assert_close(F.normalize(y_BTD, dim=2), F.normalize(INPUTS, dim=2))
+    small_BTD = INPUTS / 1e4  # of a mean square below eps, as transformers' Gemma3nTextModel clamps it
+    torch.testing.assert_close(
+        MatchRMS()(small_BTD, like_BTE), small_BTD * like_BTE.square().mean(2, keepdim=True).sqrt() / math.sqrt(1e-5)
+    )
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.3])

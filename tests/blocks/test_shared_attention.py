@@ -9,6 +9,8 @@ from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
 from tests.network.examples import TESTS, build
 from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.norm import RMSNorm
+from tfm_blocks.blocks.restricted import RestrictedAttention, RestrictedSharedAttention
 from tfm_blocks.blocks.shared_attention import ResidualAttention, SharedAttention
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import check_model
@@ -36,17 +38,40 @@ def test_each_query_weighs_the_values_by_the_keys_of_another_node(mask):
             torch.testing.assert_close(y_BND[b, t], own.out.weight @ torch.cat(heads) + own.out.bias)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("mask", ["causal", None])
 @torch.no_grad()
-def test_with_projections_of_its_input_it_is_attention():
-    options = {"heads": H, "kv_heads": G, "mask": "causal", "position": Part("rotary"), "qk_norm": Part("rmsnorm")}
-    whole = filled(Attention(D, None, gate=Part("sigmoid_gate"), **options))
-    own = SharedAttention(D, D // 2, D // 2, gate=Part("sigmoid_gate"), **options)
+def test_with_projections_of_its_input_it_is_attention(mask, window):
+    options = {"heads": H, "kv_heads": G, "mask": mask, "position": Part("rotary"), "qk_norm": Part("rmsnorm")}
+    options |= {"gate": Part("sigmoid_gate")}
+    n = N if window is None else 80  # a window is computed in blocks
+    if window is None:
+        whole, own = filled(Attention(D, None, **options)), SharedAttention(D, D // 2, D // 2, **options)
+    else:
+        whole = filled(RestrictedAttention(D, r=window, **options))
+        own = RestrictedSharedAttention(D, D // 2, D // 2, r=window, **options)
     state = whole.state_dict()
     weights, biases = (state.pop(f"qkv.{name}").split([D, D // 2, D // 2]) for name in ("weight", "bias"))
     own.load_state_dict({**state, "q.weight": weights[0], "q.bias": biases[0]})
-    x_BND, keep_BN = torch.randn(B, N, D), keep([N, N - 3], N)
+    x_BND, keep_BN = torch.randn(B, n, D), keep([n, n - 3], n)
     k_BNE, v_BNF = (x_BND @ weight.T + bias for weight, bias in zip(weights[1:], biases[1:], strict=True))
     torch.testing.assert_close(own(x_BND, k_BNE, v_BNF, keep_BT=keep_BN), whole(x_BND, keep_BT=keep_BN))
+    torch.testing.assert_close(own.weights(x_BND, k_BNE, v_BNF, keep_BT=keep_BN), whole.weights(x_BND, keep_BT=keep_BN))
+
+
+@torch.no_grad()
+def test_keys_may_be_normalised_in_their_node():
+    options = {"heads": H, "kv_heads": G, "mask": "causal", "position": Part("rotary"), "qk_norm": Part("rmsnorm")}
+    both = filled(SharedAttention(D, 8, F, **options))
+    own = SharedAttention(D, 8, F, **options, qk_norm_kind="queries")
+    own.load_state_dict({name: value for name, value in both.state_dict().items() if name != "k_norm.weight"})
+    before = RMSNorm(8, groups=G)
+    before.load_state_dict(both.k_norm.state_dict())
+    x_BND, k_BNE, v_BNF = (torch.randn(B, N, width) for width in (D, 8, F))
+    keep_BN = keep([N, N], N)
+    torch.testing.assert_close(
+        own(x_BND, before(k_BNE), v_BNF, keep_BT=keep_BN), both(x_BND, k_BNE, v_BNF, keep_BT=keep_BN)
+    )
 
 
 @torch.no_grad()

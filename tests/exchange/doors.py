@@ -78,6 +78,12 @@ DOORS: dict[str, dict[str, Any]] = {
     "falcon_grouped": {"ffn_hidden_size": 28, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 2},
     "gemma": {"head_dim": 6},
     "gemma3": {**LOCAL, "num_hidden_layers": 7, "query_pre_attn_scalar": 9},
+    "gemma3n": {
+        **LOCAL, "hidden_size": 32, "num_hidden_layers": 10, "num_kv_shared_layers": 5, "hidden_size_per_layer_input": 7, "laurel_rank": 5,
+        "vocab_size_per_layer_input": 31, "altup_num_inputs": 3, "final_logit_softcapping": 5.0, "intermediate_size": [28, 20] + [28] * 8,
+        "activation_sparsity_pattern": [0.8, 0.3] + [0.0] * 8,
+        "rope_parameters": {"full_attention": ROPE, "sliding_attention": {**ROPE, "rope_theta": 100.0}},
+    },
     "glm": {"head_dim": 8, **HALF},
     "glm4": {"head_dim": 8, **HALF, "attention_bias": True},
     "glm4_moe": {**SIGMOID, "head_dim": 8, **HALF, "first_k_dense_replace": 2, "use_qk_norm": True, "attention_bias": True},

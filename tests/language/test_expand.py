@@ -21,6 +21,14 @@ def test_arithmetic_counts_with_args_and_the_layers_index():
     assert next(node for node in spec.nodes if node.address == "decoder.0.ffn").arguments["d_ff"] == 256
 
 
+def test_a_text_of_numbers_has_one_for_each_layer():
+    spec = spec_of(["layers=3", "d_ff=64 2e2 32", "model.args.activation_dropout=0.1*d_ff/2e2"])
+    for stack in ("encoder", "decoder"):
+        ffns = [node for node in spec.nodes if node.address.startswith(stack) and node.block == "ffn"]
+        assert [node.arguments["d_ff"] for node in ffns] == [64, 200, 32]
+        assert [node.arguments["activation_dropout"] for node in ffns] == [0.032, 0.1, 0.016]
+
+
 def test_i_counts_in_shared_layers_only_for_blocks_without_weights():
     shared = "model.graph.encoder.repeat={times: 3, share: true}"
     time = "model.graph.encoder.layer.time={block: timestep, step: i+1, before: attn}"

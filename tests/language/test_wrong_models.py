@@ -124,6 +124,17 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     "{} needs the unknown arg {}; did you mean heads? one of: d_ff, d_model, dropout, heads, vocab": [
         ("{graph: {encoder: {at: {':haeds': {ffn: null}}}}}", "graph.encoder.at.:haeds", ":haeds", "'haeds'")
     ],
+    "{} has several numbers, which only layers that do not share their weights take one by one": [
+        ("{args: {heads: 2 4}}", "args.heads", "heads"),
+        (
+            "{graph: {encoder: {repeat: {times: 2, share: true}, args: {heads: 2 4}}}}",
+            "graph.encoder.args.heads",
+            "heads",
+        ),
+    ],
+    "{} has 2 numbers, but there are 6 layers": [
+        ("{graph: {encoder: {args: {heads: 2 4}}}}", "graph.encoder.args.heads", "heads"),
+    ],
     "{} needs the unknown arg {}; i and n belong to layers that are repeated and do not share their weights": [
         (
             "{graph: {encoder: {repeat: {times: 2, share: true}, layer: {ffn: {d_ff: 8*(i+1)}}}}}",

@@ -54,8 +54,9 @@ class Attention(MultiHead):
     sub-LayerNorm; BitNet). `qk_norm` normalises queries and keys, each head separately, before `position` acts (Henry
     et al. 2020; Dehghani et al. 2023). Other kinds: `head_gains` multiplies them by separate gains for each head,
     initially 1 (Cohere 2024, Command R+); `joint` normalises all heads of a position as one vector (OLMo Team 2025,
-    OLMo 2); `post_position` normalises after `position` (Tencent 2025, Hunyuan). `v_norm` normalises the values of each
-    head (Gemma Team 2025, Gemma 3n).
+    OLMo 2); `post_position` normalises after `position` (Tencent 2025, Hunyuan); `queries` normalises no keys, for
+    `shared_attention` whose keys are normalised before. `v_norm` normalises the values of each head (Gemma Team 2025,
+    Gemma 3n).
 
     Forgetting: with `forget_gate`, the score of query i and key j adds Σ_{l=j+1…i} ln σ(w x_l + b), with a map w, b of
     each head (Lin et al. 2025, FoX, section 3). It needs `mask: causal`, and often replaces `position`.

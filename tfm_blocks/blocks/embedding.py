@@ -23,13 +23,16 @@ from tfm_blocks.registry.blocks import block
         "first_id >= 0": "ids are counted from 0",
         "d_model >= 1": "the width is at least 1",
         "scale > 0": "a vector keeps its direction",
+        "unknown_id >= 0": "ids are counted from 0",
+        "vocab > unknown_id": "the id that stands for others has a row",
     },
 )
 class Embedding(nn.Module):
     """E[x] · scale: ids_BN -> x_BND. `scale` defaults to √d_model.
 
     The ids below `first_id` have no row and read the row of the id `first_id`. With `first_id: 1` padding has no row;
-    with `first_id: 2` BOS also reads the row of EOS, as in GPT-2.
+    with `first_id: 2` BOS also reads the row of EOS, as in GPT-2. Ids from `vocab` on read the row of `unknown_id`; by
+    default they are an error.
 
     Also known as: token embedding, lookup table.
     Use: the first node of an input of ids.
@@ -37,10 +40,18 @@ class Embedding(nn.Module):
 
     weight_roles: ClassVar = {"weight": "embedding"}
 
-    def __init__(self, *, vocab: int, d_model: int, scale: float | None = None, first_id: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        d_model: int,
+        scale: float | None = None,
+        first_id: int = 0,
+        unknown_id: int | None = None,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab - first_id, d_model))
-        self.first_id = first_id
+        self.first_id, self.vocab, self.unknown_id = first_id, vocab, unknown_id
         self.scale = math.sqrt(d_model) if scale is None else scale
 
     def initialise(self, name: str, generator: Generator) -> None:
@@ -51,6 +62,8 @@ class Embedding(nn.Module):
         self.scale = base.scale
 
     def forward(self, x_BN: Tensor) -> Tensor:
+        if self.unknown_id is not None:
+            x_BN = x_BN.where(x_BN < self.vocab, self.unknown_id)
         rows_BN = (x_BN - self.first_id).clamp(min=0) if self.first_id else x_BN
         return F.embedding(rows_BN, self.weight) * self.scale
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import ClassVar
 
 import torch
@@ -133,6 +134,38 @@ class XIELU(nn.Module):
 
 RELU = Part("relu")
 SILU = Part("silu")
+
+
+@block(
+    "statistical_top_k",
+    "x: B T D -> B T D",
+    category="activation",
+    where={"sparsity >= 0": "a fraction", "sparsity < 1": "some elements remain"},
+    source="You et al. 2025 (Spark Transformer), statistical top-k",
+)
+class StatisticalTopK(nn.Module):
+    """f(max(0, x - mean - z · deviation)) with mean and deviation over the width: x_BTD -> x_BTD.
+
+    z is the quantile of the normal distribution at `sparsity`, so about this fraction of the elements becomes f(0). f
+    is `function`. With `sparsity: 0`, the result is f(x).
+
+    Also known as: Gaussian top-k, activation sparsity.
+    Use: the first layers of Gemma 3n, in `gated_ffn`.
+    """
+
+    def __init__(self, D: int, *, sparsity: float = 0.95, function: Activation = RELU) -> None:
+        super().__init__()
+        self.z = NormalDist().inv_cdf(sparsity) if sparsity else None
+        self.function: nn.Module = REGISTRY.make(function, D)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.z is not None:
+            deviation_BT1, mean_BT1 = torch.std_mean(x_BTD, -1, correction=0, keepdim=True)
+            x_BTD = F.relu(x_BTD - mean_BT1 - self.z * deviation_BT1)
+        y_BTD: Tensor = self.function(x_BTD)
+        return y_BTD
+
+
 WIDTH = {"d_ff >= 1": "the inner width is at least 1"}
 
 

@@ -62,22 +62,34 @@ class PlainLayerNorm(nn.Module):
         return F.layer_norm(x_BTD, x_BTD.shape[-1:], eps=self.eps)
 
 
-@block("rmsnorm", "x: B T D -> B T D", category="norm", where=SQUARES, source="Zhang and Sennrich 2019, equation 4")
+@block(
+    "rmsnorm",
+    "x: B T D -> B T D",
+    category="norm",
+    where={**SQUARES, **GROUPS},
+    source="Zhang and Sennrich 2019, equation 4",
+)
 class RMSNorm(nn.RMSNorm):
     """x / √(mean of x² + eps) · gain, over the width: x_BTD -> x_BTD. Gains start at 1.
 
+    With `groups`, each of as many equal parts of the width is normalised separately, with the same gains.
+
     Also known as: RMSNorm, root mean square norm.
-    Use: Llama, T5 and most decoders since; it subtracts no mean and has no bias.
+    Use: Llama, T5 and most decoders since; it subtracts no mean and has no bias. A node with `groups: kv_heads` after
+    a projection normalises the keys of each head.
     """
 
-    def __init__(self, D: int, *, eps: float = 1e-6) -> None:
-        super().__init__(D, eps=eps)
+    def __init__(self, D: int, *, eps: float = 1e-6, groups: int = 1) -> None:
+        super().__init__(D // groups, eps=eps)
+        self.groups = groups
 
     def initialise(self, name: str, generator: Generator) -> None:
         nn.init.ones_(self.get_parameter(name))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return _divide_by_rms(x_BTD, self.weight, self.eps or 0.0)
+        if self.groups == 1:
+            return _divide_by_rms(x_BTD, self.weight, self.eps or 0.0)
+        return _divide_by_rms(torch.unflatten(x_BTD, -1, (self.groups, -1)), self.weight, self.eps or 0.0).flatten(-2)
 
 
 def _divide_by_rms(x_BTD: Tensor, gain_D: Tensor, eps: float) -> Tensor:
@@ -232,3 +244,25 @@ class DynamicTanh(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         y_BTD = torch.tanh(self.alpha * x_BTD) * self.weight
         return y_BTD if self.bias is None else y_BTD + self.bias
+
+
+@block(
+    "match_rms",
+    "x: B N D, like: B N E -> B N D",
+    where=SQUARES,
+    source="Gemma Team 2025 (Gemma 3n), streams of equal magnitude",
+)
+class MatchRMS(nn.Module):
+    """x · rms(like) / √max(mean of x², eps), with the root mean square of `like` over its width: x_BND -> x_BND.
+
+    Use: a projection that keeps the magnitude of its input, as between the streams of alternating updates.
+    Example: like: emb
+    """
+
+    def __init__(self, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x_BND: Tensor, like_BNE: Tensor) -> Tensor:
+        squares_BN1, wanted_BN1 = (y.square().mean(-1, keepdim=True) for y in (x_BND, like_BNE))
+        return x_BND * (wanted_BN1 / squares_BN1.clamp(min=self.eps)).sqrt()

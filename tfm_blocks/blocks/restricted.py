@@ -15,21 +15,23 @@ from tfm_blocks.blocks.attention import WHERE as ATTENTION
 from tfm_blocks.blocks.attention import SelfAttention
 from tfm_blocks.blocks.layers.banded import banded_attention, global_banded_attention
 from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, distance, one_hot_values
+from tfm_blocks.blocks.layers.multi_head import MultiHead
 from tfm_blocks.blocks.layers.state import State
+from tfm_blocks.blocks.shared_attention import RULES as SHARED
+from tfm_blocks.blocks.shared_attention import SharedAttention
 from tfm_blocks.registry.blocks import block
 
-WHERE = {**ATTENTION, "r >= 1": "a position sees at least itself"}
+RANGE = {"r >= 1": "a position sees at least itself"}
+WHERE = {**ATTENTION, **RANGE}
 
 
-class WindowAttention(SelfAttention):
-    """Self-attention in which each query attends to keys near its position, chosen without a matrix of all pairs."""
+class Windowed(MultiHead):
+    """Attention in which each query attends to keys near its position, chosen without a matrix of all pairs.
 
-    def __init__(self, D: int, **options: Any) -> None:
-        if options.get("selection"):
-            raise ValueError("selection chooses among all keys, but each query has a window: use it in attention")
-        super().__init__(D, **options)
-        if self.forget is not None:
-            raise ValueError("forget_gate has no form in windows: write block: attention, or leave forget_gate out")
+    `read` returns the queries, keys and values of a span of positions, for the inputs of `forward`.
+    """
+
+    read: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
     @abstractmethod
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
@@ -41,12 +43,13 @@ class WindowAttention(SelfAttention):
         dropout, bias = self.dropout if self.training else 0.0, self.of_distance if self.biases else None
         return {"causal": self.causal, "dropout": dropout, "scores": self.scores, "bias": bias}
 
-    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
-        q_BHTK, k_BGTK, v_BGTK = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
-        return self.finish(self.attend_near(q_BHTK, k_BGTK, v_BGTK, keep_BT), x_BTD)
+    def output(self, x_BTD: Tensor, *inputs: Tensor, keep_BT: Tensor) -> Tensor:
+        """Return the output of a sequence from its first position on."""
+        heads = self.read(x_BTD, Span(0, x_BTD.shape[1]), *inputs)
+        return self.finish(self.attend_near(*heads, keep_BT), x_BTD)
 
-    def weights(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
-        q_BHTK, k_BGTK, _ = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
+    def weights(self, x_BTD: Tensor, *inputs: Tensor, keep_BT: Tensor, **ports: Tensor) -> Tensor:
+        q_BHTK, k_BGTK, _ = self.read(x_BTD, Span(0, x_BTD.shape[1]), *inputs, **ports)
         w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT)
         return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
 
@@ -55,11 +58,32 @@ class WindowAttention(SelfAttention):
         bias_HTS: Tensor = self.position.of_distance(distance_TS)
         return bias_HTS
 
-    def prefill(self, x_BPD: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        q_BHPK, k_BGPK, v_BGPK = self.self_heads(x_BPD, Span(0, x_BPD.shape[1]))
+    def prefill(self, x_BPD: Tensor, state: State, **ports: Tensor) -> tuple[Tensor, State]:  # type: ignore[override]
+        q_BHPK, k_BGPK, v_BGPK = self.read(x_BPD, Span(0, x_BPD.shape[1]), **ports)
         state.fill(k=k_BGPK, v=v_BGPK)
         keep_BP = torch.ones(x_BPD.shape[:2], dtype=torch.bool, device=x_BPD.device)
         return self.finish(self.attend_near(q_BHPK, k_BGPK, v_BGPK, keep_BP), x_BPD), state
+
+
+def refuse_selection(options: dict[str, Any]) -> None:
+    """Raise ValueError if a window has a `selection`."""
+    if options.get("selection"):
+        raise ValueError("selection chooses among all keys, but each query has a window: use it in attention")
+
+
+class WindowAttention(Windowed, SelfAttention):  # type: ignore[misc]
+    """Self-attention in a window."""
+
+    read = SelfAttention.self_heads
+
+    def __init__(self, D: int, **options: Any) -> None:
+        refuse_selection(options)
+        super().__init__(D, **options)
+        if self.forget is not None:
+            raise ValueError("forget_gate has no form in windows: write block: attention, or leave forget_gate out")
+
+    def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
+        return self.output(x_BTD, keep_BT=keep_BT)
 
 
 @block(
@@ -88,6 +112,35 @@ class RestrictedAttention(WindowAttention):
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
         return self.banded(q_BHTK, k_BGTK, v_BGTK, keep_BT, r=self.window, **self.options)
+
+
+@block(
+    "restricted_shared_attention",
+    "x: B T D, k: B T E, v: B T F -> B T D",
+    branch=True,
+    sees={"k": "mask", "v": "mask"},
+    where={**SHARED, **RANGE},
+    source="Gemma Team 2025 (Gemma 3n), keys and values of earlier local layers",
+)
+class RestrictedSharedAttention(Windowed, SharedAttention):
+    """`shared_attention` to `r` neighbours, as in `restricted_attention`: x_BTD, k_BTE, v_BTF -> x_BTD, cost O(n·r·d).
+
+    Also known as: cross-layer attention with a sliding window.
+    Use: local layers that read keys and values of another local layer.
+    Example: k: key, v: value, r: 64
+    """
+
+    def __init__(self, D: int, E: int, F: int, *, r: int, **options: Any) -> None:
+        refuse_selection(options)
+        super().__init__(D, E, F, **options)
+        self.window = r
+        self.banded: Callable[..., Tensor] = partial(banded_attention, r=r)
+
+    def forward(self, x_BTD: Tensor, k_BTE: Tensor, v_BTF: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
+        return self.output(x_BTD, k_BTE, v_BTF, keep_BT=keep_BT)
+
+    def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
+        return self.banded(q_BHTK, k_BGTK, v_BGTK, keep_BT, **self.options)
 
 
 @block(

@@ -56,6 +56,13 @@ class ReadsHeads(MultiHead):
 
 
 OWN_WIDTHS = ("D %", "d_head", "d_value")  # begin the rules of `attention` on widths that the ports set here
+RULES = {
+    **{rule: sentence for rule, sentence in ATTENTION.items() if not rule.startswith(OWN_WIDTHS)},
+    "E % heads == 0 unless kv_heads": "the width of k must split evenly into heads",
+    "E % kv_heads == 0": "the width of k must split evenly into heads",
+    "F % heads == 0 unless kv_heads": "the width of v must split evenly into heads",
+    "F % kv_heads == 0": "the width of v must split evenly into heads",
+}
 
 
 @block(
@@ -63,13 +70,7 @@ OWN_WIDTHS = ("D %", "d_head", "d_value")  # begin the rules of `attention` on w
     "x: B T D, k: B T E, v: B T F -> B T D",
     branch=True,
     sees={"k": "mask", "v": "mask"},
-    where={
-        **{rule: sentence for rule, sentence in ATTENTION.items() if not rule.startswith(OWN_WIDTHS)},
-        "E % heads == 0 unless kv_heads": "the width of k must split evenly into heads",
-        "E % kv_heads == 0": "the width of k must split evenly into heads",
-        "F % heads == 0 unless kv_heads": "the width of v must split evenly into heads",
-        "F % kv_heads == 0": "the width of v must split evenly into heads",
-    },
+    where=RULES,
     source="Sun et al. 2024 (YOCO), section 2.2; values of another layer: Zhou et al. 2024 (ResFormer), section 3",
 )
 class SharedAttention(ReadsHeads):

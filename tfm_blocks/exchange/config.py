@@ -137,7 +137,7 @@ class _Reader:
             key = next((key for key in row.keys if self.flat.get(key) is not None), None)
             try:
                 value = row.to_knob(self.flat[key] if key else MISSING, knobs)
-                default = defaults[row.knob]
+                default = None if row.each and isinstance(value, str) else defaults[row.knob]
                 numeric = type(default) in (int, float)
                 if numeric and type(value) not in (int, float):
                     raise ValueError(f"must be a number, but is {shown(value)}")
@@ -261,7 +261,7 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
     changed.pop("torch_dtype", None)
     changed["dtype"] = "float32"
     for row in published.rows:
-        depends = row.layers is not None and stated.knobs["layers"] != published.knobs["layers"]
+        depends = (row.each or row.layers is not None) and stated.knobs["layers"] != published.knobs["layers"]
         if depends or stated.knobs[row.knob] != published.knobs[row.knob]:
             for key in row.keys:
                 _drop(changed, key)

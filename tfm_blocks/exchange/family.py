@@ -95,6 +95,7 @@ class ConfigRow:
 
     With `layers`, the knob is a text of indices of layers. The published value lists them, or the kind of each layer:
     the second of the two in `layers` for these indices, which count from `first`. A number stands for the first layers.
+    With `each`, the published value has a number for each layer, and the knob is a number or a text of them.
     """
 
     keys: tuple[str, ...]
@@ -104,6 +105,7 @@ class ConfigRow:
     conversion: str = ""
     layers: Sequence[str] | None = None
     first: int = 0
+    each: bool = False
 
     def to_knob(self, value: Any, knobs: Mapping[str, Any]) -> Any:
         """Return the value of the knob for a published value. Raises ValueError."""
@@ -112,6 +114,8 @@ class ConfigRow:
                 raise ValueError("is missing")
             value = _number(self.missing, knobs)
             value = value if self.layers is None else self._listed(value, knobs["layers"])
+        if self.each:
+            return self._one_or_each(value, knobs["layers"])
         if self.layers is not None:
             return " ".join(map(str, self._indices(value, knobs["layers"])))
         if self.values:
@@ -125,6 +129,8 @@ class ConfigRow:
         """Return the published value for a value of the knob. Raises ValueError if there is none."""
         if self.conversion:
             return CONVERSIONS[self.conversion][1](value)
+        if self.each:
+            return self._numbers(value, knobs["layers"])
         if self.layers is not None:
             listed, layers = self._listed(value, knobs["layers"]), range(self.first, self.first + knobs["layers"])
             return [self.layers[index in listed] for index in layers] if self.layers else listed
@@ -134,6 +140,19 @@ class ConfigRow:
             if _number(knob_value, knobs) == value:
                 return name
         raise ValueError(f"has no value for {self.knob}: {_written(value)}")
+
+    def _one_or_each(self, value: Any, count: int) -> Any:
+        """Return the number of all layers, or a text with a number for each, if they differ."""
+        numbers = value if isinstance(value, list) else self._numbers(value, count)
+        if len(numbers) != count or not all(type(number) in (int, float) and number >= 0 for number in numbers):
+            raise ValueError(f"must be a number or a list of {count}, but is {_written(value)}")
+        return numbers[0] if all(number == numbers[0] for number in numbers) else " ".join(map(repr, numbers))
+
+    def _numbers(self, value: Any, count: int) -> list[Any]:
+        """Return the number of each layer for a number, arithmetic with `i` and `n`, or a text of numbers."""
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            return []
+        return [Args(REGISTRY, index={"i": i, "n": count}).evaluate(value) for i in range(count)]
 
     def _listed(self, text: Any, count: int) -> list[int]:
         """Return the published indices of the layers that a text selects."""

@@ -30,7 +30,7 @@ NEEDED = {
     "config": "the keys of config.json, each with its knob: config: {hidden_size: d_model}",
     "weights": "the names of tensors, each with its address: weights: {model.norm.weight: decoder.last.norm.weight}",
 }
-ROW_KEYS = ("knob", "missing", "values", "is", "layers", "first")
+ROW_KEYS = ("knob", "missing", "values", "is", "layers", "first", "each")
 KNOBS = {
     "vocab": "the size of the vocabulary: a root key vocab, and vocab: ${vocab} where the model needs it",
     "first_id": "the number of ids without a row: a root key first_id: 0, and args: {first_id: '${first_id}'}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tfm_blocks.registry.expression import Number, evaluate
 from tfm_blocks.registry.values import Kind, Part, convert, example_value
 
 MOST_IN_A_ROW = 32  # args whose arithmetic names the next one
+NUMBERS = re.compile(r"\s*[\d.]+(e[+-]?\d+)?(\s+[\d.]+(e[+-]?\d+)?)+\s*")  # one for each layer
 
 
 class ArgumentError(RuleError):
@@ -158,7 +160,17 @@ class Args:
             known[name] = self._evaluate(raw.value, (*open_names, name), known)
             return known[name]
 
+        if isinstance(value, str) and NUMBERS.fullmatch(value):
+            value = self._of_layer(value.split())
         return evaluate(value, lookup)
+
+    def _of_layer(self, numbers: Sequence[str]) -> str:
+        """Return the number of the layer in scope. Raises ValueError unless there is one for each layer."""
+        if "i" not in self.index:
+            raise ValueError("has several numbers, which only layers that do not share their weights take one by one")
+        if len(numbers) != self.index["n"]:
+            raise ValueError(f"has {len(numbers)} numbers, but there are {self.index['n']} layers")
+        return numbers[self.index["i"]]
 
     def _cycle(self, names: tuple[str, ...]) -> ArgumentError:
         """Return the error for args each of which refers to the next one, and the last one to the first one."""

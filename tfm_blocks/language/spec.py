@@ -215,8 +215,9 @@ class Spec:
 
     @property
     def tables(self) -> list[Node]:
-        """Return the nodes with a row for each id of the input that they read."""
-        return [node for node in self.nodes if "vocab" in node.arguments and node.entry in names(self.inputs)]
+        """Return the nodes with a row for each id of the input that they read, without the ones with an `unknown_id`."""
+        nodes = (node for node in self.nodes if "vocab" in node.arguments and node.entry in names(self.inputs))
+        return [node for node in nodes if node.arguments.get("unknown_id") is None]
 
     @property
     def blocks(self) -> set[str]:

@@ -48,6 +48,7 @@ COMPLEXITY = {
     "contextual_attention": Complexity("n * (n + positions) * d", "1", "1"),
     "disentangled_attention": Complexity("n * (n + rows) * d + rows * d * d", "1", "1"),
     "restricted_attention": Complexity("n * r * d", "1", "n / r"),
+    "restricted_shared_attention": Complexity("n * r * d", "1", "n / r"),
     "dilated_attention": Complexity("n * r * d", "1", "n / (r * dilation)"),
     "rnn": _RECURRENT,
     "gru": _RECURRENT,

@@ -31,7 +31,7 @@ from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Gate, Norm, Part, Position, Rate, Scores, Selection
 
-QKNormKind = Literal["head", "head_gains", "joint", "post_position"]
+QKNormKind = Literal["head", "head_gains", "joint", "post_position", "queries"]
 
 
 def normalise(x_BHNK: Tensor, norm: nn.Module, gain_HK: Tensor | None, kind: QKNormKind) -> Tensor:
@@ -160,12 +160,12 @@ class MultiHead(DotProduct):
         self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias not in (False, "qkv"), depth_scaled=(0,))
 
     def _make_norms(self, qk_norm: Part | None, kind: QKNormKind, v_norm: Part | None) -> None:
-        """Construct the norms of queries, keys and values, and gains of each head if `kind` is `head_gains`."""
+        """Construct the norms of queries, of keys unless `kind` is `queries`, and of values; `head_gains` has gains."""
         if qk_norm is None and kind != "head":
             raise ValueError(f"qk_norm_kind is {kind}, but there is no norm: write qk_norm: rmsnorm, or leave it out")
         self.qk_norm_kind = kind
         self.q_norm, self.q_gain = self._make_norm(qk_norm, kind, self.widths.heads)
-        self.k_norm, self.k_gain = self._make_norm(qk_norm, kind, self.widths.kv_heads)
+        self.k_norm, self.k_gain = self._make_norm(None if kind == "queries" else qk_norm, kind, self.widths.kv_heads)
         self.v_norm: nn.Module | None = REGISTRY.make(v_norm, self.widths.value) if v_norm else None
 
     def _make_norm(self, norm: Part | None, kind: QKNormKind, heads: int) -> tuple[Any, nn.Parameter | None]:
