@@ -129,6 +129,10 @@ def test_values_that_the_blocks_cannot_express_are_refused_by_key_with_a_fix(nam
         ("bamba", "time_step_limit", [0.1, 1.0], ""),
         ("xlstm", "hidden_size", 64, ""),  # not the embedding_dim
         ("xlstm", "num_hidden_layers", 3, ""),  # not the num_blocks
+        ("gemma3n", "intermediate_size", [28] * 9, ""),
+        ("gemma3n", "activation_sparsity_pattern", "0.95", ""),
+        ("gemma3n", "final_logit_softcapping", None, ""),
+        ("gemma3n", "num_kv_shared_layers", 0, ""),
     ],
 )
 def test_a_value_that_changes_the_model_of_transformers_is_refused(name, key, value, without):
@@ -196,6 +200,41 @@ def test_the_layers_of_lfm2_follow_the_number_of_layers():
     deeper = replace(published, knobs={**published.knobs, "layers": 12})
     changed = with_knobs(written, published, deeper)
     assert [index for index, kind in enumerate(changed["layer_types"]) if kind != "conv"] == [2, 5, 8, 10]
+
+
+@pytest.mark.parametrize(("layers", "shared"), [(35, 15), (30, 10), (10, 5), (11, 5), (12, 5), (13, 7), (9, 4), (6, 1)])
+def test_shared_layers_of_gemma_3n_read_the_layers_that_transformers_reads(layers, shared):
+    knobs = [
+        "d_model=16",
+        "heads=2",
+        "kv_heads=1",
+        "d_head=4",
+        "vocab=30",
+        "d_ff=8",
+        f"layers={layers}",
+        f"kv_shared={shared}",
+    ]
+    composed = compose_model("gemma3n", knobs)
+    nodes = {node.address: node for node in check_model(composed.model, composed.sources).nodes}
+    kinds = ["full_attention" if layer % 5 == 4 else "sliding_attention" for layer in range(layers)]
+    source = {kinds[layer]: layer for layer in range(layers - shared)}  # the last one of each kind
+    for layer, kind in enumerate(kinds):
+        attention = nodes[f"decoder.{layer}.self"]
+        is_full = kind == "full_attention"
+        assert attention.block == ("shared_attention" if is_full else "restricted_shared_attention")
+        assert attention.arguments["position"].arguments["base"] == (1e6 if is_full else 1e4)
+        read = layer if layer < layers - shared else source[kind]
+        assert attention.reads["k"] == (f"decoder.{read}.key",) and attention.reads["v"] == (f"decoder.{read}.value",)
+        assert (f"decoder.{layer}.key" in nodes) == (read == layer)
+
+
+def test_equal_numbers_of_all_layers_of_gemma_3n_are_one_number():
+    config = {**sizes_of("gemma3n"), "intermediate_size": [28] * 10, "activation_sparsity_pattern": [0.5] + [0] * 9}
+    published = read_published(families()["gemma3n"], config, {}, 10**6, "config.json")
+    assert published.knobs["d_ff"] == 28 and published.knobs["sparsity"] == "0.5 0 0 0 0 0 0 0 0 0"
+    written = write_published(published)
+    assert written["intermediate_size"] == [28] * 10
+    assert written["activation_sparsity_pattern"] == config["activation_sparsity_pattern"]
 
 
 def test_gpt_bigcode_with_one_head_of_keys_for_each_query_has_equal_logits(tmp_path, monkeypatch):

@@ -114,6 +114,7 @@ class ConfigRow:
                 raise ValueError("is missing")
             value = _number(self.missing, knobs)
             value = value if self.layers is None else self._listed(value, knobs["layers"])
+            value = self._numbers(value, knobs["layers"]) if self.each else value
         if self.each:
             return self._one_or_each(value, knobs["layers"])
         if self.layers is not None:
@@ -143,16 +144,15 @@ class ConfigRow:
 
     def _one_or_each(self, value: Any, count: int) -> Any:
         """Return the number of all layers, or a text with a number for each, if they differ."""
-        numbers = value if isinstance(value, list) else self._numbers(value, count)
+        numbers = value if isinstance(value, list) else [value] * count
         if len(numbers) != count or not all(type(number) in (int, float) and number >= 0 for number in numbers):
             raise ValueError(f"must be a number or a list of {count}, but is {_written(value)}")
         return numbers[0] if all(number == numbers[0] for number in numbers) else " ".join(map(repr, numbers))
 
     def _numbers(self, value: Any, count: int) -> list[Any]:
         """Return the number of each layer for a number, arithmetic with `i` and `n`, or a text of numbers."""
-        if not isinstance(value, str | int | float) or isinstance(value, bool):
-            return []
-        return [Args(REGISTRY, index={"i": i, "n": count}).evaluate(value) for i in range(count)]
+        layers = (Args(REGISTRY, index={"i": i, "n": count}) for i in range(count))
+        return [args.evaluate(value) if isinstance(value, str) else value for args in layers]
 
     def _listed(self, text: Any, count: int) -> list[int]:
         """Return the published indices of the layers that a text selects."""

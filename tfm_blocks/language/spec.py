@@ -215,7 +215,7 @@ class Spec:
 
     @property
     def tables(self) -> list[Node]:
-        """Return the nodes with a row for each id of the input that they read, without the ones with an `unknown_id`."""
+        """Return the nodes with a row for each id of the input that they read; an `unknown_id` stands for others."""
         nodes = (node for node in self.nodes if "vocab" in node.arguments and node.entry in names(self.inputs))
         return [node for node in nodes if node.arguments.get("unknown_id") is None]
 
