@@ -22,7 +22,7 @@ def test_arithmetic_counts_with_args_and_the_layers_index():
 
 
 def test_a_text_of_numbers_has_one_for_each_layer():
-    spec = spec_of(["layers=3", "d_ff=64 2e2 32", "model.args.activation_dropout=0.1*d_ff/2e2"])
+    spec = spec_of(["layers=3", "d_ff=64 200 32", "model.args.activation_dropout=0.1*d_ff/2e2"])
     for stack in ("encoder", "decoder"):
         ffns = [node for node in spec.nodes if node.address.startswith(stack) and node.block == "ffn"]
         assert [node.arguments["d_ff"] for node in ffns] == [64, 200, 32]
