@@ -38,7 +38,11 @@ def test_a_block_is_any_block_and_so_is_one_of_an_inline_node():
     assert set(list_blocks()) == SHIPPED
     for key in (f"{ATTENTION}.block", "model.graph.new.block", "model.graph.decoder.layer.cross.kv.block"):
         assert set(offered(f"{key}=")) == SHIPPED
-    assert offered(f"{ATTENTION}.block=restr") == ["restricted_attention", "restricted_global_attention", "restricted_shared_attention"]
+    assert offered(f"{ATTENTION}.block=restr") == [
+        "restricted_attention",
+        "restricted_global_attention",
+        "restricted_shared_attention",
+    ]
 
 
 @pytest.mark.parametrize("key", ["model.args.norm", f"{ATTENTION}.position", "model.add_norm", "model.args.activation", f"{ATTENTION}.mask"])  # fmt: skip
