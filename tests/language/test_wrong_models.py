@@ -125,15 +125,15 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{graph: {encoder: {at: {':haeds': {ffn: null}}}}}", "graph.encoder.at.:haeds", ":haeds", "'haeds'")
     ],
     "{} has several numbers, which only layers that do not share their weights take one by one": [
-        ("{args: {heads: 2 4}}", "args.heads", "heads"),
+        ("{args: {vocab: 30 40}}", "args.vocab", "vocab"),
         (
             "{graph: {encoder: {repeat: {times: 2, share: true}, args: {heads: 2 4}}}}",
             "graph.encoder.args.heads",
             "heads",
         ),
     ],
-    "{} has 2 numbers, but there are 6 layers": [
-        ("{graph: {encoder: {args: {heads: 2 4}}}}", "graph.encoder.args.heads", "heads"),
+    "{} has 2 numbers, but there are 3 layers": [
+        ("{graph: {encoder: {repeat: 3, args: {heads: 2 4}}}}", "graph.encoder.args.heads", "heads"),
     ],
     "{} needs the unknown arg {}; i and n belong to layers that are repeated and do not share their weights": [
         (

@@ -86,6 +86,8 @@ def is_leaf(module: nn.Module) -> bool:
     """Return True if the module computes the same as a layer of torch."""
     if isinstance(module, Linear) and module.round_weight is not None:
         return False
+    if isinstance(module, RMSNorm) and module.groups > 1:
+        return False
     plain = isinstance(module, Unembed) and type(module).forward is Unembed.forward and not module.first_id
     return plain or type(module).forward in FORWARDS or type(module).__module__.startswith("torch.nn.modules")
 

@@ -207,8 +207,9 @@ def render(tree: Any) -> str:
         return tree
     parts = {key: render(child) for key, child in tree.items()}
     layers = [parts[key] for key in parts if key.isdigit()]
-    same = len(set(layers)) == 1 and len(layers) > 1
-    if layers and len(layers) == len(parts):
+    counted = [key for key in parts if key.isdigit()] == [str(index) for index in range(len(layers))]
+    same = len(set(layers)) == 1 and len(layers) > 1 and counted
+    if layers and len(layers) == len(parts) and counted:
         content = f"{layers[0]} for _ in range({len(layers)})" if same else ", ".join(layers)
         return f"nn.ModuleList([{content}])"
     if layers:
