@@ -43,6 +43,11 @@ def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(texts[:most]) + more
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 seed`, `2,000 seeds`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def printable(text: str) -> str:
     """Escape control and format characters, such as `\\x1b`, except line breaks and tabs.
 

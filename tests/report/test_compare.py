@@ -372,6 +372,16 @@ def test_scores_that_were_computed_in_several_ways_are_not_tested(tmp_path):
     assert any("a different way to compute BLEU" in note for note in report["notes"])
 
 
+def test_an_interval_of_width_0_is_not_shown_and_a_score_near_0_has_the_digits_of_its_interval(tmp_path):
+    run = leave_run(tmp_path / "run", REFERENCES, ["x"] * len(REFERENCES))
+    status = json.loads((run / "status.json").read_text())
+    status["scores"] = {"test/f1": 1.0, "test/mcc": -1e-17, "test/loss": 0.25}
+    status["halves"] = {"f1": 0.0, "mcc": 0.25, "loss": 0.125}
+    (run / "status.json").write_text(json.dumps(status))
+    shown = said(run, "--markdown")
+    assert "| 0.00 | 0.00 | 100.00 | 0.2500 ± 0.1250 | 1 | 0.0000 ± 0.2500 |" in shown  # BLEU, chrF, TER, loss, F1, MCC
+
+
 def test_scores_of_several_test_sets_have_no_mean_over_seeds(tmp_path):
     for seed, lines in ((1, 40), (2, 40), (3, 20)):
         leave_run(tmp_path / f"run-{seed}", REFERENCES[:lines], REFERENCES[:lines], seed=seed)

@@ -201,6 +201,18 @@ def test_factors_on_parameters_and_on_tokens_are_asked_for(ladder, capsys):
     assert "--factors: belongs to a scaling law" in capsys.readouterr().err
 
 
+def test_a_single_model_has_a_law_and_no_factor(ladder, tmp_path, capsys):
+    for run in ladder.glob("llama-*"):
+        (tmp_path / "llama").mkdir(exist_ok=True)
+        shutil.copytree(run, tmp_path / "llama" / run.name)
+    text = said(tmp_path)
+    assert "rungs: " in text and "law: L = " in text and "4 model sizes, 16 results" in text
+    assert "relative to" not in text
+    with pytest.raises(SystemExit):
+        said(tmp_path, "--factors")
+    assert "--factors: compares models, but all runs are of llama" in capsys.readouterr().err
+
+
 def test_the_report_begins_with_the_law_and_its_figure(ladder, tmp_path):
     path = tmp_path / "report.html"
     with contextlib.redirect_stdout(io.StringIO()):
@@ -266,6 +278,12 @@ def test_losses_that_hardly_depend_on_size_and_tokens_have_a_note_and_finite_fac
     assert law.lowest_loss(1e10, 1) == pytest.approx(2)
     assert "2.7e+43]" in markdown(factors_table(ladder))
     assert math.isfinite(scaling_record(ladder)["factors"]["b"]["interval"][1])
+    equal = Ladder(replace(ladder.fit, laws_without=[law] * 3), None, [])  # factors that are all at their limit
+    row = next(line for line in markdown(factors_table(equal)).splitlines() if line.startswith("| b |"))
+    assert row == "| b | 2.7e+43 | 1.0000 | 1.0000 |  |  |"
+    of_b = scaling_record(equal)["factors"]["b"]
+    assert of_b["interval"] is of_b["smallest_visible"] is None
+    assert not any("would detect" in text for text in scaling_record(equal)["answers"])
 
 
 def test_a_score_stands_in_place_of_the_loss(ladder, tmp_path, capsys):

@@ -103,6 +103,11 @@ def test_a_checked_ladder_has_its_sizes_and_each_model_has_another_name(
     assert plan is not None and len(plan.rungs) == 3
     assert list(plan.labels) == ["a-b", "a-b-2"]
     assert "note: ladder.budget chooses the number of sizes" in capsys.readouterr().out
+    single = [*kept, "data.dir=a/b", "ladder.seeds=1", "ladder.lengths=[1]", "ladder.rate.tuned=0"]
+    request = read_sweep(parse_request(["-m", *single]))  # experiment=ladder chooses the model
+    plan = plan_ladder(request, read_sweep_settings(request.settings), check_run)
+    assert plan is not None and list(plan.labels) == ["decoder_only"]
+    assert "\n3 runs: 1 seed of 1 length\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("overrides", "address", "rule"), [

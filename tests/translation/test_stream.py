@@ -89,7 +89,7 @@ def test_a_line_is_cut_between_characters(translator):
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"), [("zwei\n", "ends after 1 lines"), ("zwei\n\nund\n", "more lines than the 2")]
+    ("lines", "message"), [("zwei\n", "ends after 1 line,"), ("zwei\n\nund\n", "more lines than the 2")]
 )
 def test_a_prefix_file_of_another_length_is_an_error(translator, tmp_path, lines, message):
     (tmp_path / "prefix").write_text(lines)

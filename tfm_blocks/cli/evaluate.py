@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.saved_scores import SEARCH, refuse, score_runs, translate_rows
-from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.errors import ConfigError, DataError, Problem, counted
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
 if TYPE_CHECKING:
@@ -145,6 +145,6 @@ def _outputs(arguments: argparse.Namespace, folder: Path, rows: Sequence[tuple[s
     translator = options.translator_of(arguments, None if folder == arguments.folder else folder)
     translator.expect_sources()
     if len(arguments.src) != len(translator.sources):
-        rule = f"names {len(arguments.src)} files, but {folder} reads {', '.join(translator.sources)}"
+        rule = f"names {counted(len(arguments.src), 'file')}, but {folder} reads {', '.join(translator.sources)}"
         raise ConfigError(Problem("--src", rule, help="name a file for each of them, in this order"))
     return translate_rows(arguments, translator, rows, search, arguments.src[0])

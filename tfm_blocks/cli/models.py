@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tfm_blocks.cli import options
 from tfm_blocks.cli.plan import add_plan, check_plan_options, show_plan
 from tfm_blocks.cli.probes import test_blocks
-from tfm_blocks.errors import ConfigError, Problem, print_warnings, printable, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, counted, print_warnings, printable, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.resolve import Composed
@@ -107,7 +107,7 @@ def _check(arguments: argparse.Namespace) -> None:
     else:
         spec, _ = _checked_model(composed)
     print_warnings(spec.notes)
-    print(f"{arguments.model}: fine, {len(spec.nodes)} nodes")
+    print(f"{arguments.model}: fine, {counted(len(spec.nodes), 'node')}")
 
 
 def _check_several(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem, printable, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, counted, printable, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.report.comparison import Comparison
@@ -102,7 +102,7 @@ def _attention(arguments: argparse.Namespace) -> None:
     reader = load_any(arguments.folder, **options.loading_of(arguments))
     sources = reader.sources if isinstance(reader, Translator) else ()
     if len(arguments.sentence) != max(1, len(sources)):
-        rule = f"has {len(arguments.sentence)} texts, but the model reads {', '.join(sources) or 'one'}"
+        rule = f"has {counted(len(arguments.sentence), 'text')}, but the model reads {', '.join(sources) or 'one'}"
         raise ConfigError(Problem("SENTENCE", rule, help="put each text in quotes"))
     if arguments.target is not None and not sources:
         raise ConfigError(Problem("--target", "is a translation, but the model reads one text", help="leave it out"))
@@ -256,4 +256,4 @@ def _report(arguments: argparse.Namespace) -> None:
     data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character
     write_bytes(path, data)
     count = len(comparison.runs)
-    print_line(f"{path}: {count} run{'s' * (count != 1)}, {len(data) / 1e6:.1f} MB")
+    print_line(f"{path}: {counted(count, 'run')}, {len(data) / 1e6:.1f} MB")

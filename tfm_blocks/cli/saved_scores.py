@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, DataError, Place, Problem, RunError, TfmError, printable
+from tfm_blocks.errors import ConfigError, DataError, Place, Problem, RunError, TfmError, counted, printable
 from tfm_blocks.metric_schema import HIDING, PSEUDO
 from tfm_blocks.translation.settings import Search
 
@@ -95,7 +95,7 @@ def _show(arguments: argparse.Namespace, name: str, scored: Mapping[str, tuple[l
     show_scores(systems, max(count for _, count in scored.values()), as_json=arguments.json)
     if not arguments.json:
         unfinished = f"; {rest} are not done" if rest else ""
-        print(printable(f"saved as scores/{name} in {len(scored)} run{'s' * (len(scored) > 1)}{unfinished}"))
+        print(printable(f"saved as scores/{name} in {counted(len(scored), 'run')}{unfinished}"))
         print(printable(f"tfm compare {arguments.folder} --scores {name}"))
 
 

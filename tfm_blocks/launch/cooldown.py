@@ -15,7 +15,7 @@ from uuid import uuid4
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import COOLDOWN_KEYS, compose_resumed, expect_name, read_value, task_overrides
 from tfm_blocks.data.prepare import prepare, with_saved_tokenizer
-from tfm_blocks.errors import ConfigError, Problem, RuleError, RunError
+from tfm_blocks.errors import ConfigError, Problem, RuleError, RunError, counted
 from tfm_blocks.exchange.folder import inherit_record
 from tfm_blocks.launch.check import CheckedRun, check_resumed_run, load_listed
 from tfm_blocks.launch.finalize import expect_kept_weights
@@ -123,5 +123,5 @@ def open_branch(parent: SavedRun, checkpoint: Checkpoint, run: CheckedRun, root:
     start.write(folder)
     status = Status("stopped")
     status.write(folder)
-    print(f"cooldown: {folder} branches off {parent.folder} after {checkpoint.step} steps")
+    print(f"cooldown: {folder} branches off {parent.folder} after {counted(checkpoint.step, 'step')}")
     return SavedRun(folder, start=start, status=status)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.settings import LabelsSettings
-from tfm_blocks.errors import Problem, RunError, printable
+from tfm_blocks.errors import Problem, RunError, counted, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.run_spec import RunSpec
 from tfm_blocks.metric_schema import LABEL_SCORES, PSEUDO, find_score
@@ -24,7 +23,7 @@ from tfm_blocks.runs.records import SavedModel, SavedScores, Score, ScoredSet, S
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_saved_scores, write_translations
 from tfm_blocks.scoring.corpus import loss_statistics, metrics, score
 from tfm_blocks.scoring.labels import label_statistics
-from tfm_blocks.scoring.paired_test import score_with_interval
+from tfm_blocks.scoring.paired_test import ROUNDING, score_with_interval
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news, validated_steps
 from tfm_blocks.training.module import TrainingModule
@@ -102,7 +101,7 @@ def _half_intervals(module: TrainingModule, split: str) -> dict[str, float]:
         statistics |= {name: labels[name] for name in labels if name in LABEL_SCORES}
     measured = [name for name in statistics if f"{split}/{find_score(name).key}" in module.latest]
     halves = {name: score_with_interval(name, statistics[name])[1] for name in measured}
-    return {name: half for name, half in halves.items() if math.isfinite(half)}
+    return {name: half for name, half in halves.items() if half > ROUNDING}  # no row moves the other scores, or NaN
 
 
 def _write_rows(run: Path, module: TrainingModule, status: Status) -> None:
@@ -124,7 +123,7 @@ def scored_set(corpus: Corpus) -> ScoredSet:
 
 
 def _summary(job: RunSpec, settings: RunSettings, status: Status, pseudo: Sequence[Score]) -> Iterator[str]:
-    yield f"done: {status.steps} steps in {status.seconds:.0f} s"
+    yield f"done: {counted(status.steps, 'step')} in {status.seconds:.0f} s"
     if status.reason:
         yield status.reason
     yield score_news(dict(status.scores), status.scored_on)
@@ -136,7 +135,8 @@ def _summary(job: RunSpec, settings: RunSettings, status: Status, pseudo: Sequen
     if by_length := [f"{name.removeprefix(prefix)} {one:.1%}" for name, one in scores if name.startswith(prefix)]:
         yield f"accuracy by length: {', '.join(by_length)}"
     for metric in (*status.translation, *pseudo):
-        yield f"{metric.name}: {metric.value:.2f} ± {metric.interval:.2f}   {metric.signature}"
+        half = f" ± {metric.interval:.2f}" if metric.interval > 0 else ""
+        yield f"{metric.name}: {metric.value:.2f}{half}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in SavedModel.read(job.folder).plugins)
     kind: str = settings.data.kind
     written = [TRANSLATIONS] if (job.folder / TRANSLATIONS).is_file() else []

@@ -20,7 +20,7 @@ from tfm_blocks.distributed.consistency import config_fingerprint, expect_same, 
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Rendezvous
 from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
-from tfm_blocks.errors import file_error, print_warnings, printable
+from tfm_blocks.errors import counted, file_error, print_warnings, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.launch.check import CheckedRun, check_lengths, plugins_of_model, warn_about_warmup, with_locations
 from tfm_blocks.launch.cooldown import open_branch
@@ -197,7 +197,7 @@ def _spec_of_resume(
     else:
         expect_untrained(saved)
     expect_same_text(saved, prepared, run.spec, settings)
-    print(printable(f"resume: {folder} after {step} steps"))
+    print(printable(f"resume: {folder} after {counted(step, 'step')}"))
     prolonged, count = is_prolonged(saved, settings, step), start.facts.get("parameters_asked")
     restart = step if prolonged and path else start.prolonged
     start = replace(start, commands=(*start.commands, shlex.join(typed)), prolonged=restart)

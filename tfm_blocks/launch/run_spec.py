@@ -17,7 +17,7 @@ from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.devices import CPU, device_name, has_fast_bf16
 from tfm_blocks.distributed.cluster import RankInfo
 from tfm_blocks.distributed.consistency import TEACHER, fingerprint
-from tfm_blocks.errors import ConfigError, Problem, RunError, shown
+from tfm_blocks.errors import ConfigError, Problem, RunError, counted, shown
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.registry.plugins import is_loaded
 from tfm_blocks.runs.files import JsonFile, damaged, write_bytes
@@ -129,7 +129,7 @@ def expect_resumable(saved: SavedRun, settings: RunSettings, step: int) -> None:
         help = "write a higher callbacks.early_stopping.patience, or null"
         raise ConfigError(Problem("resume", saved.reason, help=help))
     if steps < step or (steps == step and saved.state == "done"):
-        rule = f"is {steps}, but the run already has {step} steps"
+        rule = f"is {steps}, but the run already has {counted(step, 'step')}"
         help = f"train longer: trainer.steps={2 * max(step, steps)}"
         raise ConfigError(Problem("trainer.steps", rule, help=help))
     if isinstance(schedule, PeakSettings) and not schedule.rate(steps):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from tfm_blocks.errors import listed, printable
+from tfm_blocks.errors import counted, listed, printable
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key, find_score
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.differences import ABSENT, SEED, Factor, Group, show_setting
@@ -210,7 +210,7 @@ def factor_table(factor: Factor) -> Table:
 def _folded(keys: Sequence[str]) -> list[str]:
     """Count settings by the first part of their key, such as `5 settings of optimizer`."""
     counts = Counter(key.partition(".")[0] for key in keys)
-    return [f"{count} setting{'s' * (count > 1)} of {first} that the others lack" for first, count in counts.items()]
+    return [f"{counted(count, 'setting')} of {first} that the others lack" for first, count in counts.items()]
 
 
 def _time(seconds: float | None) -> Cell | None:
@@ -221,8 +221,11 @@ def _time(seconds: float | None) -> Cell | None:
 
 
 def _score(score: Measured | None) -> Value:
-    """Format a score: `± x` if its interval is symmetric, as for BLEU; both ends for a fraction."""
-    if score is None or math.isnan(score.low):
+    """Format a score: `± x` if its interval is symmetric, as for BLEU; both ends for a fraction.
+
+    An interval without a width is not shown, because it comes from rows that do not vary.
+    """
+    if score is None or not score.high > score.low:
         return score.value if score else None
     if score.signature:
         return Cell(f"{score.value:.2f} ± {score.value - score.low:.2f}", score.value)
@@ -230,12 +233,12 @@ def _score(score: Measured | None) -> Value:
 
 
 def _value(run: SavedRun, name: str) -> Value:
-    """Format a logged score in four digits, and half of its interval with the same decimals, if that is known."""
+    """Format a logged score and half of its interval, with four digits of the larger one, if both are known."""
     value, half = run.values.get(name), run.halves.get(name)
-    if value is None or half is None:
+    if value is None or not half:
         return value
-    decimals = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 3
-    return Cell(f"{value:.{decimals}f} ± {half:.{decimals}f}", value)
+    decimals = max(0, 3 - math.floor(math.log10(max(abs(value), half))))
+    return Cell(f"{value:z.{decimals}f} ± {half:.{decimals}f}", value)
 
 
 def show_tables(tables: Sequence[Table], notes: Sequence[str]) -> None:

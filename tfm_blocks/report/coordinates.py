@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
+from tfm_blocks.errors import counted
 from tfm_blocks.report.drawing import PAGE, drawing_style, line_style, save_figure
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import Table, Value, numbers, texts
@@ -94,7 +95,7 @@ def show_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str) -> None:
         [node.node, *map(float, node.sizes_WT[:, -1]), node.slopes[0], node.slope, node.verdict] for node in nodes
     ]
     steps = len(nodes[0].slopes) - 1
-    print_table(Table(f"mean |x| of {title} after {steps} steps, and its growth with {knob}", columns, rows))
+    print_table(Table(f"mean |x| of {title} after {counted(steps, 'step')}, and its growth with {knob}", columns, rows))
     for verdict, reason in VERDICTS.items():
         if count := sum(node.verdict == verdict for node in nodes):
             screen().print(f"{count} {verdict}: {reason}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.comments import Entry
-from tfm_blocks.errors import Problem
+from tfm_blocks.errors import Problem, counted
 from tfm_blocks.metric_schema import PSEUDO
 from tfm_blocks.report.comparison import Comparison
 from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval, runs_table, scores_table
@@ -87,7 +87,7 @@ def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> N
         ]
         for overrides, parameters, problems in jobs
     ]
-    print_table(Table(f"{len(jobs)} jobs", columns, rows))
+    print_table(Table(f"{counted(len(jobs), 'job')}", columns, rows))
 
 
 def run_record(run: SavedRun) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def show_run(run: SavedRun) -> None:
 def _lines(run: SavedRun) -> Iterator[str]:
     score = f", {run.headline[0]} {run.headline[1]:.4g}" if run.headline else ""
     reason = f" ({run.reason})" if run.reason else ""
-    yield f"{run.folder}: {run.state or 'of no known state'}{reason}, {run.step:,} steps{score}"
+    yield f"{run.folder}: {run.state or 'of no known state'}{reason}, {counted(run.step, 'step')}{score}"
     yield from run.commands
     if run.start.parent:
         yield f"branched off {run.start.parent}"
@@ -155,12 +155,12 @@ def show_scores(systems: Mapping[str, Sequence[Score]], count: int, *, as_json: 
     rows: list[list[Value]] = []
     for name, scores in systems.items():
         for score in scores:
-            half = Cell(f"± {score.interval:.2f}", score.interval)
+            half = Cell(f"± {score.interval:.2f}", score.interval) if score.interval > 0 else None
             difference = interval(score.difference_interval, "{:+.2f}")
             tests = [score.difference, difference, score.p, score.p_sacrebleu] if tested else []
             rows.append([name, score.name, score.value, half, *tests])
     console = screen()
-    print_table(Table(f"{count:,} {unit}{'s' * (count > 1)}", columns, rows))
+    print_table(Table(f"{counted(count, unit)}", columns, rows))
     if tested:
         console.print(TESTS)
     for score in next(iter(systems.values())):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tfm_blocks.errors import listed
+from tfm_blocks.errors import counted, listed
 from tfm_blocks.metric_schema import SOLVED, SOLVED_FROM
 from tfm_blocks.report.differences import RATES, settings_of
 from tfm_blocks.report.matrix import ALPHA, CHANCE, FEW, Matrix
@@ -79,7 +79,7 @@ def legend(matrix: Matrix) -> str:
     if matrix.tests:
         name = "the best model of the task" if matrix.baseline is None else matrix.grid.labels[matrix.baseline]
         family = "of pairs of models" if matrix.baseline is None else "of the table"
-        tests = f"{_times(matrix.tests, 'test')} {family}"
+        tests = f"{counted(matrix.tests, 'test')} {family}"
         how = f"p < {ALPHA} by permutations of seeds and by Welch's t-test, corrected for {tests}"
         sentences.append(f"*: differs from {name}, {how} (Holm, Tarone)")
     if any(p is not None for _, p in matrix.overall.values()):
@@ -141,7 +141,7 @@ def verdict(matrix: Matrix) -> Iterator[str]:
     if tested:
         yield _counted(matrix, tested)
     if 0 < len(tested) < len(places):
-        yield f"{_times(len(places) - len(tested), 'difference')} could not be tested: a test needs {NEEDS}."
+        yield f"{counted(len(places) - len(tested), 'difference')} could not be tested: a test needs {NEEDS}."
 
 
 def _best_of_task(matrix: Matrix) -> str:
@@ -149,7 +149,7 @@ def _best_of_task(matrix: Matrix) -> str:
     if not rows:
         return NO_BEST.format("No")
     cell = matrix.cells[rows[0], 0]
-    score = f"{matrix.score.heading}: {cell.text}, {_times(len(cell.values), 'seed')}"
+    score = f"{matrix.score.heading}: {cell.text}, {counted(len(cell.values), 'seed')}"
     if len(labels) == 1:
         return f"{labels[0]} has the {score}."
     return f"{listed([labels[row] for row in rows], NAMED)} {'has' if len(rows) == 1 else 'have'} the best {score}."
@@ -182,7 +182,7 @@ def _counted(matrix: Matrix, tested: list[tuple[int, int]]) -> str:
     labels = matrix.grid.labels
     name = "the best model" if matrix.baseline is None else labels[matrix.baseline]
     significant = [place for place in tested if matrix.cells[place].differs]
-    how = f"(p < {ALPHA}, corrected for {_times(matrix.tests, 'test')})"
+    how = f"(p < {ALPHA}, corrected for {counted(matrix.tests, 'test')})"
     if matrix.seeds_needed:
         return f"No single difference can be significant {how}: that needs {matrix.seeds_needed} seeds of each model."
     if len(matrix.grid.tasks) == 1 and len(tested) <= NAMED:
@@ -192,11 +192,7 @@ def _counted(matrix: Matrix, tested: list[tuple[int, int]]) -> str:
         sentences += [f"No significant difference from {listed(rest, NAMED)} was found {how}."] if rest else []
         return " ".join(sentences)
     verb = "is" if len(significant) == 1 else "are"
-    text = f"Of {_times(len(tested), 'difference')} from {name}, {len(significant)} {verb} significant {how}."
+    text = f"Of {counted(len(tested), 'difference')} from {name}, {len(significant)} {verb} significant {how}."
     if len(significant) == len(tested):
         return text
     return f"{text} The others are not, which does not mean that the models are equal."
-
-
-def _times(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

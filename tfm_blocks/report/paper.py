@@ -12,6 +12,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tfm_blocks.errors import counted
 from tfm_blocks.metric_schema import SOLVED
 from tfm_blocks.report.charts import LineChart, line_charts
 from tfm_blocks.report.comparison import Comparison, matrix_of
@@ -67,7 +68,7 @@ def draw_heat_map(matrix: Matrix) -> Figure:
 def _seeds_and_spread(matrix: Matrix) -> str:
     """Return the number of seeds, and the meaning of the interval or range."""
     least, most = matrix.seeds
-    seeds = f"{least} seed{'s' * (least > 1)}" if least == most else f"{least} to {most} seeds"
+    seeds = counted(least, "seed") if least == most else f"{least} to {most} seeds"
     if matrix.score is SOLVED or most == 1:
         return seeds
     return f"{seeds}, {'lowest to highest' if most <= FEW_SEEDS else '95 % intervals'}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
+from tfm_blocks.errors import ConfigError, Problem, counted
 from tfm_blocks.report.drawing import WIDTH, line_style
 from tfm_blocks.report.scaling import Ladder
 from tfm_blocks.report.table import COUNT, Table, Value, mean_cell, numbers, texts
@@ -35,7 +36,10 @@ CONSTANTS = ("irreducible", "parameter_coefficient", "token_coefficient", "alpha
 
 def tables_of_ladder(ladder: Ladder) -> list[Table]:
     """Return the noise over seeds, the rungs, and the factors with the answers."""
-    return [noise_table(ladder), rungs_table(ladder), factors_table(ladder)]
+    factors = factors_table(ladder)
+    if len(ladder.fit.models) == 1:  # it has no factor
+        return [noise_table(ladder), replace(rungs_table(ladder), note=factors.note)]
+    return [noise_table(ladder), rungs_table(ladder), factors]
 
 
 def answers(ladder: Ladder) -> Iterator[str]:
@@ -65,10 +69,11 @@ def noise_sentences(ladder: Ladder) -> Iterator[str]:
     fit = ladder.fit
     noise = seed_deviation(fit.points)
     varied = "no size has several seeds" if noise is None else f"losses vary by {100 * noise:.2f} % over seeds"
-    yield f"noise: {varied}; {len(fit.laws_without)} model sizes, {len(fit.points)} results"
+    yield f"noise: {varied}; {counted(len(fit.laws_without), 'model size')}, {counted(len(fit.points), 'result')}"
     for model in range(1, len(fit.models)):
-        factor = fit.smallest_visible(model)
-        yield f"this ladder would detect a factor of {factor:.2f} on the compute of {fit.models[model]} with 80 % power"
+        if factor := fit.smallest_visible(model):
+            name = fit.models[model]
+            yield f"this ladder would detect a factor of {factor:.2f} on the compute of {name} with 80 % power"
 
 
 def noise_table(ladder: Ladder) -> Table:
@@ -99,6 +104,9 @@ def two_factors_table(ladder: Ladder) -> Table:
 
 
 def _split_fit(ladder: Ladder) -> LadderFit:
+    if len(ladder.fit.models) == 1:
+        rule = f"compares models, but all runs are of {ladder.fit.models[0]}"
+        raise ConfigError(Problem("--factors", rule, help="leave it out, or name runs of another model too"))
     return fit_ladder(ladder.fit.points, ladder.fit.models, split=True)
 
 
@@ -106,7 +114,7 @@ def exponents_table(ladder: Ladder) -> Table:
     """Return the law of each model alone. Raises ConfigError if its own runs do not determine it."""
     columns = [*texts("model", "irreducible loss", "alpha", "beta")]
     rows: list[list[Value]] = [
-        [model, *(f"{own.value:.3f} [{own.interval[0]:.3f}, {own.interval[1]:.3f}]" for own in values.values())]
+        [model, *(_with_ends("{:.3f}".format, own.value, own.interval) for own in values.values())]
         for model, values in _exponents(ladder).items()
     ]
     note = "warning: the exponents of small ladders cannot be distinguished; the factor on compute is the comparison"
@@ -131,8 +139,9 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
     if p < ALPHA:
         text = f"{name} needs {needed}"
     else:
-        visible = f"it would detect a factor of {fit.smallest_visible(model):.2f} with 80 % power"
-        text = f"this ladder cannot tell {name} from {baseline}: {needed}; {visible}"
+        text = f"this ladder cannot tell {name} from {baseline}: {needed}"
+        if visible := fit.smallest_visible(model):
+            text += f"; it would detect a factor of {visible:.2f} with 80 % power"
     trended, p = ladder.with_trends, ladder.corrected(ladder.with_trends, LadderFit.trend).get(model, 1.0)
     if trended:
         further = _factor(trended.factor(model, FURTHER * ladder.largest))
@@ -151,9 +160,16 @@ def _p(p: float) -> str:
 
 def _factor(logarithm: Estimate) -> str:
     """Return a factor with its 95 % interval: `0.81 [0.74, 0.90]`."""
-    ends = map(_exp, (logarithm.value, *logarithm.interval))
-    value, low, high = (f"{end:.2f}" if 0.01 <= end < 1e4 else f"{end:.1e}" for end in ends)
-    return f"{value} [{low}, {high}]"
+
+    def form(log: float) -> str:
+        end = _exp(log)
+        return f"{end:.2f}" if 0.01 <= end < 1e4 else f"{end:.1e}"
+
+    return _with_ends(form, logarithm.value, logarithm.interval)
+
+
+def _with_ends(form: Callable[[float], str], value: float, ends: tuple[float, float] | None) -> str:
+    return f"{form(value)} [{form(ends[0])}, {form(ends[1])}]" if ends else form(value)
 
 
 def _exp(logarithm: float) -> float:
@@ -240,7 +256,8 @@ def scaling_record(ladder: Ladder, *, exponents: bool = False, factors: bool = F
 
 
 def _factor_record(logarithm: Estimate) -> dict[str, Any]:
-    return {"factor": math.exp(logarithm.value), "interval": [_exp(bound) for bound in logarithm.interval]}
+    ends = logarithm.interval
+    return {"factor": math.exp(logarithm.value), "interval": list(map(_exp, ends)) if ends else None}
 
 
 def _draw_predictions(panel: Axes, smaller: LadderFit, points: Sequence[LadderPoint]) -> None:
@@ -274,7 +291,8 @@ def draw_scaling(ladder: Ladder) -> Figure:
         style = line_style(model)
         marker, colour = style.pop("marker"), style["color"]
         panel.plot(computes, [math.exp(one.value) for one in curve], label=name, **style)
-        low, high = np.exp(np.clip([one.interval for one in curve], -LARGEST_LOG, LARGEST_LOG)).T
+        ends = [one.interval or (one.value, one.value) for one in curve]
+        low, high = np.exp(np.clip(ends, -LARGEST_LOG, LARGEST_LOG)).T
         panel.fill_between(computes, low, high, color=colour, alpha=0.15, linewidth=0)
         results = [point.compute for point in own], [point.loss for point in own]
         panel.scatter(*results, s=6, color=colour, marker=marker)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, counted, shown, suggest
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.report.table import Cell, Column, Table, Value
@@ -213,7 +213,7 @@ def plan_table(model: str, plans: Sequence[StepPlan], batching: Batching, settin
     columns = [Column("per device"), *(Column(f"{plan.devices} × {card.name}", "{}") for plan in plans)]
     shown = [row for row in rows if any(value is not None for value in row[1:])]
     lengths = ", ".join(f"{axis} = {length}" for axis, length in batching.lengths.items())
-    note = f"{batching.rows} rows with {lengths} for each device; {settings.precision}, {settings.strategy}"
+    note = f"{counted(batching.rows, 'row')} with {lengths} for each device; {settings.precision}, {settings.strategy}"
     note += ", activation checkpointing" if settings.activation_checkpointing else ""
     return Table(f"a training step of {model}", columns, shown, note=note)
 

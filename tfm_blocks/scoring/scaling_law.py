@@ -103,8 +103,10 @@ class Estimate:
     freedom: int
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval."""
+    def interval(self) -> tuple[float, float] | None:
+        """Return the 95 % interval; None without an error."""
+        if not self.error:
+            return None
         half = quantile(self.freedom) * self.error
         return self.value - half, self.value + half
 
@@ -162,9 +164,14 @@ class LadderFit:
         """Return the logarithm of the factor of a model on the tokens of the baseline."""
         return self.estimate(lambda law: (law.log_factors[model] - law.splits[model]) / 2)
 
-    def smallest_visible(self, model: int) -> float:
-        """Return the factor below 1 that this ladder would see, p < 0.05, with a probability of 80 %."""
+    def smallest_visible(self, model: int) -> float | None:
+        """Return the factor below 1 that this ladder would see, p < 0.05, with a probability of 80 %.
+
+        None without an error of the factor.
+        """
         estimate = self.factor(model)
+        if not estimate.error:
+            return None
         needed = quantile(estimate.freedom) + quantile(estimate.freedom, 2 * (1 - POWER))
         return math.exp(-needed * estimate.error)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.compose.run import shorten_name
+from tfm_blocks.compose.run import compose_job, shorten_name
 from tfm_blocks.compose.sweep import LADDER, SweepRequest, combinations, join_parts, list_values
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, counted, shown
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.check import CheckedModel
 from tfm_blocks.network.build import check_model, network_without_values
@@ -216,7 +216,10 @@ def plan_ladder(
 def _variants(
     request: SweepRequest, sweep: SweepSettings, settings: LadderSettings
 ) -> tuple[list[list[str]], list[str], list[str], dict[str, str]]:
-    """Return the overrides and the labels of each variant, the seeds, and the overrides of the first variant."""
+    """Return the overrides and the labels of each variant, the seeds, and the overrides of the first variant.
+
+    A label lists the swept values; a single variant has the name of its model.
+    """
     parts = join_parts([part for part in request.parts if part.key != SEED], sweep.together)
     typed = [part for part in request.parts if part.key == SEED]
     listed_seeds = [text.partition("=")[2] for row in combinations(typed) for text in row]
@@ -224,7 +227,8 @@ def _variants(
     variants, swept = combinations(parts), [key for key in request.swept if key != SEED]
     labels: list[str] = []
     for variant in variants:
-        text = re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(filter(None, list_values(variant, swept)))).strip("_.-")
+        values = list_values(variant, swept) if swept else [compose_job(variant, request.composer).choices["model"]]
+        text = re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(filter(None, values))).strip("_.-")
         names = numbered_names(shorten_name(text, LONGEST_LABEL) or "run")
         labels.append(next(name for name in names if name not in labels))
     like = dict(zip(swept, list_values(variants[0], swept), strict=True)) or {SEED: seeds[0]}
@@ -275,8 +279,10 @@ def show_ladder(plan: LadderPlan, parallel: int) -> None:
         row_time = clock(seconds * steps) if seconds else ""
         rows.append([plan.labels[variant], size, job.parameters, *knobs, plan_of.step_tokens, steps, own, row_time])
     print_table(Table("ladder: parameters without embeddings, and steps of all runs of a size", columns, rows))
-    tuned = f"{3 * plan.tuned * len(plan.variants)} or more to tune the rates of {plan.tuned} of the sizes"
-    print(f"{plan.runs} runs: {len(plan.seeds)} seeds of {len(plan.settings.lengths)} lengths, and {tuned}")
+    seeds, lengths = counted(len(plan.seeds), "seed"), counted(len(plan.settings.lengths), "length")
+    runs = f"{counted(plan.runs, 'run')}: {seeds} of {lengths}"
+    tried = 3 * plan.tuned * len(plan.variants)
+    print(f"{runs}, and {tried} or more to tune the rates of {plan.tuned} of the sizes" if tried else runs)
     duration = clock(3600 * plan.hours / parallel) if plan.seconds else ""
     measured = f", about {duration} on this machine, {parallel} at a time, without validations" if duration else ""
     print(f"{operations:.2g} operations{measured}")

@@ -8,7 +8,7 @@ from random import Random
 
 from tfm_blocks.compose.overrides import override_key
 from tfm_blocks.compose.sweep import Choices, Interval, OpenKey, Part, list_values
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, counted
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import RATES
 from tfm_blocks.runs.records import WAITING
@@ -83,7 +83,7 @@ class TunedGrid(JobSource):
     def news(self) -> str:
         """Return how many rates were added to the grids."""
         added = [job for job in self.jobs if job not in self.given and self._has_first_seed(job)]
-        count = f"{len(added)} value{'s' * (len(added) > 1)}"
+        count = counted(len(added), "value")
         return f"tune: {count} of {self.key} added, because the best value was at an edge of the grid" if added else ""
 
     def next(self) -> SweepJob | None:

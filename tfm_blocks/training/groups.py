@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tfm_blocks.errors import Problem, expect_none, listed
+from tfm_blocks.errors import Problem, counted, expect_none, listed
 from tfm_blocks.network.build import weight_rules
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.parametrisation import WeightRule
@@ -329,7 +329,7 @@ def group_rows(learned: Sequence[Learned]) -> list[dict[str, Any]]:
 
 def describe_group(row: Mapping[str, Any]) -> str:
     """Return a row of `group_rows` as a line of a log."""
-    size = f"{row['weights']} weights, {row['parameters']:,} parameters"
+    size = f"{counted(row['weights'], 'weight')}, {row['parameters']:,} parameters"
     if not any(row["rates"]):
         return f"optimizer: {row['group']}: frozen, {size}"
     rates = " to ".join(f"{rate:g}" for rate in row["rates"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.errors import Problem, TfmError
+from tfm_blocks.errors import Problem, TfmError, counted
 
 SKIPPED = "skipped.jsonl"
 
@@ -27,7 +27,7 @@ class DivergedError(TfmError):
 def diverged(steps: int, reason: str) -> DivergedError:
     """Return the error of a run whose weights were last good after `steps` steps."""
     help = "lower the learning rate, warm up longer, or clip: trainer.clip=1.0"
-    return DivergedError(Problem("", f"the run diverged after {steps} steps: {reason}", help=help))
+    return DivergedError(Problem("", f"the run diverged after {counted(steps, 'step')}: {reason}", help=help))
 
 
 class NonFiniteSteps:

@@ -16,7 +16,7 @@ from typing import BinaryIO, TextIO
 from tfm_blocks.data.files import UTF8_MARK, read_lines
 from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import DataError, LimitError, Place, Problem, printable
+from tfm_blocks.errors import DataError, LimitError, Place, Problem, counted, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.search import EOS
@@ -233,6 +233,6 @@ def _decoded(lines: Sequence[bytes], name: str, first: int, strict: bool) -> Ite
 def _next_prefixes(prefixes: Iterator[str], count: int, first: int, name: str) -> list[str]:
     lines = list(islice(prefixes, count))
     if len(lines) < count:
-        rule = f"ends after {first - 1 + len(lines)} lines, but stdin has more"
+        rule = f"ends after {counted(first - 1 + len(lines), 'line')}, but stdin has more"
         raise DataError(Problem(name, rule, help="a prefix file needs a line, empty or not, for each line of stdin"))
     return lines

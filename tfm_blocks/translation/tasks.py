@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfm_blocks.errors import is_utf8, shown
+from tfm_blocks.errors import counted, is_utf8, shown
 
 Text = str | Sequence[str] | Mapping[str, str]
 """A sentence: its text, or the texts of several sources, in their order or by name."""
@@ -61,7 +61,8 @@ def texts_of(sentences: Iterable[Text], names: Sequence[str]) -> list[tuple[str,
         else:
             texts = [sentence] if isinstance(sentence, str) or not isinstance(sentence, Sequence) else list(sentence)
         if len(texts) != len(names):
-            raise TypeError(f"sentence {number} has {len(texts)} texts, but the model reads {', '.join(names)}")
+            count = counted(len(texts), "text")
+            raise TypeError(f"sentence {number} has {count}, but the model reads {', '.join(names)}")
         rows.append(tuple(plain_texts(texts, f"the texts of sentence {number}")))
     return rows
 
