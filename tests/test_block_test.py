@@ -45,7 +45,7 @@ def test_each_block_has_a_line_and_one_that_breaks_a_rule_makes_the_status_1(tfm
     status, lines, _ = tfm_blocks("--test", "wrong_blocks")
     assert status == 1
     lines = dict(line.split(": ", 1) for line in lines)
-    assert len(lines) == 20 and lines.pop("right") == "pass"
+    assert len(lines) == 21 and lines.pop("right") == "pass"
     assert all(". Fix: " in line for line in lines.values())
     assert lines["leaks"].startswith(
         "with mask: causal: changing x at position 1 changes the output at positions [0] by"

@@ -215,6 +215,17 @@ class LearnsNothing(HasGain):
         return x_BTD * self.gain.detach()
 
 
+@block("cuts_its_input", "x: B T D -> B T D", source="a test")
+class CutsItsInput(nn.Module):
+    """It has no parameters, and its input gets no gradient."""
+
+    def __init__(self, D: int) -> None:
+        super().__init__()
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return 2 * x_BTD.detach()
+
+
 @block("has_weights", "x: B T D -> B T D", weightless=True, source="a test")
 class HasWeights(HasGain):
     """It is declared weightless and has a gain."""

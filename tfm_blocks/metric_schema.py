@@ -132,9 +132,9 @@ SPLIT_KEYS = (  # of val/ and test/
         progress="loss {:.3f}",
         best=True,
         chart=True,
-        headline=4,
+        headline=6,
     ),
-    Key("perplexity", "e^(nats per target token), not smoothed", "min", progress="perplexity {:.2f}", headline=3),
+    Key("perplexity", "e^(nats per target token), not smoothed", "min", progress="perplexity {:.2f}", headline=5),
     Key(
         BITS_PER_BYTE,
         "bits per byte of the text of `data=lm`, in which the end of each document counts as a byte",
@@ -193,7 +193,7 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
         progress="accuracy {:.1%}",
         best=True,
         chart=True,
-        headline=5,
+        headline=3,
         kinds=("answered", "labelled"),
     ),
     Key("exact", "fraction of entirely correct answers, 0 to 1", "max", progress="exact {:.1%}", kinds=("answered",)),
@@ -207,7 +207,14 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
     ),
 )
 LABEL_KEYS = (  # of val/ and test/
-    Key("f1", "F1 of a class, mean over classes, 0 to 1", "max", progress="F1 {:.3f}", best=True, kinds=("labelled",)),
+    Key(
+        "f1",
+        "F1 of a class, mean over classes that occur, 0 to 1",
+        "max",
+        progress="F1 {:.3f}",
+        best=True,
+        kinds=("labelled",),
+    ),
     Key("mcc", "Matthews' correlation of classes, -1 to 1", "max", progress="MCC {:.3f}", kinds=("labelled",)),
     Key(
         "spearman",
@@ -216,7 +223,7 @@ LABEL_KEYS = (  # of val/ and test/
         progress="Spearman {:.3f}",
         best=True,
         chart=True,
-        headline=6,
+        headline=4,
         kinds=("labelled",),
     ),
 )

@@ -111,3 +111,19 @@ def test_bytes_of_the_command_line_that_are_not_utf_8_are_saved(tmp_path):
     said = {"commands": [b"data.dir=/B\xfccher".decode("utf-8", "surrogateescape"), "Bücher"]}
     write_json(tmp_path / "run.json", said)
     assert read_json(tmp_path / "run.json") == said and "Bücher" in (tmp_path / "run.json").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["view SWEEP -o page.html", "show SWEEP", "translate SWEEP", "average SWEEP", "evaluate SWEEP --text text.txt",
+     "train resume=SWEEP", "train cooldown=SWEEP@3"],
+)  # fmt: skip
+def test_the_folder_of_a_sweep_is_not_a_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("a\n")
+    write_json(tmp_path / "sweep.json", {"jobs": []})
+    with pytest.raises(SystemExit):
+        main(command.replace("SWEEP", str(tmp_path)).split())
+    message = capsys.readouterr().err
+    assert f"error: {tmp_path}: is the folder of a sweep, not of a run" in message
+    assert f"help: name one of its runs: tfm runs --in {tmp_path} lists them" in message

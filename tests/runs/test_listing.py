@@ -15,6 +15,8 @@ from tfm_blocks.errors import RunError
 from tfm_blocks.runs.listing import delete_run
 from tfm_blocks.runs.lock import LIMIT, hold
 from tfm_blocks.runs.metrics import TAIL
+from tfm_blocks.runs.records import Status
+from tfm_blocks.runs.saved_run import SavedRun
 
 HEADER = "step,train/loss,val/loss,val/exact_match,test/loss,test/exact_match\n"
 
@@ -263,3 +265,13 @@ def test_a_run_that_starts_while_its_folder_is_deleted_is_one_error(tmp_path, mo
     with pytest.raises(RunError, match="contains new files of another process"):
         delete_run(tmp_path / "a")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(("scores", "headline"), [
+    ({"test/loss": 1.0, "test/perplexity": 2.0, "test/accuracy": 0.5, "test/f1": 0.4}, ("test/accuracy", 0.5)),
+    ({"test/loss": 1.0, "test/spearman": 0.5}, ("test/spearman", 0.5)),
+    ({"test/loss": 1.0, "test/perplexity": 2.0, "test/bleu": 30.0}, ("test/bleu", 30.0)),
+    ({"test/loss": 1.0, "test/perplexity": 2.0}, ("test/perplexity", 2.0)),
+])  # fmt: skip
+def test_labels_are_listed_by_their_own_score(tmp_path, scores, headline):
+    assert SavedRun(tmp_path, status=Status(scores=scores)).headline == headline

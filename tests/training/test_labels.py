@@ -130,11 +130,21 @@ def test_scores_from_sums_over_rows_are_those_of_torchmetrics(predict):
     ]
     if predict == "words":
         outputs = [" ".join(reversed(text.split())) for text in right]
-    scores, statistics = label_scores(outputs, right, coder), label_statistics(outputs, right, predict)
+    scores, statistics = label_scores(outputs, right, coder), label_statistics(outputs, right, coder)
     assert scores.keys() == statistics.keys()
     for name, stats_NK in statistics.items():
         value = float(MEASURES[name](stats_NK.sum(0)[None])[0])
         assert value == pytest.approx(scores[name] * (100 if name == "accuracy" else 1), abs=1e-6), name
+
+
+def test_a_class_that_does_not_occur_counts_for_the_accuracy_of_several_and_not_for_f1():
+    coder, outputs, right = LabelCoder("several", ("a", "b", "never")), ["a", "a b", "-"], ["a", "b", "-"]
+    scores, statistics = label_scores(outputs, right, coder), label_statistics(outputs, right, coder)
+    assert scores == pytest.approx({"accuracy": 8 / 9, "f1": (2 / 3 + 1) / 2})
+    assert {name: MEASURES[name](stats_NK.sum(0)[None])[0] for name, stats_NK in statistics.items()} == pytest.approx(
+        {"accuracy": 100 * 8 / 9, "f1": (2 / 3 + 1) / 2}
+    )
+    assert label_scores(["-"], ["-"], coder) == {"accuracy": 1.0, "f1": 0.0}
 
 
 @pytest.mark.parametrize("predict", ["class", "words"])

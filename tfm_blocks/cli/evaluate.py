@@ -83,10 +83,10 @@ def _evaluate_text(arguments: argparse.Namespace) -> None:
     from tfm_blocks.scoring.perplexity import perplexity, pseudo_perplexity
     from tfm_blocks.translation.fill import Filler
 
-    run = SavedRun(arguments.folder)
+    run, spec = SavedRun(arguments.folder), read_spec(arguments.folder, arguments.plugins)
     trained = run.settings.get("data.context")
     documents = read_in_format_of(run.config, arguments.text, "--text")
-    if TARGET not in names(read_spec(arguments.folder, arguments.plugins).inputs):
+    if TARGET not in names(spec.inputs):
         filler = Filler.load(arguments.folder, **options.loading_of(arguments))
         context = _context(arguments, filler.network, filler.input, trained)
         with options.precision_of(arguments, filler.network):

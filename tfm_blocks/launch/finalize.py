@@ -97,7 +97,7 @@ def _half_intervals(module: TrainingModule, split: str) -> dict[str, float]:
     statistics = loss_statistics(module.row_losses)
     if isinstance(data := module.settings.data, LabelsSettings) and module.scorer.outputs:
         references = [reference for _, _, reference in module.scorer.samples]
-        labels = label_statistics(module.scorer.outputs, references, data.predict)
+        labels = label_statistics(module.scorer.outputs, references, data.coder)
         statistics |= {name: labels[name] for name in labels if name in LABEL_SCORES}
     measured = [name for name in statistics if f"{split}/{find_score(name).key}" in module.latest]
     halves = {name: score_with_interval(name, statistics[name])[1] for name in measured}

@@ -17,6 +17,7 @@ from statistics import fmean
 import numpy as np
 
 from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
+from tfm_blocks.data.settings import LabelsSettings, read_data
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.metric_schema import FINAL_SCORES, PSEUDO, TOKEN_ACCURACY
 from tfm_blocks.report.differences import Group, ModelGrid
@@ -126,7 +127,9 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
         if run.settings.get("data.kind") == "labels" and run.scored_on:
             lines = read_translations(run.folder)
             texts = [line.output for line in lines], [line.reference for line in lines]
-            statistics |= label_statistics(*texts, str(run.settings["data.predict"]))
+            data = read_data(run.config["data"])
+            assert isinstance(data, LabelsSettings), "it has the kind of labels"
+            statistics |= label_statistics(*texts, data.coder)
         elif "accuracy" in run.scores:
             lines = read_translations(run.folder)
             statistics |= answer_statistics([line.output for line in lines], [line.reference for line in lines])
@@ -136,7 +139,7 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
             losses_N6 = read_losses(run.translated_in or scores_folder(run.folder, PSEUDO))
             statistics |= {} if losses_N6 is None else {PSEUDO: losses_N6[:, [1, 2]]}
         losses_N6, corpora = (None, []) if run.translated_in else read_losses_of_corpora(run.folder)
-    except RunError as error:
+    except (ConfigError, RunError) as error:
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")
         return statistics
     if losses_N6 is not None:

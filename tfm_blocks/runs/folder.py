@@ -30,14 +30,18 @@ BEST = "best.safetensors"  # of the checkpoints: the weights of the lowest valid
 STEP_FILE = re.compile(r"(step|best)-[0-9]{1,18}\.safetensors")
 
 
-def expect_folder(run: Path) -> None:
-    """Raise RunError if the folder does not exist."""
-    rule = "there is no such run folder"
+def expect_folder(run: Path, *, or_sweep: bool = False) -> None:
+    """Raise RunError if the folder does not exist, or is the folder of a sweep, unless `or_sweep`."""
+    rule, help = "there is no such run folder", "write the folder that training named, such as runs/NAME"
     with suppress(OSError):  # a name that is too long
         if run.is_dir():
-            return
-        rule = "is a file, not a run folder" if run.exists() else rule
-    raise RunError(Problem(cut(str(run)), rule, help="write the folder that training named, such as runs/NAME"))
+            if or_sweep or is_run(run) or not (run / SWEEP).is_file():
+                return
+            rule = "is the folder of a sweep, not of a run"
+            help = f"name one of its runs: tfm runs --in {run} lists them, and tfm compare {run} compares them"
+        elif run.exists():
+            rule = "is a file, not a run folder"
+    raise RunError(Problem(cut(str(run)), rule, help=help))
 
 
 def expect_utf8(path: Path) -> None:

@@ -24,7 +24,7 @@ def find_runs(paths: Sequence[Path]) -> list[SavedRun]:
     """
     runs: dict[Path, SavedRun] = {}
     for path in paths:
-        expect_folder(path)
+        expect_folder(path, or_sweep=True)
         below = [SavedRun(path)] if is_run(path) else list(runs_below(path))
         if not below:
             rule = "is not a run folder, and contains none"

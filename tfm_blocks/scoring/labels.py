@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tfm_blocks.data.labels import LabelCoder
+
 Floats = npt.NDArray[np.float64]
 CHUNK = 256  # rows that are left out at once
 
@@ -59,22 +61,20 @@ def _scaled(covariance_R: Floats, spread_R: Floats) -> Floats:
     return score_R
 
 
-def label_statistics(outputs: Sequence[str], references: Sequence[str], predict: str) -> dict[str, Floats]:
-    """Return the statistics of labels, which `predict` describes as in data=labels.
+def label_statistics(outputs: Sequence[str], references: Sequence[str], coder: LabelCoder) -> dict[str, Floats]:
+    """Return the statistics of labels.
 
     Numbers are ranked among all rows, so that a test over rows does not recompute the ranks. The accuracy of `several`
-    is the fraction of right decisions, one for each row and class.
+    is the fraction of right decisions, one for each row and class, also for classes that do not occur.
     """
-    if predict == "number":
+    if coder.predict == "number":
         x_N, y_N = (_ranks(np.array(list(map(float, texts)))) for texts in (outputs, references))
         return {"spearman": np.stack([x_N, y_N, x_N**2, y_N**2, x_N * y_N, np.ones_like(x_N)], 1)}
-    split: Callable[[str], list[str]] = (lambda text: [text]) if predict == "class" else str.split
+    split: Callable[[str], list[str]] = (lambda text: [text]) if coder.predict == "class" else str.split
     pairs = [(split(output), split(right)) for output, right in zip(outputs, references, strict=True)]
-    names = sorted(
-        {name for pair in pairs for part in pair for name in part} - ({"-"} if predict == "several" else set())
-    )
+    names = coder.names
     place = {name: number for number, name in enumerate(names)}
-    if predict == "several":
+    if coder.predict == "several":
         sides = [[[float(name in part) for name in names] for part in side] for side in zip(*pairs, strict=True)]
         output_NC, right_NC = (np.array(side).reshape(len(pairs), -1) for side in sides)
         counts_N3C = np.hstack([output_NC * right_NC, output_NC * (1 - right_NC), (1 - output_NC) * right_NC])

@@ -86,8 +86,8 @@ class LabelObjective(Objective):
 def label_scores(outputs: Sequence[str], references: Sequence[str], coder: LabelCoder) -> dict[str, float]:
     """Return the scores of labels, from 0 to 1 or from -1 to 1.
 
-    For classes: accuracy, F1 as the mean over classes, and Matthews' correlation. For several classes: the fraction of
-    right decisions, and F1. For numbers: Spearman's rank correlation.
+    For classes: accuracy, F1 as the mean over the classes that occur in outputs or references, and Matthews'
+    correlation. For several classes: the fraction of right decisions, and F1. For numbers: Spearman's rank correlation.
     """
     if coder.predict == "number":
         values_2N = torch.tensor([list(map(float, texts)) for texts in (outputs, references)], dtype=torch.float64)
@@ -99,9 +99,13 @@ def label_scores(outputs: Sequence[str], references: Sequence[str], coder: Label
         sides = ([{*text.split()} - {NONE} for text in texts] for texts in (outputs, references))
         rows = ([[int(name in row) for name in coder.names] for row in side] for side in sides)
         output_NC, right_NC = map(torch.tensor, rows)
+        f1_C, occurs_C = (
+            multilabel_f1_score(output_NC, right_NC, classes, average="none"),
+            (output_NC | right_NC).any(0),
+        )
         return {
             "accuracy": float(multilabel_accuracy(output_NC, right_NC, classes, average="micro")),
-            "f1": float(multilabel_f1_score(output_NC, right_NC, classes)),
+            "f1": float(f1_C[occurs_C].mean()) if occurs_C.any() else 0.0,
         }
     place = {name: number for number, name in enumerate(coder.names)}
     split = (([text] if coder.predict == "class" else text.split() for text in side) for side in (outputs, references))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tfm_blocks.blocks.attention import SEES, SIGNATURE, Attention
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.contract.case import cases_of
-from tfm_blocks.network.contract.rules import first_breach
+from tfm_blocks.network.contract.rules import first_breach, gives_gradients
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Rate
 
@@ -30,6 +30,7 @@ MEASURED = {
     "divides_by_0": "72 of 192 values of its output are NaN or infinite with padding before the sequences",
     "reads_numbers": "fails when run: Tensor.item() cannot be called on meta tensors (tests/wrong_blocks.py:",
     "learns_nothing": "the parameter block.gain does not affect the output, so it could not learn (on the meta device)",
+    "cuts_its_input": "its input x gets no gradient",
     "has_weights": "declares weightless=True, but has gain",
     "starts_anyhow": "its parameter gain has different initial values when built twice with the same seed",
     "breaks": "fails on float32 tensors on the CPU: no kernel for this device",
@@ -45,6 +46,32 @@ def test_the_first_broken_rule_is_reported_with_a_measurement_and_a_fix(wrong_bl
 def test_a_correct_block_breaks_no_rule_and_each_wrong_block_breaks_its_rule(wrong_blocks):
     assert first_breach(cases_of(wrong_blocks["right"])) is None
     assert set(MEASURED) == set(wrong_blocks) - {"right"}
+
+
+def test_an_input_without_effect_and_ids_need_no_gradient(registry):
+    @block("positions_alone", "x: B T D -> B T D", sees={"x": "nothing"}, source="a test")
+    class PositionsAlone(nn.Module):
+        def __init__(self, D: int) -> None:
+            super().__init__()
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            return torch.arange(x_BTD.shape[1], dtype=x_BTD.dtype)[:, None].expand_as(x_BTD)
+
+        def start(self, **options): ...
+
+        def step(self, x_R1D, state): ...
+
+    @block("one_hot", "x: B T -> B T d_model", source="a test")
+    class OneHot(nn.Module):
+        def __init__(self, *, d_model: int) -> None:
+            super().__init__()
+            self.width = d_model
+
+        def forward(self, x_BT: Tensor) -> Tensor:
+            return (x_BT[:, :, None] == torch.arange(self.width)).float()
+
+    for name in ("positions_alone", "one_hot"):
+        assert first_breach(cases_of(REGISTRY.blocks[name]), [gives_gradients]) is None
 
 
 def test_the_random_state_of_the_caller_does_not_change(wrong_blocks):

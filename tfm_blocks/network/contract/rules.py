@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -208,26 +208,34 @@ def keeps_rows_apart(case: Case) -> None:
 
 
 def gives_gradients(case: Case) -> None:
-    """Check that every parameter gets a finite gradient."""
-    network = case.network
+    """Check that every parameter, and every input of floats that the output depends on, gets a finite gradient."""
+    network, inputs = case.network, case.tensors()
+    floats = {name: value.requires_grad_() for name, value in inputs.items() if value.is_floating_point()}
     with torch.enable_grad():
-        x, losses = network.trunk_with_losses(case.tensors())
+        x, losses = network.trunk_with_losses(inputs)
         out = network.head(x)
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
-        parameters = dict(network.named_parameters())
         total = (out * weights).sum() + sum(loss.sum() for loss in losses.values())
-        if not parameters:
-            return
-        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    for name, gradient in zip(parameters, gradients, strict=True):
-        parameter = name.removeprefix(f"{case.spec.sink.address}.block.")
-        if gradient is None:
-            raise BreachError(
-                f"its parameter {parameter} gets no gradient", "use it in forward, without detach or .data"
-            )
-        require_finite(
-            gradient, f"in the gradient of {parameter}", "avoid a root or a logarithm at 0, whose slope is infinite"
-        )
+    parameters = dict(network.named_parameters())
+    sources = [*parameters.values(), *floats.values()]
+    gradients: Sequence[Tensor | None] = [None] * len(sources)
+    if total.requires_grad:
+        gradients = torch.autograd.grad(total, sources, allow_unused=True)
+    for name, gradient in zip((*parameters, *floats), gradients, strict=True):
+        what = f"parameter {name.removeprefix(f'{case.spec.sink.address}.block.')}"
+        what = f"input {name.rpartition('_')[0]}" if name in floats else what
+        if gradient is not None:
+            fix = "avoid a root or a logarithm at 0, whose slope is infinite"
+            require_finite(gradient, f"in the gradient of its {what}", fix)
+        elif name in parameters or _depends(case, inputs, name, out):
+            raise BreachError(f"its {what} gets no gradient", "use it in forward, without detach, .data or no_grad")
+
+
+@torch.no_grad()
+def _depends(case: Case, inputs: Mapping[str, Tensor], name: str, output: Tensor) -> bool:
+    """Return True if other values of an input change the output; a bias, for example, reads its length alone."""
+    other = case.network(**{**inputs, name: case.tensors(seed=6)[name]})
+    return bool(differing(other, output).any())
 
 
 def starts_from_the_seed(case: Case) -> None:
