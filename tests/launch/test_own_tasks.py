@@ -108,6 +108,7 @@ def test_an_incomplete_class_is_refused_when_it_is_imported(old: str, new: str, 
         ("integers(rng, 0,", "integers(np.random.default_rng(7), 0,", "train and val have equal examples"),
         ('ord("a") + letter)', 'ord("a"))', "the names of the alphabet must differ"),
         ("1 / self.letters", "self.letters", "chance must be from 0 to 1, but is 3"),
+        ("letters = integers(", "letters = {}['x']; integers(", r"Majority of the plug-in majority fails: KeyError: 'x' \(majority.py:\d+\)"),
     ],
 )  # fmt: skip
 def test_the_test_of_a_plug_in_finds_wrong_tasks(
@@ -120,6 +121,12 @@ def test_the_test_of_a_plug_in_finds_wrong_tasks(
         with pytest.raises(SystemExit, match="1"):
             main(["probes", "--test", "majority"])
     assert re.search(rf"^majority: .*{rule}", capsys.readouterr().out)
+
+
+def test_a_task_that_fails_is_an_error_before_training(folder: Path) -> None:
+    (folder / "majority.py").write_text(FENCES["python"].replace("return 1 / self.letters", "return {}['x']", 1))
+    with pytest.raises(ConfigError, match=r"data.task: Majority of the plug-in majority fails: KeyError: 'x'"):
+        checked("plugins=[majority]", "data=majority")
 
 
 def test_a_plug_in_without_tasks_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

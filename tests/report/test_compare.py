@@ -382,6 +382,15 @@ def test_an_interval_of_width_0_is_not_shown_and_a_score_near_0_has_the_digits_o
     assert "| 0.00 | 0.00 | 100.00 | 0.2500 ± 0.1250 | 1 | 0.0000 ± 0.2500 |" in shown  # BLEU, chrF, TER, loss, F1, MCC
 
 
+def test_runs_of_two_tasks_are_not_tested_and_a_note_says_so(tmp_path):
+    leave_run(tmp_path / "a", REFERENCES, REFERENCES)
+    leave_run(tmp_path / "b", REFERENCES[:20], REFERENCES[:20], model="prenorm", changed={"data.seed": 2})
+    report = comparison(tmp_path, "--baseline", "a")
+    assert report["against"] == []
+    (note,) = (note for note in report["notes"] if "not tested" in note)
+    assert "prenorm was not scored on the test set of base, so they are not tested" in note
+
+
 def test_scores_of_several_test_sets_have_no_mean_over_seeds(tmp_path):
     for seed, lines in ((1, 40), (2, 40), (3, 20)):
         leave_run(tmp_path / f"run-{seed}", REFERENCES[:lines], REFERENCES[:lines], seed=seed)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,14 +11,15 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, SGD, Optimizer
 
 import tfm_blocks as tfm
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
-from tfm_blocks.registry.optimizers import OPTIMIZERS
+from tfm_blocks.registry.optimizers import OPTIMIZERS, OptimizerInfo
 from tfm_blocks.registry.plugins import load_plugins
-from tfm_blocks.training.groups import build_optimizer
+from tfm_blocks.training.groups import assign, build_optimizer, expect_optimizers
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 
 
@@ -127,6 +129,24 @@ def test_twenty_steps_equal_those_of_the_library(name: str) -> None:
     ]
     steps_of(make(groups, lr=1.0, **options), other)
     expect_equal(network, other)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda groups: None, "refuses its settings: TypeError: must return an optimizer of torch, but returns None"),
+    (lambda groups: {}["x"], "refuses its settings: KeyError: 'x'"),
+    (lambda groups: SGD([torch.zeros(1)]), "refuses its settings: returns an optimizer of other weights"),
+    (lambda groups: LBFGS(groups[0]["params"]), "fails in a step: TypeError: "),
+])  # fmt: skip
+def test_an_optimizer_of_a_plugin_that_fails_is_an_error_before_training(
+    make: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make.__doc__ = "Fails."
+    monkeypatch.setitem(OPTIMIZERS, "fails", OptimizerInfo("fails", make, {}, "a test", False, ()))
+    learned = assign(settings("sgd"), network_with_gradients(0.0))
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        expect_optimizers([replace(one, optimizer="fails", settings={}) for one in learned])
+    (problem,) = raised.value.problems
+    assert problem.help.endswith(f"or correct the plug-in {__name__}")
 
 
 def test_an_optimizer_of_a_package_takes_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def _test_tasks(module: str, names: Sequence[str]) -> int:
     Raises ConfigError if the module cannot be imported, or registers none of the tasks.
     """
     from tfm_blocks.probes.catalogue import TASKS, broken_rules
+    from tfm_blocks.probes.task import running_task
     from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 
     load_plugins([module])
@@ -54,7 +55,12 @@ def _test_tasks(module: str, names: Sequence[str]) -> int:
     for name in names or registered:
         cls = TASKS[name]
         breaches = (f"{size}: {rule}" for size, preset in cls.presets.items() for rule in broken_rules(cls, preset))
-        breach = next(breaches, "")
+        try:
+            with running_task(cls):
+                breach = next(breaches, "")
+        except ConfigError as error:
+            problem = error.problems[0]
+            breach = f"{problem.rule} ({problem.place.file}:{problem.place.line})" if problem.place else problem.rule
         print(f"{name}: {breach or 'pass'}")
         failed |= bool(breach)
     return int(failed)

@@ -15,7 +15,7 @@ from tfm_blocks.data.corpus import FORMAT, Corpus
 from tfm_blocks.data.encoding import write_examples
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.probes.task import ProbeTask
+from tfm_blocks.probes.task import ProbeTask, running_task
 
 
 def probe_corpora(settings: ProbeSettings, tell: Callable[[str], None]) -> tuple[Tokenizer, dict[str, Corpus]]:
@@ -36,7 +36,8 @@ def probe_corpora(settings: ProbeSettings, tell: Callable[[str], None]) -> tuple
 
         def build(folder: Path, name: str = name, parts: Sequence[Sequence[int]] = parts, count: int = count) -> None:
             examples = (task.examples(seed, name, part, count) for part in parts)
-            write_examples(folder, chain.from_iterable(examples), tokenizer)
+            with running_task(type(task)):
+                write_examples(folder, chain.from_iterable(examples), tokenizer)
 
         groups = [str(length) for length in lengths for _ in range(count)] if by_length else []
         built = find_or_build(cache_folder(settings.cache) / "probes" / key, build)

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, create_model, model_validator
 from tfm_blocks.config.settings import Count, CountOrZero, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
-from tfm_blocks.probes.task import Preset, ProbeTask, check_length, fitting_lengths
+from tfm_blocks.probes.task import Preset, ProbeTask, check_length, fitting_lengths, running_task
 
 SPECIAL_TOKENS = 4  # pad, bos, eos and unk, which come before the alphabet of the task
 
@@ -45,10 +45,12 @@ class ProbeSettings(Settings):
 
     @model_validator(mode="after")
     def _is_a_valid_task(self) -> ProbeSettings:
-        task = self.probe
-        task.check_validation(self.counts["val"])
-        for length in self.lengths["test"]:
-            check_length(task, "data.test_lengths", length)
+        with running_task(self._kind):
+            task = self.probe
+            task.check_validation(self.counts["val"])
+            for length in self.lengths["test"]:
+                check_length(task, "data.test_lengths", length)
+            _ = self.vocab, task.chance < 1  # they are numbers
         return self
 
     @cached_property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count as count_up
 from itertools import islice
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_or
 import numpy as np
 from numpy.typing import NDArray
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, Problem, TfmError, place_of
 
 BLOCK = 1000  # examples per random stream; any block can be generated without the blocks before it
 LONGEST = 10_000  # tokens; a block of such strings must fit into memory
@@ -222,6 +223,20 @@ class NumberTask(SampledTask):
     def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
         strings = integers(rng, 0, self.numbers, (count, length))
         return at_blanks(strings, self.answers(strings), blank=self.numbers)
+
+
+@contextmanager
+def running_task(cls: type[ProbeTask]) -> Iterator[None]:
+    """Convert an exception of the code of a plug-in's task to ConfigError."""
+    try:
+        yield
+    except (TfmError, OSError):
+        raise
+    except Exception as error:
+        module = cls.__module__
+        rule = f"{cls.__qualname__} of the plug-in {module} fails: {type(error).__name__}: {error}"
+        help = f"tfm probes --test {module} tests its tasks"
+        raise ConfigError(Problem("data.task", rule, place_of(error, module), help=help)) from error
 
 
 def fitting_lengths(task: ProbeTask, low: int, high: int) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) ->
     systems: dict[int, System] = {}
     tests: list[BaselineTest] = []
     for group in groups:
-        counterpart = grid.counterpart(group, baseline)
+        counterpart = grid.counterpart(group, baseline) if len(grid.models) > 1 else baseline
         if group is counterpart:
             continue
         ours, theirs = ({run.test_set for run in side.counted if run.scored_on} for side in (group, counterpart))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tfm_blocks.errors import Problem, counted, expect_none, listed
+from tfm_blocks.errors import Problem, counted, expect_none, listed, place_of, shown
 from tfm_blocks.network.build import weight_rules
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.parametrisation import WeightRule
@@ -26,7 +26,7 @@ from tfm_blocks.training.optimizer_settings import (
     expect_above_0,
     fields_of,
 )
-from tfm_blocks.training.optimizers import SPECTRAL, JointOptimizer
+from tfm_blocks.training.optimizers import SPECTRAL, JointOptimizer, adamw
 from tfm_blocks.training.schedules import ScheduleSettings
 
 PROBE = (5, 7, 11, 13, 17, 19, 23)  # the axes of a weight on which an optimizer shows its state
@@ -169,7 +169,12 @@ def build_optimizer(settings: OptimizerSettings, network: Network, *, peak: floa
 
 
 def _make(info: OptimizerInfo, groups: list[dict[str, Any]]) -> Optimizer:
-    made: Optimizer = info.make(groups, **{key: groups[0][key] for key in info.settings})
+    weights = {id(weight) for group in groups for weight in group["params"]}
+    made = info.make(groups, **{key: groups[0][key] for key in info.settings})
+    if not isinstance(made, Optimizer):
+        raise TypeError(f"must return an optimizer of torch, but returns {shown(made)}")
+    if weights != {id(weight) for group in made.param_groups for weight in group["params"]}:
+        raise ValueError("returns an optimizer of other weights than those of its parameter groups")
     return made
 
 
@@ -282,16 +287,25 @@ def count_cautious(learned: Sequence[Learned]) -> int:
 
 
 def expect_optimizers(learned: Sequence[Learned]) -> None:
-    """Raise ConfigError with all settings that an optimizer refuses."""
+    """Raise ConfigError with all settings that an optimizer refuses, and for each plug-in that fails in a step."""
     problems = {}
     for one in learned:
-        if one.optimizer:
-            values = {**_group_values(one), "params": [torch.zeros(2, 2)], "lr": 1.0}
+        if one.optimizer and one.group not in problems:
+            info, what, help = OPTIMIZERS[one.optimizer], "refuses its settings", "change one of its settings"
+            module = info.make.__module__
+            is_plugin = module != adamw.__module__
+            weight = torch.zeros(2, 2, requires_grad=True)
+            weight.grad = torch.zeros(2, 2)
             try:
-                _make(OPTIMIZERS[one.optimizer], [values])
-            except (ValueError, RuntimeError, TypeError) as error:
-                rule = f"{one.optimizer} refuses its settings: {error}"
-                problems[one.group] = Problem(_address(one.group), rule, help="change one of its settings")
+                made = _make(info, [{**_group_values(one), "params": [weight], "lr": 1.0}])
+                if is_plugin:
+                    what = "fails in a step"
+                    made.step()
+            except Exception as error:  # whatever the code of a plug-in raises
+                reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                help += f", or correct the plug-in {module}" if is_plugin else ""
+                rule = f"{info.name} {what}: {reason}"
+                problems[one.group] = Problem(_address(one.group), rule, place_of(error, module), help=help)
     expect_none(list(problems.values()))
 
 
