@@ -49,17 +49,13 @@ def test_a_correct_block_breaks_no_rule_and_each_wrong_block_breaks_its_rule(wro
 
 
 def test_an_input_without_effect_and_ids_need_no_gradient(registry):
-    @block("positions_alone", "x: B T D -> B T D", sees={"x": "nothing"}, source="a test")
+    @block("positions_alone", "x: B T D -> B T D", source="a test")
     class PositionsAlone(nn.Module):
         def __init__(self, D: int) -> None:
             super().__init__()
 
         def forward(self, x_BTD: Tensor) -> Tensor:
             return torch.arange(x_BTD.shape[1], dtype=x_BTD.dtype)[:, None].expand_as(x_BTD)
-
-        def start(self, **options): ...
-
-        def step(self, x_R1D, state): ...
 
     @block("one_hot", "x: B T -> B T d_model", source="a test")
     class OneHot(nn.Module):
