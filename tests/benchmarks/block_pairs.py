@@ -198,7 +198,7 @@ def lightning(width: int, heads: int, n: int) -> Layer:
 
 @named("a loop over positions")
 def time_mixing(width: int, heads: int, n: int) -> Layer:
-    layer = RWKV7(width, heads=heads)
+    layer = RWKV7(width, None, heads=heads)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=width**-0.5)
     return lambda x: rwkv7_loop(layer, x)

@@ -17,6 +17,7 @@ from tests.blocks import (
 from tests.decoding import check_long_prefix
 from tfm_blocks.blocks.diagonal import RGLRU, Mamba
 from tfm_blocks.blocks.recurrent import GRU, LSTM, RNN
+from tfm_blocks.blocks.time_mixing import LearnedShift
 
 D = 24
 CHUNKED = {
@@ -28,6 +29,7 @@ CHUNKED = {
     "retention, lightning": partial(test_retention.started, **test_retention.LIGHTNING),
     "mlstm": test_matrix_lstm.started,
     "rwkv7": test_time_mixing.started,
+    "learned_shift": lambda: test_diagonal.filled(LearnedShift(D)),
     "mamba2": partial(test_state_space.started, groups=2),
     "mamba": lambda: test_diagonal.filled(Mamba(D, d_inner=2 * D, d_state=6)),
     "rg_lru": lambda: test_diagonal.filled(RGLRU(D, heads=4)),

@@ -1,4 +1,4 @@
-"""The time mixing of RWKV-7 against a loop that follows the authors' code."""
+"""RWKV-7, its time mixing and its other parts against loops that follow the authors' code."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.blocks.test_diagonal import whole
+from tests.network.examples import TESTS, build
 from tfm_blocks.blocks import linear_attention
 from tfm_blocks.blocks.linear_attention import by_chunks
 from tfm_blocks.blocks.time_mixing import FASTEST, RWKV7, generalised_delta_rule
@@ -13,8 +14,8 @@ from tfm_blocks.blocks.time_mixing import FASTEST, RWKV7, generalised_delta_rule
 B, D, H, K, V = 2, 24, 3, 8, 5
 
 
-def started():
-    own = RWKV7(D, heads=H, rank=3, gate_rank=5)
+def started(E=None):
+    own = RWKV7(D, E, heads=H, rank=3, gate_rank=5)
     for index, parameter in enumerate(own.parameters()):
         nn.init.normal_(
             parameter, std=D**-0.5 if parameter.ndim > 1 else 1, generator=torch.Generator().manual_seed(index)
@@ -22,12 +23,16 @@ def started():
     return own
 
 
-def naive(own, x_BTD):
+def shifted(x_BTD, mix_D):
+    return torch.lerp(x_BTD, torch.cat((torch.zeros_like(x_BTD[:, :1]), x_BTD[:, :-1]), 1), mix_D)
+
+
+def naive(own, x_BTD, v=None):
     """Compute the layer position by position, with the state of the authors: rows of values, columns of keys."""
     (B, _, D), H = x_BTD.shape, own.heads
-    shifted_BTD = torch.cat((torch.zeros_like(x_BTD[:, :1]), x_BTD[:, :-1]), 1)
-    xr, xw, xk, xv, xa, xg = (torch.lerp(x_BTD, shifted_BTD, mix) for mix in own.mix)
-    r, k, v = xr @ own.query.weight.T, xk @ own.key.weight.T, xv @ own.value.weight.T
+    xr, xw, xk, *xv, xa, xg = (shifted(x_BTD, mix_D) for mix_D in own.mix)
+    r, k = xr @ own.query.weight.T, xk @ own.key.weight.T
+    v = xv[0] @ own.value.weight.T if v is None else v
     w = -F.softplus(-(own.fade_bias + torch.tanh(xw @ own.fade_inner.weight.T) @ own.fade_outer.weight.T)) - 0.5
     a = torch.sigmoid(own.rate_bias + xa @ own.rate_inner.weight.T @ own.rate_outer.weight.T)
     g = torch.sigmoid(xg @ own.gate_inner.weight.T) @ own.gate_outer.weight.T
@@ -35,7 +40,7 @@ def naive(own, x_BTD):
     kk = kk / kk.norm(dim=3, keepdim=True)
     k = k * (1 + (a - 1) * own.damped)
     r, w, k, v, a = (one.unflatten(2, (H, -1)) for one in (r, w, k, v, a))
-    state, outputs = x_BTD.new_zeros(B, H, D // H, D // H), []
+    state, outputs = x_BTD.new_zeros(B, H, v.shape[3], D // H), []
     for t in range(x_BTD.shape[1]):
         found = torch.einsum("bhvk,bhk->bhv", state, -kk[:, t])
         state = state * torch.exp(-torch.exp(w[:, t]))[:, :, None]
@@ -43,19 +48,62 @@ def naive(own, x_BTD):
         state = state + torch.einsum("bhv,bhk->bhvk", v[:, t], k[:, t])
         outputs.append(torch.einsum("bhvk,bhk->bhv", state, r[:, t]))
     y = torch.stack(outputs, 1)
-    y = F.group_norm(y.flatten(0, 1).flatten(1), H, own.gain, own.bias, own.eps).view(x_BTD.shape)
+    y = F.group_norm(y.flatten(0, 1).flatten(1), H, own.gain, own.bias, own.eps).view(*x_BTD.shape[:2], -1)
     y = y + ((r * k * own.bonus.view(H, -1)).sum(3, keepdim=True) * v).flatten(2)
     return (g * y) @ own.out.weight.T
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 32, 100])
-def test_outputs_and_gradients_equal_those_of_a_loop(chunk, monkeypatch):
+@pytest.mark.parametrize("E", [None, 15])
+def test_outputs_and_gradients_equal_those_of_a_loop(E, chunk, monkeypatch):
     monkeypatch.setattr(linear_attention, "CHUNK", chunk)
-    own, x_BTD, weight = started().double(), torch.randn(B, 100, D).double(), torch.randn(B, 100, D).double()
-    results = []
-    for y_BTD in (own(x_BTD, keep_BT=whole(100)), naive(own, x_BTD)):
-        results.append([y_BTD, *torch.autograd.grad((y_BTD * weight).sum(), list(own.parameters()))])
+    own, x_BTD, weight = started(E).double(), torch.randn(B, 100, D).double(), torch.randn(B, 100, D).double()
+    v_BTE, results = E and torch.randn(B, 100, E).double().requires_grad_(), []
+    for y_BTD in (own(x_BTD, v_BTE, keep_BT=whole(100)), naive(own, x_BTD, v_BTE)):
+        inputs = [*own.parameters(), *([] if E is None else [v_BTE])]
+        results.append([y_BTD, *torch.autograd.grad((y_BTD * weight).sum(), inputs)])
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
+
+
+@torch.no_grad()
+def test_values_of_padding_in_the_middle_are_skipped():
+    own, x_BTD, v_BTE = started(15).double(), torch.randn(1, 5, D).double(), torch.randn(1, 5, 15).double()
+    keep_BT = torch.tensor([[True, False, True, False, True]])
+    y_BTD = own(x_BTD, v_BTE, keep_BT=keep_BT, right_padded_T=False)
+    torch.testing.assert_close(y_BTD[:, ::2], own(x_BTD[:, ::2], v_BTE[:, ::2], keep_BT=torch.ones(1, 3).bool()))
+
+
+def published(network, ids_BT):
+    """Compute the logits of RWKV-7 with the weights of the model `rwkv7_values`, layer by layer."""
+    w = dict(network.named_parameters())
+
+    def normed(x, name):
+        return F.layer_norm(x, x.shape[2:], w[f"{name}.weight"], w[f"{name}.bias"])
+
+    x, first = normed(w["emb.block.weight"][ids_BT] * 4, "pos.block"), None
+    for layer in (f"decoder.{index}" for index in range(4)):
+        z = normed(x, f"{layer}.normed.block")
+        xv = shifted(z, w[f"{layer}.shifted.block.mix"])
+        v = xv @ w[f"{layer}.value.block.weight"].T
+        if first is None:
+            first = v
+        else:
+            gate = f"{layer}.self.in_v.block"
+            low = xv @ w[f"{gate}.inner.weight"].T @ w[f"{gate}.outer.weight"].T
+            v = v + (first - v) * torch.sigmoid(w[f"{gate}.outer.bias"] + low)
+        x = x + naive(network.get_submodule(f"{layer}.self.block"), z, v)
+        k = shifted(normed(x, f"{layer}.ffn.in_x.in_x.block"), w[f"{layer}.ffn.in_x.block.mix"])
+        x = x + torch.relu(k @ w[f"{layer}.ffn.block.inner.weight"].T) ** 2 @ w[f"{layer}.ffn.block.out.weight"].T
+    return normed(x, "decoder.last.norm") @ w["logits.block.weight"].T
+
+
+@torch.no_grad()
+def test_a_model_with_mixed_values_equals_the_published_rwkv7():
+    network = build(next(path for path in TESTS if path.stem == "rwkv7_values")).double().eval()
+    for index, parameter in enumerate(network.parameters()):
+        nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(index))
+    ids_BT = torch.randint(4, 30, (B, 40))
+    torch.testing.assert_close(network(tgt=ids_BT), published(network, ids_BT), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("strongest", [0.0, FASTEST])

@@ -156,6 +156,31 @@ class GRUGate(nn.Module):
 
 
 @block(
+    "interpolate",
+    "x: B N D, start: B N E, end: B N E -> B N E",
+    where={"rank >= 1": "a gate of low rank is a product of two maps"},
+    source="Srivastava et al. 2015, equation 3, highway networks; between values of layers: Peng et al. 2025 (RWKV-7)",
+)
+class Interpolate(nn.Module):
+    """start + (end - start) ⊙ σ(x W + b) for each channel: x_BND, start_BNE, end_BNE -> y_BNE.
+
+    With a `rank`, W is a product of two matrices. b is initially 0.
+
+    Also known as: highway gate, lerp; value residual of RWKV-7.
+    Use: values that are a mixture of this layer's values and the first layer's.
+    Example: start: value, end: decoder.0.value, rank: 32
+    """
+
+    def __init__(self, D: int, E: int, *, rank: int | None = None) -> None:
+        super().__init__()
+        self.inner = nn.Identity() if rank is None else Linear(D, rank, bias=False)
+        self.outer = Linear(D if rank is None else rank, E)
+
+    def forward(self, x_BND: Tensor, start_BNE: Tensor, end_BNE: Tensor) -> Tensor:
+        return start_BNE + (end_BNE - start_BNE) * torch.sigmoid(self.outer(self.inner(x_BND)))
+
+
+@block(
     "pool_positions",
     "x: B N D -> B N D",
     sees={"x": "all"},

@@ -11,24 +11,25 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import merge_heads, split_heads
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, SlidingKernel, State, continue_from
 from tfm_blocks.blocks.linear_attention import by_chunks
 from tfm_blocks.registry.blocks import block
 
 FASTEST = math.exp(-0.5)  # a position keeps at least the fraction exp(-FASTEST) of the memory
 LONGEST = 128  # positions of a chunk: float32 has no inverse of exp(-FASTEST) to the power of 147
-POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)  # initially μ = 1 - u^power for r, w, k, v, a and g, with u between 0 and 1
+POWERS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}  # initially μ = 1 - u^power, u from 0 to 1
 CONSTANTS = {"rate_bias": -0.19, "removed": 0.71, "damped": 1.02, "bonus": -0.04, "gain": 1.0, "bias": 0.0}
 
 
 @block(
     "rwkv7",
-    "x: B T D -> B T D",
+    "x: B T D, v?: B T E -> B T D",
     branch=True,
-    sees={"x": "past"},
+    sees={"x": "past", "v": "past"},
     where={
         "heads >= 1": "there is at least one head",
         "D % heads == 0": "the width must split evenly into heads",
+        "E % heads == 0": "the width of v must split evenly into heads",
         "rank >= 1": "decays and rates are products of two maps",
         "gate_rank >= 1": "the gate is a product of two maps",
         "eps > 0": "a variance may be 0",
@@ -43,9 +44,9 @@ class RWKV7(Recurrence):
     x_t), with x_0 = 0. r, k and v are linear maps of z. w = exp(-exp(-1/2) σ(tanh(z A) B + b)) and a = σ(z A B + b)
     have the rank `rank`, by default 2.5 √D, and the gate g = σ(z A) B has the rank `gate_rank`, by default 5 √D, both
     rounded to multiples of 32. κ is k ⊙ ξ, scaled to length 1. Then k is multiplied by 1 + (a - 1) ⊙ η. The output is
-    (g ⊙ (norm(y) + (r · (ρ ⊙ k)) v)) W_o, with a layer norm of each head. In RWKV-7, later layers also mix v with the v
-    of the first layer, which this block leaves out. Training computes chunks of 32 positions in parallel: linear cost
-    in the length. Decoding carries S and the last x.
+    (g ⊙ (norm(y) + (r · (ρ ⊙ k)) v)) W_o, with a layer norm of each head. If the port v reads a node, v is its output.
+    In RWKV-7, later layers mix v with the v of the first layer in this way: `interpolate`. Training computes chunks of
+    32 positions in parallel: linear cost in the length. Decoding carries S and the last x.
 
     Also known as: Goose, time mixing; generalised delta rule, DPLR.
     Use: long sequences at linear cost; state tracking.
@@ -54,74 +55,101 @@ class RWKV7(Recurrence):
     weight_roles: ClassVar = {"mix": "gain", "bonus": "gain"}
 
     def __init__(
-        self, D: int, *, heads: int, rank: int | None = None, gate_rank: int | None = None, eps: float = 64e-5
+        self,
+        D: int,
+        E: int | None,
+        *,
+        heads: int,
+        rank: int | None = None,
+        gate_rank: int | None = None,
+        eps: float = 64e-5,
     ) -> None:
         super().__init__()
+        self.read_width = E
+        self.mixed = [name for name in POWERS if name != "v" or E is None]
+        E = E or D
         rank, gate_rank = (
             max(32, 32 * round(factor * math.sqrt(D) / 32)) if chosen is None else chosen
             for factor, chosen in ((2.5, rank), (5, gate_rank))
         )
         self.heads = heads
         self.eps = eps
-        self.mix = nn.Parameter(torch.empty(len(POWERS), D))
+        self.mix = nn.Parameter(torch.empty(len(self.mixed), D))
         self.query = Linear(D, D, bias=False, heads=(heads,))
         self.key = Linear(D, D, bias=False, heads=(heads,))
-        self.value = Linear(D, D, bias=False, depth_scaled=(0,), heads=(heads,))
+        if self.read_width is None:
+            self.value = Linear(D, D, bias=False, depth_scaled=(0,), heads=(heads,))
         self.fade_inner, self.fade_outer = Linear(D, rank, bias=False), Linear(rank, D, bias=False)
         self.fade_bias = nn.Parameter(torch.empty(D))
         self.rate_inner, self.rate_outer = Linear(D, rank, bias=False), Linear(rank, D, bias=False)
         self.rate_bias = nn.Parameter(torch.empty(D))
-        self.gate_inner, self.gate_outer = Linear(D, gate_rank, bias=False), Linear(gate_rank, D, bias=False)
+        self.gate_inner, self.gate_outer = Linear(D, gate_rank, bias=False), Linear(gate_rank, E, bias=False)
         self.removed = nn.Parameter(torch.empty(D))
         self.damped = nn.Parameter(torch.empty(D))
         self.bonus = nn.Parameter(torch.empty(D))
-        self.gain = nn.Parameter(torch.empty(D))
-        self.bias = nn.Parameter(torch.empty(D))
-        self.out = Linear(D, D, bias=False, depth_scaled=(0,))
+        self.gain = nn.Parameter(torch.empty(E))
+        self.bias = nn.Parameter(torch.empty(E))
+        self.out = Linear(E, D, bias=False, depth_scaled=(0,))
 
     def initialise(self, name: str, generator: Generator) -> None:
         """Fill as in the first layer of the authors' model, with values drawn where theirs are evenly spaced."""
         match name:
             case "mix":
                 nn.init.uniform_(self.mix, generator=generator)
-                self.mix.copy_(1 - self.mix ** self.mix.new_tensor(POWERS)[:, None])
+                self.mix.copy_(1 - self.mix ** self.mix.new_tensor([POWERS[name] for name in self.mixed])[:, None])
             case "fade_bias":
                 nn.init.uniform_(self.fade_bias, -5.5, 0.5, generator=generator)
             case _:
                 nn.init.constant_(self.get_parameter(name), CONSTANTS[name])
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
-        D = self.out.in_features
-        K = D // self.heads
+        E, D = self.out.in_features, self.out.out_features
         wide = torch.promote_types(like.dtype, torch.float32)
         return {
             "past_R1D": like.new_zeros(rows, 1, D),
-            "memory_RHKK": like.new_zeros(rows, self.heads, K, K, dtype=wide),
+            "memory_RHKV": like.new_zeros(rows, self.heads, D // self.heads, E // self.heads, dtype=wide),
         }
 
-    def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+    def forward(
+        self, x_BTD: Tensor, v_BTE: Tensor | None = None, *, keep_BT: Tensor, right_padded_T: bool = True
+    ) -> Tensor:
+        return super().forward(side_by_side(x_BTD, v_BTE), keep_BT=keep_BT, right_padded_T=right_padded_T)
+
+    def step(self, x_RND: Tensor, state: State, v_BTE: Tensor | None = None) -> tuple[Tensor, State]:
+        return super().step(side_by_side(x_RND, v_BTE), state)
+
+    prefill = step
+
+    def read(self, x_BTX: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
+        """Read X = D + E elements of x and v, or D of x."""
+        x_BTD, v_BTE = x_BTX.tensor_split((self.out.out_features,), 2)
         x_BND, past_B1D = continue_from(memory["past_R1D"], x_BTD)
-        wide, change_BTD = memory["memory_RHKK"].dtype, x_BND[:, :-1] - x_BTD
-        mix_6D = self.mix.to(x_BTD.dtype)
-        z_r, z_w, z_k, z_v, z_a, z_g = [x_BTD + mix_6D[place] * change_BTD for place in range(len(POWERS))]
-        r_BTD, k_BTD, v_BTD = self.query(z_r).to(wide), self.key(z_k).to(wide), self.value(z_v).to(wide)
-        fade_BTD = self.fade_outer(torch.tanh(self.fade_inner(z_w))).to(wide) + self.fade_bias.to(wide)
+        wide, change_BTD = memory["memory_RHKV"].dtype, x_BND[:, :-1] - x_BTD
+        z = {name: x_BTD + mix_D * change_BTD for name, mix_D in zip(self.mixed, self.mix.to(x_BTD.dtype), strict=True)}
+        r_BTD, k_BTD = self.query(z["r"]).to(wide), self.key(z["k"]).to(wide)
+        v_BTE = (v_BTE if self.read_width else self.value(z["v"])).to(wide)
+        fade_BTD = self.fade_outer(torch.tanh(self.fade_inner(z["w"]))).to(wide) + self.fade_bias.to(wide)
         log_rate_BTD = -FASTEST * torch.sigmoid(fade_BTD)
-        rate_BTD = torch.sigmoid(self.rate_outer(self.rate_inner(z_a)).to(wide) + self.rate_bias.to(wide))
-        gate_BTD = self.gate_outer(torch.sigmoid(self.gate_inner(z_g))).to(wide)
+        rate_BTD = torch.sigmoid(self.rate_outer(self.rate_inner(z["a"])).to(wide) + self.rate_bias.to(wide))
+        gate_BTE = self.gate_outer(torch.sigmoid(self.gate_inner(z["g"]))).to(wide)
         removed_BTD = k_BTD * self.removed.to(wide)
         k_BTD = k_BTD * (1 + (rate_BTD - 1) * self.damped.to(wide))
-        parts = (r_BTD, k_BTD, v_BTD, removed_BTD, rate_BTD, log_rate_BTD)
-        r_BHTK, k_BHTK, v_BHTK, removed_BHTK, rate_BHTK, log_rate_BHTK = (
-            split_heads(part_BTD, self.heads, 1)[0] for part_BTD in parts
+        parts = (r_BTD, k_BTD, v_BTE, removed_BTD, rate_BTD, log_rate_BTD)
+        r_BHTK, k_BHTK, v_BHTV, removed_BHTK, rate_BHTK, log_rate_BHTK = (
+            split_heads(part_BTX, self.heads, 1)[0] for part_BTX in parts
         )
         removed_BHTK = F.normalize(removed_BHTK, dim=3)
-        keys = k_BHTK, v_BHTK, removed_BHTK, removed_BHTK * rate_BHTK
-        y_BHTK, after_BHKK = by_chunks(generalised_delta_rule, memory["memory_RHKK"], r_BHTK, *keys, log_rate_BHTK)
-        y_BTD = merge_heads(F.layer_norm(y_BHTK, y_BHTK.shape[3:], eps=self.eps)) * self.gain.to(wide)
+        keys = k_BHTK, v_BHTV, removed_BHTK, removed_BHTK * rate_BHTK
+        y_BHTV, after_BHKV = by_chunks(generalised_delta_rule, memory["memory_RHKV"], r_BHTK, *keys, log_rate_BHTK)
+        y_BTE = merge_heads(F.layer_norm(y_BHTV, y_BHTV.shape[3:], eps=self.eps)) * self.gain.to(wide)
         bonus_BHT1 = (r_BHTK * k_BHTK * self.bonus.to(wide).view(self.heads, 1, -1)).sum(3, keepdim=True)
-        y_BTD = gate_BTD * (y_BTD + self.bias.to(wide) + merge_heads(bonus_BHT1 * v_BHTK))
-        return self.out(y_BTD.to(x_BTD.dtype)), {"past_R1D": past_B1D, "memory_RHKK": after_BHKK}
+        y_BTE = gate_BTE * (y_BTE + self.bias.to(wide) + merge_heads(bonus_BHT1 * v_BHTV))
+        return self.out(y_BTE.to(x_BTD.dtype)), {"past_R1D": past_B1D, "memory_RHKV": after_BHKV}
+
+
+def side_by_side(x_BTD: Tensor, v_BTE: Tensor | None) -> Tensor:
+    """Return x and v along the width: x_BT(D+E), or x alone."""
+    return x_BTD if v_BTE is None else torch.cat((x_BTD, v_BTE), 2)
 
 
 def generalised_delta_rule(
@@ -153,3 +181,33 @@ def generalised_delta_rule(
     y_BHCV = y_BHCV - (q_BHCK @ removed_BHCK.mT).tril() @ known_BHCV
     after_BHKV = memory_BHKV + k_BHCK.mT @ v_BHCV - removed_BHCK.mT @ known_BHCV
     return y_BHCV, passed_BHCK[:, :, -1:].mT.exp() * after_BHKV
+
+
+@block(
+    "learned_shift",
+    "x: B T D -> B T D",
+    sees={"x": "past"},
+    source="Peng et al. 2023 (RWKV), section 3.1, token shift, with a learned factor for each channel",
+)
+class LearnedShift(SlidingKernel):
+    """x_t + μ ⊙ (x_{t-1} - x_t), with x_0 = 0 and a learned μ for each channel: x_BTD -> x_BTD.
+
+    μ is initially uniform between 0 and 1.
+
+    Also known as: token shift, lerp of two positions.
+    Use: before the feed-forward network, as in the channel mixing of RWKV.
+    """
+
+    weight_roles: ClassVar = {"mix": "gain"}
+    before = 1
+
+    def __init__(self, D: int) -> None:
+        super().__init__()
+        self.channels = D
+        self.mix = nn.Parameter(torch.empty(D))
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        nn.init.uniform_(self.mix, generator=generator)
+
+    def slide(self, x_BLD: Tensor) -> Tensor:
+        return x_BLD[:, 1:] + self.mix.to(x_BLD.dtype) * (x_BLD[:, :-1] - x_BLD[:, 1:])
