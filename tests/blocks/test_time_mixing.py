@@ -9,6 +9,7 @@ from tests.blocks.test_diagonal import whole
 from tests.network.examples import TESTS, build
 from tfm_blocks.blocks import linear_attention
 from tfm_blocks.blocks.linear_attention import by_chunks
+from tfm_blocks.blocks.mixing import Interpolate
 from tfm_blocks.blocks.time_mixing import FASTEST, RWKV7, generalised_delta_rule
 
 B, D, H, K, V = 2, 24, 3, 8, 5
@@ -71,6 +72,18 @@ def test_values_of_padding_in_the_middle_are_skipped():
     keep_BT = torch.tensor([[True, False, True, False, True]])
     y_BTD = own(x_BTD, v_BTE, keep_BT=keep_BT, right_padded_T=False)
     torch.testing.assert_close(y_BTD[:, ::2], own(x_BTD[:, ::2], v_BTE[:, ::2], keep_BT=torch.ones(1, 3).bool()))
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+@torch.no_grad()
+def test_each_channel_is_interpolated_by_its_own_gate(rank):
+    own, x_BND = Interpolate(D, V, rank=rank).double(), torch.randn(B, 7, D).double()
+    for parameter in own.parameters():
+        nn.init.normal_(parameter)
+    start, end = torch.randn(2, B, 7, V).double()
+    low = x_BND if rank is None else x_BND @ own.inner.weight.T
+    gate = torch.sigmoid(low @ own.outer.weight.T + own.outer.bias)
+    torch.testing.assert_close(own(x_BND, start, end), torch.lerp(start, end, gate))
 
 
 def published(network, ids_BT):

@@ -1,4 +1,4 @@
-"""The time mixing of RWKV-7: a delta rule with separate keys for removing and for writing."""
+"""The time mixing of RWKV-7, a delta rule with separate keys for removing and for writing, and its token shift."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ class RWKV7(Recurrence):
         x_BTD, v_BTE = x_BTX.tensor_split((self.out.out_features,), 2)
         x_BND, past_B1D = continue_from(memory["past_R1D"], x_BTD)
         wide, change_BTD = memory["memory_RHKV"].dtype, x_BND[:, :-1] - x_BTD
-        z = {name: x_BTD + mix_D * change_BTD for name, mix_D in zip(self.mixed, self.mix.to(x_BTD.dtype), strict=True)}
+        mix_MD = self.mix.to(x_BTD.dtype)
+        z = {name: x_BTD + mix_MD[place] * change_BTD for place, name in enumerate(self.mixed)}
         r_BTD, k_BTD = self.query(z["r"]).to(wide), self.key(z["k"]).to(wide)
         v_BTE = (v_BTE if self.read_width else self.value(z["v"])).to(wide)
         fade_BTD = self.fade_outer(torch.tanh(self.fade_inner(z["w"]))).to(wide) + self.fade_bias.to(wide)
