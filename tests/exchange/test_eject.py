@@ -202,7 +202,15 @@ OTHERS = [
     pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
     *(
         pytest.param(name, {}, marks=pytest.mark.grid)
-        for name in ("alternating_updates", "delta_product", "kimi_delta", "lightning", "mlstm", "rwkv7", "rwkv7_values")
+        for name in (
+            "alternating_updates",
+            "delta_product",
+            "kimi_delta",
+            "lightning",
+            "mlstm",
+            "rwkv7",
+            "rwkv7_values",
+        )
     ),
 ]
 
