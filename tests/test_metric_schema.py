@@ -23,8 +23,7 @@ from tfm_blocks.metric_schema import (
 from tfm_blocks.runs.metrics import summarise
 from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.sweep.settings import OptunaSettings
-from tfm_blocks.tracking.dashboard import read_dashboard
-from tfm_blocks.tracking.logged_items import FACTS, LABEL_MEDIA, MEDIA
+from tfm_blocks.tracking.dashboard import FACTS, LABEL_MEDIA, MEDIA, read_dashboard
 from tfm_blocks.training.callbacks import score_news, train_news
 from tfm_blocks.training.settings import EarlyStoppingSettings
 

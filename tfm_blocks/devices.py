@@ -5,6 +5,8 @@ An accelerator is cuda, mps, xpu, or a device type that a package registers with
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -156,3 +158,18 @@ def release_memory() -> None:
     """Return the unused memory of the accelerator to the system."""
     with suppress(RuntimeError):
         torch.accelerator.empty_cache()
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads that compute the operations of the calling thread.
+
+    This sets the number in OpenMP, from which torch and MKL read it. `torch.set_num_threads` also makes MKL start as
+    many threads in each of its calls. Attention calls MKL from several threads, and is then slower:
+    docs/notebook/experiments.md#the-number-of-threads. `torch.set_num_threads` is called only if torch uses another
+    OpenMP or none.
+    """
+    torch.get_num_threads()  # the first call sets the number, so it comes first
+    if os.name == "posix" and hasattr(process := ctypes.CDLL(None), "omp_set_num_threads"):
+        process.omp_set_num_threads(count)
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)

@@ -25,7 +25,7 @@ from typing import TypeVar
 import torch
 from block_pairs import LINEAR, PAIRS, Layer, mixers, ours
 
-from tfm_blocks.distributed.threads import set_threads
+from tfm_blocks.devices import set_threads
 from tfm_blocks.launch.process_settings import keep_freed_memory
 
 Key = TypeVar("Key")

@@ -26,7 +26,7 @@ from torch.nn import functional
 from tfm_blocks.blocks.attention import Attention
 from tfm_blocks.blocks.layers.banded import banded_attention
 from tfm_blocks.blocks.restricted import RestrictedAttention
-from tfm_blocks.distributed.threads import set_threads
+from tfm_blocks.devices import set_threads
 
 LENGTHS = (2048, 4096, 8192, 16384)
 LONGEST_DENSE = 8192  # skip 16384: one dense step takes a quarter of a minute

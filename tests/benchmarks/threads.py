@@ -17,7 +17,7 @@ import time
 import torch
 from torch.nn import functional as F
 
-from tfm_blocks.distributed.threads import set_threads
+from tfm_blocks.devices import set_threads
 from tfm_blocks.launch.process_settings import keep_freed_memory
 
 SHAPES = [(100, 8, 6, 64), (100, 8, 10, 64), (128, 4, 32, 32), (32, 8, 32, 64), (16, 8, 128, 64)]

@@ -10,7 +10,7 @@ import torch
 LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 CODE = """
 import ctypes, os, sys, torch
-from tfm_blocks.distributed.threads import set_threads
+from tfm_blocks.devices import set_threads
 mkl = ctypes.CDLL(sys.argv[1])
 for call in sys.argv[2:]:
     if not os.fork():

@@ -15,7 +15,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.runs.model import read_network
-from tfm_blocks.tracking.logged_items import FACTS
+from tfm_blocks.tracking.dashboard import FACTS
 from tfm_blocks.training.checkpoints import PreemptedError
 
 Small = Callable[..., Composed]

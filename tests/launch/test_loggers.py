@@ -27,8 +27,7 @@ from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.runs.files import read_json
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.records import RunFile
-from tfm_blocks.tracking.dashboard import settings_logged, sweep_file
-from tfm_blocks.tracking.logged_items import FACTS, MEDIA
+from tfm_blocks.tracking.dashboard import FACTS, MEDIA, settings_logged, sweep_file
 from tfm_blocks.tracking.loggers.wandb import WandbLogger
 from tfm_blocks.training.checkpoints import PreemptedError
 

@@ -12,8 +12,8 @@ from tfm_blocks.cli import main
 from tfm_blocks.data.objectives import ObjectiveSettings
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model
-from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import attach_generator
 from tfm_blocks.scaling.step_plan import StepPlan, StepSettings, plan_steps, read_card
 from tfm_blocks.scaling.step_trace import PLAIN_OBJECTIVE, PlannedObjective
 from tfm_blocks.training.objective import (

@@ -15,8 +15,7 @@ from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.facts import logged_config
 from tfm_blocks.metric_schema import METRIC_KEYS
-from tfm_blocks.tracking.dashboard import GROUP, read_dashboard, rendered, settings_logged, workspace
-from tfm_blocks.tracking.logged_items import FACTS, MEDIA
+from tfm_blocks.tracking.dashboard import FACTS, GROUP, MEDIA, read_dashboard, rendered, settings_logged, workspace
 
 GROUPS = ("data", "objective", "optimizer", "schedule", "trainer", "logger")
 NEEDED = {"distil": ["objective.teacher=x"], "replaced_token": ["objective.generator={model: electra}"]}

@@ -22,7 +22,7 @@ from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.data.vocabulary import sentinel
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
-from tfm_blocks.network.generator import attach_generator
+from tfm_blocks.network.weights import attach_generator
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun

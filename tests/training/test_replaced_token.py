@@ -18,8 +18,8 @@ from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
-from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.matching import fill, weights_of
+from tfm_blocks.network.weights import attach_generator
 from tfm_blocks.training.loss import sample_ids
 from tfm_blocks.training.objective import ReplacedTokenObjective
 from tfm_blocks.training.settings import LossSettings

@@ -12,7 +12,7 @@ from tests.conftest import sentences
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.noise import Flat
 from tfm_blocks.data.objectives import SpanCorruptionSettings
-from tfm_blocks.data.sentinel_tokenizer import with_sentinels
+from tfm_blocks.data.published_tokenizer import with_sentinels
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train

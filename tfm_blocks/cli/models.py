@@ -105,7 +105,7 @@ def _check(arguments: argparse.Namespace) -> None:
         spec = check_remote_run(composed).spec
         print_warnings(spec.warnings)
     else:
-        spec, _ = _checked_model(composed)
+        spec = _checked_model(composed)
     print_warnings(spec.notes)
     print(f"{arguments.model}: fine, {counted(len(spec.nodes), 'node')}")
 
@@ -113,24 +113,21 @@ def _check(arguments: argparse.Namespace) -> None:
 def _check_several(arguments: argparse.Namespace) -> None:
     """Check the jobs of a sweep: as runs if an override sets a run, else as models only."""
     from tfm_blocks.compose.model import sets_run
-    from tfm_blocks.launch.check import CheckedModel, check_remote_run
+    from tfm_blocks.launch.check import check_remote_run
     from tfm_blocks.network.build import check_model
     from tfm_blocks.registry.plugins import load_plugins
     from tfm_blocks.sweep.command import check_sweep
 
-    def check(composed: Composed) -> CheckedModel:
-        return CheckedModel(composed, check_model(composed.model, composed.sources))
-
     load_plugins(())
-    folder = options.config_dir_words(arguments)
-    check_sweep(
-        ["-m", *folder, f"model={arguments.model}", *arguments.overrides],
-        check_remote_run if sets_run(arguments.overrides) else check,
-    )
+    words = ["-m", *options.config_dir_words(arguments), f"model={arguments.model}", *arguments.overrides]
+    if sets_run(arguments.overrides):
+        check_sweep(words, check_remote_run)
+    else:
+        check_sweep(words, lambda composed: check_model(composed.model, composed.sources))
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.lists import run_record, show_run
+    from tfm_blocks.report.lists import entry_record, show_run
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.show import measure, model_record, show_model
     from tfm_blocks.runs.saved_run import SavedRun
@@ -156,12 +153,13 @@ def _show(arguments: argparse.Namespace) -> None:
         show_plan(arguments, spec, requested_lengths(arguments, spec.inputs), settings, vocab)
         return
     size = measure(spec, sources, requested_lengths(arguments, spec.inputs))
+    run = SavedRun(folder) if folder.is_dir() else None
     if arguments.json:
-        run = {"run": run_record(SavedRun(folder))} if folder.is_dir() else {}
-        print_json({**run, **model_record(size, arguments.model)})
+        described = {"run": entry_record(run) | run.describe()} if run else {}
+        print_json({**described, **model_record(size, arguments.model)})
         return
-    if folder.is_dir():
-        show_run(SavedRun(folder))
+    if run:
+        show_run(run)
     show_model(size, arguments.model)
 
 
@@ -258,7 +256,7 @@ def read_model_or_run(
 
     if not Path(model).is_dir():
         composed = compose_requested_model(model, overrides, arguments)
-        return *_checked_model(composed), composed
+        return _checked_model(composed), composed.sources, composed
     if overrides:
         rule = f"is a run folder, whose settings cannot be changed: {shown(overrides[0])}"
         raise ConfigError(Problem(model, rule, help="write the name of the model and the overrides"))
@@ -286,13 +284,13 @@ def compose_requested_model(
     return with_vocab_of_data(composed, learn=learn)
 
 
-def _checked_model(composed: Composed) -> tuple[Spec, Sources]:
-    """Return the checked model, and the file and line of each of its nodes."""
+def _checked_model(composed: Composed) -> Spec:
+    """Return the checked model, and print its warnings."""
     from tfm_blocks.network.build import check_model
 
     spec = check_model(composed.model, composed.sources)
     print_warnings(spec.warnings)
-    return spec, composed.sources
+    return spec
 
 
 def _models(arguments: argparse.Namespace) -> None:

@@ -140,12 +140,13 @@ def _runs(arguments: argparse.Namespace) -> None:
 
 def _delete(arguments: argparse.Namespace) -> None:
     """Delete the folders of --delete, which must all be runs or sweeps. Raises ConfigError without --yes."""
-    from tfm_blocks.report.lists import show_sizes
-    from tfm_blocks.runs.listing import delete_run, expect_deletable
+    from tfm_blocks.report.screen import print_line
+    from tfm_blocks.runs.listing import delete_run, expect_deletable, size_of
 
     for folder in arguments.delete:
         expect_deletable(folder)
-    show_sizes(arguments.delete)
+    for folder in arguments.delete:
+        print_line(f"{folder}: {size_of(folder) / 1e6:,.1f} MB")
     if not arguments.yes:
         rule = "deletes permanently, and nothing was deleted yet"
         raise ConfigError(Problem("--delete", rule, help="add --yes to confirm"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli import options
 from tfm_blocks.errors import ConfigError, DataError, Problem
@@ -16,6 +17,7 @@ from tfm_blocks.serving import Limits
 from tfm_blocks.translation.settings import MOST_TOKENS
 
 if TYPE_CHECKING:
+    from tfm_blocks.network.graph import Network
     from tfm_blocks.translation.stream import Translating
 
 
@@ -81,14 +83,22 @@ def _numbered_lines(arguments: argparse.Namespace, command: str) -> Iterator[tup
             first += len(lines)
 
 
+def _outputs(
+    arguments: argparse.Namespace, command: str, network: Network, read: Callable[..., Iterable[Any]]
+) -> Iterator[Any]:
+    """Yield the output of `read` for each line, and flush stdout after each chunk."""
+    with options.precision_of(arguments, network):
+        for first, lines in _numbered_lines(arguments, command):
+            yield from read(lines, first=first, batch_tokens=arguments.batch_tokens)
+            sys.stdout.flush()
+
+
 def _classify(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.translation.classify import Classifier, write_classified
+    from tfm_blocks.translation.classify import Classifier
 
     classifier = Classifier.load(arguments.folder, **options.loading_of(arguments))
-    how = {"scores": arguments.scores, "batch_tokens": arguments.batch_tokens}
-    with options.precision_of(arguments, classifier.network):
-        for first, lines in _numbered_lines(arguments, "tfm classify RUN"):
-            write_classified(classifier, lines, sys.stdout, first=first, **how)
+    for one in _outputs(arguments, "tfm classify RUN", classifier.network, classifier.classify):
+        print(json.dumps(one.to_json(classifier.coder), ensure_ascii=False) if arguments.scores else one.label)
 
 
 def _embed(arguments: argparse.Namespace) -> None:
@@ -96,30 +106,25 @@ def _embed(arguments: argparse.Namespace) -> None:
 
     from tfm_blocks.translation.encoder import Encoder
 
-    encoder, kept = Encoder.load(arguments.folder, **options.loading_of(arguments)), []
-    how = {"pooling": arguments.pooling, "batch_tokens": arguments.batch_tokens}
-    with options.precision_of(arguments, encoder.network):
-        for first, lines in _numbered_lines(arguments, "tfm embed RUN"):
-            vectors_ND = encoder.embed(lines, first=first, **how)
-            if arguments.output:
-                kept.append(vectors_ND.numpy())
-            else:
-                sys.stdout.writelines(f"{json.dumps(vector)}\n" for vector in vectors_ND.tolist())
-                sys.stdout.flush()
+    encoder = Encoder.load(arguments.folder, **options.loading_of(arguments))
+    embed = partial(encoder.embed, pooling=arguments.pooling)
+    vectors = _outputs(arguments, "tfm embed RUN", encoder.network, embed)
     if arguments.output:
-        path = arguments.output.with_suffix(".npy")
-        np.save(path, np.concatenate(kept) if kept else np.zeros((0, 0), np.float32))
-        print(f"{path}: {sum(map(len, kept)):,} vectors")
+        path, kept = arguments.output.with_suffix(".npy"), [x_D.numpy() for x_D in vectors]
+        np.save(path, np.stack(kept) if kept else np.zeros((0, 0), np.float32))
+        print(f"{path}: {len(kept):,} vectors")
+    else:
+        for x_D in vectors:
+            print(json.dumps(x_D.tolist()))
 
 
 def _fill(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.translation.fill import Filler, write_filled
+    from tfm_blocks.translation.fill import Filler
 
     filler = Filler.load(arguments.folder, **options.loading_of(arguments))
-    how = {"top": arguments.top, "steps": arguments.steps, "batch_tokens": arguments.batch_tokens}
-    with options.precision_of(arguments, filler.network):
-        for first, lines in _numbered_lines(arguments, "tfm fill RUN"):
-            write_filled(filler, lines, sys.stdout, first=first, **how)
+    fill = partial(filler.fill, top=arguments.top or 1, steps=arguments.steps)
+    for filled in _outputs(arguments, "tfm fill RUN", filler.network, fill):
+        print(json.dumps(filled.to_json(), ensure_ascii=False) if arguments.top else filled.text)
 
 
 def _add(

@@ -22,8 +22,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.devices import set_threads
 from tfm_blocks.distributed.signals import STOPS, block_signals, defer_signals, exit_on_signals, pending_signal
-from tfm_blocks.distributed.threads import set_threads
 from tfm_blocks.distributed.workers import end_with_parent
 from tfm_blocks.errors import Problem, TfmError
 from tfm_blocks.terminal import escape_unknown_letters

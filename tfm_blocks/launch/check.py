@@ -34,8 +34,8 @@ from tfm_blocks.launch.suitability import (
 )
 from tfm_blocks.network.build import check_model, network_without_values, read_model
 from tfm_blocks.network.contract.plugins import plugin_problems
-from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import GENERATOR, Network
+from tfm_blocks.network.weights import attach_generator
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
 from tfm_blocks.runs.checkpoints import Checkpoint
 from tfm_blocks.runs.saved_run import SavedRun
@@ -72,17 +72,14 @@ def available_cores() -> int:
 
 
 @dataclass(frozen=True)
-class CheckedModel:
-    """A checked config and its model. The vocabulary has the size that the config requests."""
+class CheckedRun:
+    """A run whose config was checked, and its model. The vocabulary has the size that the config requests.
+
+    `settings` lists only the plug-ins that the run uses.
+    """
 
     composed: Composed
     spec: Spec
-
-
-@dataclass(frozen=True)
-class CheckedRun(CheckedModel):
-    """A run whose config was checked. `settings` lists only the plug-ins that the run uses."""
-
     settings: RunSettings
     generator: Spec | None = None
 

@@ -13,8 +13,8 @@ from tfm_blocks.language.spec import Spec, names
 from tfm_blocks.launch.suitability import find_hiding_problems
 from tfm_blocks.network.build import check_model
 from tfm_blocks.network.call import losses_of
-from tfm_blocks.network.generator import common_embeddings
 from tfm_blocks.network.graph import GENERATOR, Network
+from tfm_blocks.network.weights import common_embeddings
 from tfm_blocks.training.settings import RunSettings
 
 ADDRESS = f"objective.{GENERATOR}"

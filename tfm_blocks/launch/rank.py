@@ -39,9 +39,9 @@ from tfm_blocks.launch.process_settings import freeze_loaded_objects, keep_freed
 from tfm_blocks.launch.run_spec import Precision, RunSpec
 from tfm_blocks.network.build import build_network, read_model
 from tfm_blocks.network.call import losses_of
-from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import fill, is_of_generator, saved_weights
+from tfm_blocks.network.weights import attach_generator
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold

@@ -275,3 +275,25 @@ def _distribution(kind: str, first: float, second: float) -> str:
     if kind == "uniform":
         return f"uniform ±{second:.3g}" if first == -second else f"uniform {first:.3g} to {second:.3g}"
     return {"constant": f"{first:g}", "normal": f"normal {first:g} ± {second:.3g}"}.get(kind, kind)
+
+
+def common_embeddings(network: Network, generator: Network) -> Iterator[tuple[Weight, Weight]]:
+    """Yield the embeddings and positions that have the same address in both networks, which share them."""
+    own = {weight.name: weight for weight in list_weights(network)}
+    for weight in list_weights(generator):
+        other = own.get(weight.name)
+        if other and not LOOKED_UP.isdisjoint(weight.roles) and not LOOKED_UP.isdisjoint(other.roles):
+            yield other, weight
+
+
+def attach_generator(network: Network, generator: Network) -> None:
+    """Make the generator a child of the network, with the embeddings of the network instead of separate ones."""
+    shared = {
+        generator.get_parameter(other.name): network.get_parameter(own.name)
+        for own, other in common_embeddings(network, generator)
+    }
+    for module in generator.modules():
+        for name, parameter in module._parameters.items():
+            if parameter in shared:
+                module._parameters[name] = shared[parameter]
+    network.add_module(GENERATOR, generator)

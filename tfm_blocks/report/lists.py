@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from tfm_blocks.compose.comments import Entry
@@ -16,7 +15,6 @@ from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval, runs_t
 from tfm_blocks.report.differences import Group
 from tfm_blocks.report.screen import print_json, print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Table, Value, numbers, texts
-from tfm_blocks.runs.listing import size_of
 from tfm_blocks.runs.records import Score
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.perplexity import Perplexity
@@ -61,12 +59,6 @@ def entry_record(run: SavedRun) -> dict[str, Any]:
     }
 
 
-def show_sizes(folders: Sequence[Path]) -> None:
-    """Print the size of each folder in megabytes."""
-    for folder in folders:
-        screen().print(f"{folder}: {size_of(folder) / 1e6:,.1f} MB", soft_wrap=True)
-
-
 def show_models(models: Sequence[Entry], *, as_json: bool) -> None:
     """Print a row for each model; as JSON, with its files."""
     if as_json:
@@ -88,11 +80,6 @@ def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> N
         for overrides, parameters, problems in jobs
     ]
     print_table(Table(f"{counted(len(jobs), 'job')}", columns, rows))
-
-
-def run_record(run: SavedRun) -> dict[str, Any]:
-    """Return everything known about the run, for JSON."""
-    return {**entry_record(run), **run.describe()}
 
 
 def show_run(run: SavedRun) -> None:

@@ -20,8 +20,8 @@ from tfm_blocks.devices import CPU
 from tfm_blocks.language.spec import Axis, Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.call import Values
-from tfm_blocks.network.generator import attach_generator
 from tfm_blocks.network.graph import Network
+from tfm_blocks.network.weights import attach_generator
 from tfm_blocks.scaling.kernels import KERNELS
 from tfm_blocks.training.objective import AHEAD, Objective, SeveralTokensObjective, Trunk, make_objective
 from tfm_blocks.training.settings import LossSettings

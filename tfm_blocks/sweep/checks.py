@@ -13,12 +13,15 @@ from tfm_blocks.compose.overrides import override_key
 from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError, Problem, cut, printable
-from tfm_blocks.launch.check import CheckedModel, CheckedRun, with_vocab_of_data
+from tfm_blocks.language.spec import Spec
+from tfm_blocks.launch.check import CheckedRun, with_vocab_of_data
 from tfm_blocks.network.build import count_parameters
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.sweep.job import WRONG, SweepJob
 from tfm_blocks.sweep.settings import MatchSettings
 from tfm_blocks.sweep.solve import BUDGETS, Solution, measure_cost, solve
+
+Check = Callable[[Composed], CheckedRun | Spec]  # of a run, or of a model alone
 
 
 @dataclass
@@ -30,7 +33,7 @@ class JobChecker:
     """
 
     composer: Composer
-    check: Callable[[Composed], CheckedModel]
+    check: Check
     budget: MatchSettings | None = None
     used: Collection[str] = ()
     costs: dict[str, int] = field(default_factory=dict)
@@ -45,12 +48,12 @@ class JobChecker:
             ignored = [text for text in unused if override_key(text) in self.used]
             job.overrides = [text for text in overrides if text not in ignored]
             job.overrides, job.match = self.match(job.overrides, ignored)
-            checked = self.check(compose_job(job.overrides, self.composer))
-            job.composed, spec = checked.composed, checked.spec
+            job.composed = compose_job(job.overrides, self.composer)
+            checked = self.check(job.composed)
             if isinstance(checked, CheckedRun):
-                job.settings = checked.settings
-                spec = checked.with_vocab(*job.vocabulary).spec if job.match else spec
-            job.parameters = count_parameters(spec)
+                job.composed, job.settings = checked.composed, checked.settings
+                checked = (checked.with_vocab(*job.vocabulary) if job.match else checked).spec
+            job.parameters = count_parameters(checked)
         except ConfigError as error:
             job.problems, first = error.problems, error.problems[0]
             job.state, job.reason = WRONG, f"{first.address}: {first.rule}"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from tfm_blocks.compose.command_line import Request, parse_request
 from tfm_blocks.compose.composition import Composer
-from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job, shorten_name
 from tfm_blocks.compose.sweep import (
     LADDER,
@@ -26,14 +25,13 @@ from tfm_blocks.compose.sweep import (
 )
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
 from tfm_blocks.errors import PREEMPTED, ConfigError, Problem
-from tfm_blocks.launch.check import CheckedModel
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import show_tables, tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.folder import numbered_names
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.records import WAITING
-from tfm_blocks.sweep.checks import JobChecker, find_used, refuse_wrong
+from tfm_blocks.sweep.checks import Check, JobChecker, find_used, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
 from tfm_blocks.sweep.job import DIVERGED, DONE, SweepJob
@@ -81,7 +79,7 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
     return _print_results(running, command, number)
 
 
-def check_sweep(arguments: Sequence[str], check: Callable[[Composed], CheckedModel]) -> None:
+def check_sweep(arguments: Sequence[str], check: Check) -> None:
     """Print all jobs of the sweep that `tfm train` would run. Raises ConfigError if `check` refuses any of them."""
     request = read_sweep(parse_request(arguments))
     settings = read_sweep_settings(request.settings)
@@ -89,9 +87,7 @@ def check_sweep(arguments: Sequence[str], check: Callable[[Composed], CheckedMod
         _check(request, settings, check)
 
 
-def _check(
-    request: SweepRequest, settings: SweepSettings, check: Callable[[Composed], CheckedModel]
-) -> tuple[list[SweepJob], JobChecker]:
+def _check(request: SweepRequest, settings: SweepSettings, check: Check) -> tuple[list[SweepJob], JobChecker]:
     """Print and return all jobs; for a search by optuna, one job with the first value of each key.
 
     Raises ConfigError if any of them cannot start.

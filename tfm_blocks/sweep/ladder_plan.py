@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from tfm_blocks.compose.run import compose_job, shorten_name
 from tfm_blocks.compose.sweep import LADDER, SweepRequest, combinations, join_parts, list_values
 from tfm_blocks.errors import ConfigError, Problem, counted, shown
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.launch.check import CheckedModel
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.report.rates import SMALL
@@ -24,7 +23,7 @@ from tfm_blocks.report.table import COUNT, Table, Value, numbers, texts
 from tfm_blocks.runs.files import damaged, read_json
 from tfm_blocks.runs.folder import SWEEP, numbered_names
 from tfm_blocks.runs.records import SweepFile
-from tfm_blocks.sweep.checks import JobChecker, find_used, refuse_wrong
+from tfm_blocks.sweep.checks import Check, JobChecker, find_used, refuse_wrong
 from tfm_blocks.sweep.job import SweepJob
 from tfm_blocks.sweep.ladder import LadderSettings, RungPlan, plan_rung, read_ladder_settings
 from tfm_blocks.sweep.settings import SweepSettings, read_match
@@ -176,7 +175,7 @@ class LadderPlan:
 
 
 def plan_ladder(
-    request: SweepRequest, sweep: SweepSettings, check: Callable[[Composed], CheckedModel], root: Path | None = None
+    request: SweepRequest, sweep: SweepSettings, check: Check, root: Path | None = None
 ) -> LadderPlan | None:
     """Print and return the plan of a ladder, whose sizes `ladder.budget` may choose; None without a ladder.
 

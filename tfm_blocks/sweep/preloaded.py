@@ -13,7 +13,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tfm_blocks.distributed.threads import set_threads
+from tfm_blocks.devices import set_threads
 from tfm_blocks.distributed.workers import start_fork_server
 from tfm_blocks.sweep.supervisor import SIGNALS, die_with_supervisor, record_signals, supervise
 

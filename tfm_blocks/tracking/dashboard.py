@@ -22,7 +22,6 @@ from tfm_blocks.compose.sweep import Interval, combinations, list_parts, vary_on
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
 from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, display_path, suggest
 from tfm_blocks.metric_schema import METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
-from tfm_blocks.tracking.logged_items import FACTS, LABEL_MEDIA, MEDIA
 
 GROUP = "dashboard"
 STEP = "step"
@@ -36,6 +35,32 @@ DISTRIBUTIONS = {  # W&B's names, by (logarithmic, integer)
     (False, True): "int_uniform",
     (True, False): "log_uniform_values",
     (True, True): "q_log_uniform_values",
+}
+MEDIA = {  # tables and images that are logged at each validation
+    "samples/val": "table of source, output and reference for the first validation sentences, "
+    "the same in each validation",
+    "samples/test": "the same table for the test set, logged once",
+    "attention/1": "image of each attention head for a short validation sentence, the same in each validation",
+    "attention/2": "the same images for another sentence",
+}
+LABEL_MEDIA = {  # of runs whose labels are classes
+    "confusion/val": "image of the confusion matrix of the validation labels; `objective=label` with classes",
+    "confusion/test": "the same image for the test labels, logged once",
+}
+FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
+    "model": "name of the model",
+    "parameters": "number of parameters; tied and shared ones count once",
+    "parameters_asked": "number of parameters with the requested vocabulary size, as in `tfm show`",
+    "parameters_by_node": "number of parameters by node address",
+    "optimizer_groups": "optimizer, range of rate factors, decay and size of each group of weights",
+    "config_hash": "equal for runs that differ only in their seed, or in keys that a resume may change",
+    "git_commit": "commit of the folder in which the run started, with -dirty if files differ from it",
+    "seed": "seed of weights, order and dropout",
+    "resumed": "number of resumes",
+    "command": "newest command line",
+    "hardware": "kind and name of the device, number of devices, nodes and CPU cores",
+    "precision": "chosen precision, and the reason",
+    "versions": "versions of Python and the libraries",
 }
 Keys = Annotated[list[str], Field(min_length=1)]
 

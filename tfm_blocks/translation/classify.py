@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import torch
 
@@ -97,16 +96,6 @@ class Classifier(Encoder):
             else:
                 p_NC = logits_NC.sigmoid() if self.coder.predict == "several" else logits_NC.softmax(1)
                 yield Classified(label, p_NC.tolist())
-
-
-def write_classified(
-    classifier: Classifier, lines: Sequence[str], target: TextIO, *, scores: bool, **options: int
-) -> None:
-    """Write the label of each line, or with `scores` a JSON object with the probability of each class."""
-    for one in classifier.classify(lines, **options):
-        text = json.dumps(one.to_json(classifier.coder), ensure_ascii=False) if scores else one.label
-        target.write(f"{text}\n")
-    target.flush()
 
 
 def load_any(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TextIO
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -137,10 +136,3 @@ class Filler(Encoder):
                 written = written.removesuffix(" ") + self.tokenizer.decode(run, before) + part
                 run = []
         return written
-
-
-def write_filled(filler: Filler, lines: Sequence[str], target: TextIO, *, top: int | None, **options: int) -> None:
-    """Write the filled text of each line, or with `top` a JSON object with the best tokens of each mask."""
-    for filled in filler.fill(lines, top=top or 1, **options):
-        target.write(f"{json.dumps(filled.to_json(), ensure_ascii=False) if top else filled.text}\n")
-    target.flush()

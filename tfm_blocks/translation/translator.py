@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.data.layout import SOURCE, padded_rows, prompt
-from tfm_blocks.data.sentinel_tokenizer import with_sentinels
+from tfm_blocks.data.published_tokenizer import with_sentinels
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.devices import choose_device, devices_here, names_here
