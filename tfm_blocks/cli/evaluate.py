@@ -54,7 +54,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from tfm_blocks.launch.process_settings import keep_freed_memory
 
     keep_freed_memory()
-    _refuse_other_modes(arguments)
+    mode = next((mode for mode in UNUSED if getattr(arguments, mode) is not None), "src")  # the first of several
+    refuse(arguments, *UNUSED[mode])
     if arguments.test is not None:
         score_runs(arguments)
         return
@@ -67,11 +68,6 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         raise ConfigError(Problem("evaluate", "needs both --src and --ref", help="--src FILE --ref FILE"))
     else:
         _evaluate_translations(arguments)
-
-
-def _refuse_other_modes(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for options without effect in the mode, the first of --test, --text and --src."""
-    refuse(arguments, *UNUSED[next((mode for mode in UNUSED if getattr(arguments, mode) is not None), "src")])
 
 
 def _evaluate_text(arguments: argparse.Namespace) -> None:

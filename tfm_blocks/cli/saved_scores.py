@@ -44,8 +44,12 @@ def score_runs(arguments: argparse.Namespace) -> None:
     done = [run for run in runs if run.state == "done"]
     if not done:
         raise RunError(_nothing_finished(arguments.folder, {run.state for run in runs}))
-    problems = [_classifier(run.folder) for run in done if run.settings.get("objective.name") == "label"]
-    done = [run for run in done if run.settings.get("objective.name") != "label"]
+    problems: list[Problem] = []
+    for run in [run for run in done if run.settings.get("objective.name") == "label"]:
+        rule = "is a classifier, and its scores of the test set were computed at the end of the training"
+        help = f"tfm compare {run.folder} prints them; tfm classify RUN FILE predicts the labels of another text"
+        problems.append(Problem(str(run.folder), rule, help=help))
+        done.remove(run)
     kinds = {run.settings.get("objective.name") in HIDING: run.folder for run in done}
     if len(kinds) > 1:
         rule = f"{kinds[True]} hides tokens, but {kinds[False]} does not, so they do not have the same scores"
@@ -79,12 +83,6 @@ def _nothing_finished(folder: Path, states: Collection[str]) -> Problem:
         return Problem(str(folder), f"{rule}, and only a training run keeps scores", help=help)
     rule = "contains no finished run, and only finished runs keep scores"
     return Problem(str(folder), rule, help="tfm runs lists the states")
-
-
-def _classifier(folder: Path) -> Problem:
-    rule = "is a classifier, and its scores of the test set were computed at the end of the training"
-    help = f"tfm compare {folder} prints them; tfm classify RUN FILE predicts the labels of another text"
-    return Problem(str(folder), rule, help=help)
 
 
 def _show(arguments: argparse.Namespace, name: str, scored: Mapping[str, tuple[list[Score], int]], rest: int) -> None:

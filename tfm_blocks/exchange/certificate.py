@@ -166,7 +166,11 @@ def certify(
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # warnings print the folder's name
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
-        load = getattr(transformers, f"AutoModelFor{_task(ours)}")
+        if isinstance(ours, Encoder):
+            task = "PreTraining" if is_discriminator(ours.network) else "MaskedLM"
+        else:
+            task = "Seq2SeqLM" if ours.inputs else "CausalLM"
+        load = getattr(transformers, f"AutoModelFor{task}")
         model = load.from_pretrained(folder, trust_remote_code=own_code, dtype=torch.float32).eval()
     except Exception as error:  # the library raises any class for a value that it cannot use
         rule = f"transformers cannot load the export: {cut(' '.join(str(error).split()))}"
@@ -182,13 +186,6 @@ def certify(
     certificate = Certificate(name, "huggingface", kind, versions, log_p, outputs, not_compared=reason)
     certificate.write(folder)
     return certificate
-
-
-def _task(ours: Translator | Encoder) -> str:
-    """Return the end of the name of the class that loads the model."""
-    if isinstance(ours, Encoder):
-        return "PreTraining" if is_discriminator(ours.network) else "MaskedLM"
-    return "Seq2SeqLM" if ours.inputs else "CausalLM"
 
 
 def _published_ids(tokenizer: Tokenizer) -> Tensor:

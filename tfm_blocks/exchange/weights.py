@@ -158,7 +158,9 @@ class Conversion:
         theirs = {} if leftovers is None else dict(leftovers)
         remaining = set(ours)
         for row in self.rows:
-            for wild in _wildcards_of(row, ours):
+            for wild in (wildcards(row.ours[0], address) for address in (ours if row.ours else ())):
+                if wild is None:
+                    continue
                 addresses = {other: format_name(other, wild) for other in row.ours}
                 remaining -= set(addresses.values())
                 own = [self._share(row, other, ours[name]) for other, name in addresses.items()]
@@ -248,13 +250,6 @@ def _matches(row: Row, names: Iterable[str]) -> Iterator[tuple[str, dict[str, st
         if row.joins.get("stack"):
             whole.sort(key=lambda match: int(match[1][row.joins["stack"]]))
         yield from whole
-
-
-def _wildcards_of(row: Row, addresses: Iterable[str]) -> Iterator[dict[str, str]]:
-    """Yield the values of the wildcards for each of our addresses of a row."""
-    for address in addresses if row.ours else ():
-        if (wild := wildcards(row.ours[0], address)) is not None:
-            yield wild
 
 
 @cache

@@ -49,7 +49,7 @@ def record_facts(job: RunSpec, settings: RunSettings, network: Network, rank_inf
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    facts = {  # FACTS in tfm_blocks/tracking/logged_items.py describes each
+    facts = {  # FACTS in tfm_blocks/tracking/dashboard.py describes each
         "model": start.choices.get("model", ""),
         "parameters": sum(counts.values()),
         "parameters_asked": job.asked_parameters,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, get_args
@@ -93,7 +93,9 @@ def list_weights(network: Network) -> list[Weight]:
         for parameter in set(call.module.parameters()):
             uses[parameter] += 1
     owners = {owner: call.node for owner, call in reversed(calls)}
-    depths = _depths(owners)
+    places = {owner: (match[1], int(match[2])) for owner in owners if (match := LAYER.match(owner))}
+    layers = {stack: index + 1 for stack, index in sorted(places.values())}
+    depths = {owner: (index, layers[stack]) for owner, (stack, index) in places.items()}
     weights = []
     for parameter, own in names.items():
         owner = max((owner for owner in owners if f"{own[0]}.".startswith(f"{owner}.")), key=len)
@@ -191,13 +193,6 @@ def roles_by_shape(block: nn.Module) -> dict[str, tuple[Role, str]]:
         if not declared and not known:
             found[name] = role, type(owner).__name__
     return found
-
-
-def _depths(owners: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return the index of each owner in its innermost stack, and the number of layers of that stack."""
-    places = {owner: (match[1], int(match[2])) for owner in owners if (match := LAYER.match(owner))}
-    layers = {stack: index + 1 for stack, index in sorted(places.values())}
-    return {owner: (index, layers[stack]) for owner, (stack, index) in places.items()}
 
 
 def symbolic_shapes(

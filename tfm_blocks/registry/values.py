@@ -122,7 +122,11 @@ def convert(value: Any, kind: Kind) -> Any:
     if kind.element and isinstance(value, list):
         return [convert(item, kind.element) for item in value]
     if kind.name in ("float", "rate") and type(value) in (int, float):
-        return _rate(float(value)) if kind.name == "rate" else _finite(float(value))
+        if kind.name == "rate" and not 0 <= value < 1:
+            raise ValueError(f"must be from 0 to below 1, but is {float(value)}")
+        if not math.isfinite(value):
+            raise ValueError(f"must be a finite number, but is {float(value)}")
+        return float(value)
     if kind.category and isinstance(value, Part):
         return value
     if kind.name in ("int", "bool", "str") and type(value).__name__ == kind.name:
@@ -147,15 +151,3 @@ def example_value(kind: Kind) -> str:
     if kind.options:
         return f"write {' or '.join(kind.written)}{' or null' if kind.optional else ''}"
     return f"write {examples.get(kind.name, 'a list: [a, b]')}"
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"must be a finite number, but is {value}")
-    return value
-
-
-def _rate(value: float) -> float:
-    if not 0 <= value < 1:
-        raise ValueError(f"must be from 0 to below 1, but is {value}")
-    return value

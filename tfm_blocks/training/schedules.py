@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from tfm_blocks.config.settings import Above0, Count, Fraction, RuleError, Settings, read_amount
+from tfm_blocks.config.settings import Above0, AtLeast0, Count, Fraction, RuleError, Settings, read_amount
 from tfm_blocks.errors import shown
 
 DecayShape = Literal["linear", "cosine", "1-sqrt", "exponential"]
@@ -59,8 +59,8 @@ class FollowerSettings(Settings):
     weight_decay: the factor of the weight decay at a rate of 0.
     """
 
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    momentum: Fraction | None = None
+    weight_decay: AtLeast0 | None = None
 
 
 class NoamSettings(FollowerSettings):

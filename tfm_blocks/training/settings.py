@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, create_model, field_validator
 
-from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
+from tfm_blocks.config.settings import (
+    Above0,
+    AtLeast0,
+    Count,
+    CountOrZero,
+    Fraction,
+    RuleError,
+    Settings,
+    read_settings,
+)
 from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
 from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.devices import kind_problem
@@ -19,8 +28,6 @@ from tfm_blocks.tracking.loggers import LoggerSettings
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 from tfm_blocks.training.schedules import ScheduleSettings, length_context
 from tfm_blocks.translation.settings import BleuTokenizer, Search
-
-AtLeast0 = Annotated[float, Field(ge=0)]
 
 
 class DeviceSettings(Settings):

@@ -119,12 +119,13 @@ class EjectContext:
         """
         numbers = {call.address: number for number, call in enumerate(self.calls)}
 
-        def first_call(place: str) -> int:
-            near = (n for a, n in numbers.items() if a.startswith(f"{place}.") or place.startswith(f"{a}."))
-            return min(near)
-
         prefix, tree = f"{home}." if home else "", dict[str, Any]()
-        for address in sorted((a for a in self.constructors if a.startswith(prefix)), key=first_call):
+        first_calls = {
+            place: min(n for a, n in numbers.items() if a.startswith(f"{place}.") or place.startswith(f"{a}."))
+            for place in self.constructors
+            if place.startswith(prefix)
+        }
+        for address in sorted(first_calls, key=first_calls.__getitem__):
             *parents, last = address.removeprefix(prefix).split(".")
             inner = tree
             for part in parents:
