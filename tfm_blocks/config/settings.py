@@ -24,7 +24,6 @@ UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Rank = Annotated[int, Field(ge=1, le=1 << 16)]  # of an adapter
-AtLeast0 = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 

@@ -91,10 +91,7 @@ class Tokenizer:
         options: dict[str, Any] = {"special_tokens": first, "initial_alphabet": alphabet, "show_progress": False}
         pieces.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, min_frequency=2, **options))
         pieces.pre_tokenizer = words
-        for tag, of_text in tags.items():  # with marks by which a file of the tokenizer shows which are part of a text
-            strips = of_text and add_prefix_space
-            token = AddedToken(tag, special=not of_text, normalized=False, rstrip=strips, single_word=not of_text)
-            (pieces.add_tokens if of_text else pieces.add_special_tokens)([token])
+        _add_tags(pieces, tags, add_prefix_space)
         pieces.add_special_tokens(sentinels[::-1])
         _return_freed_memory()
         return cls(pieces)
@@ -323,6 +320,14 @@ def _bytes(add_prefix_space: bool) -> Pieces:
         pieces.normalizer = normalizers.Prepend(" ")
         pieces.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     return pieces
+
+
+def _add_tags(pieces: Pieces, tags: Mapping[str, bool], add_prefix_space: bool) -> None:
+    """Add tags, with marks by which a file of the tokenizer shows which are part of a text."""
+    for tag, of_text in tags.items():
+        strips = of_text and add_prefix_space
+        token = AddedToken(tag, special=not of_text, normalized=False, rstrip=strips, single_word=not of_text)
+        (pieces.add_tokens if of_text else pieces.add_special_tokens)([token])
 
 
 def _return_freed_memory() -> None:

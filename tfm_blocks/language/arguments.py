@@ -146,7 +146,11 @@ class Args:
             if name in known:
                 return known[name]
             if name in open_names:
-                raise self._cycle(open_names[open_names.index(name) :])
+                names = open_names[open_names.index(name) :]  # each refers to the next one
+                first = next(known for known in self.values if known in names)
+                names = (*names[names.index(first) :], *names[: names.index(first)])
+                rule = f"{first} refers to itself: {' → '.join((*names, first))}"
+                raise ArgumentError(self.values[first].path, rule, f"write a number for {' or '.join(names)}")
             if len(open_names) == MOST_IN_A_ROW:
                 raise ValueError(f"refers to more than {MOST_IN_A_ROW} args in a row: {' → '.join(open_names[:3])} → …")
             raw = self.find(name)
@@ -171,11 +175,3 @@ class Args:
         if len(numbers) != self.index["n"]:
             raise ValueError(f"has {len(numbers)} numbers, but there are {self.index['n']} layers")
         return numbers[self.index["i"]]
-
-    def _cycle(self, names: tuple[str, ...]) -> ArgumentError:
-        """Return the error for args each of which refers to the next one, and the last one to the first one."""
-        first = next(name for name in self.values if name in names)
-        start = names.index(first)
-        names = (*names[start:], *names[:start])
-        rule = f"{first} refers to itself: {' → '.join((*names, first))}"
-        return ArgumentError(self.values[first].path, rule, f"write a number for {' or '.join(names)}")

@@ -131,19 +131,15 @@ class Visibility(Pass):
         elif sink.pre or sink.post:
             self.report(sink.path, rule, f"write add_norm: none at {sink.address}, or leave the key out")
         if sink.sees == "all":
-            self._report_leak(nodes)
-
-    def _report_leak(self, nodes: Sequence[Node]) -> None:
-        """Report the first node that sees later target tokens and that the last node depends on."""
-        leaking = {nodes[-1].address}
-        for node in reversed(nodes):
-            if node.address in leaking:
-                leaking.update((*node.read, node.residual))
-        culprit = next(node for node in nodes if node.sees == "all" and node.address in leaking)
-        rule = "an output position sees later target tokens, so the model would copy instead of predict"
-        maskable = culprit.block and "mask" in self.registry.blocks[culprit.block].arguments
-        help = f"{culprit.block} has no mask: remove it, or choose a block with mask: causal"
-        self.report(culprit.path, rule, "write mask: causal on it" if maskable else help)
+            leaking = {sink.address}
+            for node in reversed(nodes):
+                if node.address in leaking:
+                    leaking.update((*node.read, node.residual))
+            culprit = next(node for node in nodes if node.sees == "all" and node.address in leaking)  # the first one
+            rule = "an output position sees later target tokens, so the model would copy instead of predict"
+            maskable = culprit.block and "mask" in self.registry.blocks[culprit.block].arguments
+            help = f"{culprit.block} has no mask: remove it, or choose a block with mask: causal"
+            self.report(culprit.path, rule, "write mask: causal on it" if maskable else help)
 
     def sight(self, node: Node, seen: dict[str, str]) -> Any:
         """Return what a node sees of the inputs in `seen`, and add it there."""

@@ -76,7 +76,13 @@ def find_changes(a: Spec, b: Spec, registry: Registry) -> list[Change]:
     """Return the changes from A to B, by kind and then by place; empty if the models are the same."""
     pairing = Pairing(Outline(a, registry), Outline(b, registry))
     changes = dict.fromkeys(_Comparison(pairing).changes())
-    folded = [_alike(group, pairing) for group in _fold(changes)]
+    groups = _group(changes)
+    single = [group[0] for group in groups if len(group) == 1]
+    # changes that depend only on the number of the layer
+    followed = [[change.relative() for change in group] for group in _group(single, relative=True) if len(group) > 1]
+    taken = {(change.kind, change.key, change.old, change.new) for group in followed for change in group}
+    rest = [group for group in groups if (group[0].kind, group[0].key, group[0].old, group[0].new) not in taken]
+    folded = [_alike(group, pairing) for group in rest + followed]
     ours, theirs = map(_parametrisation, (a, b))  # it changes the function of the same weights
     parametrisation = [Change("parametrisation", "model", ours, theirs)] if ours != theirs else []
     return [*parametrisation, *_inputs(a, b), *sorted(folded, key=lambda change: KINDS.index(change.kind))]
@@ -97,16 +103,6 @@ def _inputs(a: Spec, b: Spec) -> Iterator[Change]:
         before, after = ours.get(name, NOTHING), theirs.get(name, NOTHING)
         if before != after:
             yield Change("input", name, before, after)
-
-
-def _fold(changes: Iterable[Change]) -> list[list[Change]]:
-    """Group equal changes of the layers of a stack, and changes that depend only on the number of the layer."""
-    groups = _group(changes)
-    single = [group[0] for group in groups if len(group) == 1]
-    followed = [[change.relative() for change in group] for group in _group(single, relative=True) if len(group) > 1]
-    taken = {(change.kind, change.key, change.old, change.new) for group in followed for change in group}
-    rest = [group for group in groups if (group[0].kind, group[0].key, group[0].old, group[0].new) not in taken]
-    return rest + followed
 
 
 def _group(changes: Iterable[Change], *, relative: bool = False) -> list[list[Change]]:

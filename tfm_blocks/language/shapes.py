@@ -69,7 +69,12 @@ class ShapeInference(Pass):
             axes = self._bind(node, info)
             if self._breaks_rules(node, info, {**axes, **node.arguments}):
                 return None
-            self._check_owner(node, info, axes)
+            owner = self.axes.get(node.owner, axes)  # of the weights that the node shares
+            for letter in info.sizes:
+                if axes.get(letter) != owner.get(letter):
+                    widths = f"{letter} is {axes.get(letter)} here, but {owner.get(letter)} at {node.owner}"
+                    help = "give both the same widths, or use a block with its own weights"
+                    raise RuleError(f"the module of {node.owner} does not fit: {widths}", help)
             self.axes[node.address] = axes
             shape = tuple(_size(axis, {**node.arguments, **axes}) for axis in info.signature.output)
             if shape != (residual := self.shapes[node.residual]) and any(step.kind == "add" for step in node.post):
@@ -183,15 +188,6 @@ class ShapeInference(Pass):
         if not fits[kind]:
             rule = f"{letter} of {info.name} is {kind}, but has {actual} in {self._tensor(address)}"
             raise RuleError(rule, "in B N D, B is the batch, N a sequence, and D the width of its vectors")
-
-    def _check_owner(self, node: Node, info: BlockInfo, axes: Mapping[str, Size]) -> None:
-        """Check that a node has the widths of the weights that it shares."""
-        owner = self.axes.get(node.owner, axes)
-        for letter in info.sizes:
-            if axes.get(letter) != owner.get(letter):
-                widths = f"{letter} is {axes.get(letter)} here, but {owner.get(letter)} at {node.owner}"
-                help = "give both the same widths, or use a block with its own weights"
-                raise RuleError(f"the module of {node.owner} does not fit: {widths}", help)
 
     def _describe(self, address: str) -> str:
         kind = " of token ids" if address in self.ids else ""

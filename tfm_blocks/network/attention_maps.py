@@ -24,13 +24,14 @@ class AttentionMap(NamedTuple):
 
 def attention_nodes(network: Network) -> dict[str, AttentionMap]:
     """Return the attention nodes by address, in graph order, whose queries and keys are each a single sequence."""
-    shapes = network.spec.shapes
-    maps = {
-        call.address: AttentionMap(_sequence(shapes[call.node.entry]), _sequence(shapes[_key_address(call)]))
-        for call in network.calls
-        if isinstance(call.block, HasAttentionWeights) and len(_attended(call, shapes)) < 2
-    }
-    return {address: map for address, map in maps.items() if all(map)}
+    shapes, maps = network.spec.shapes, {}
+    for call in network.calls:
+        if isinstance(call.block, HasAttentionWeights) and len(_attended(call, shapes)) < 2:
+            ports = [name for key in call.sees for name in key.split("|") if name in call.node.reads]
+            keys = call.node.reads[ports[0]][0] if ports else call.node.entry  # `kv` if it is connected
+            map = AttentionMap(_sequence(shapes[call.node.entry]), _sequence(shapes[keys]))
+            maps |= {call.address: map} if all(map) else {}
+    return maps
 
 
 def label_positions(network: Network, tokens: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -52,12 +53,6 @@ def _sequence(shape: Shape) -> str:
     """Return the input whose positions a tensor has, or the name of a derived axis; "" for an axis of fixed size."""
     axis = shape[1]
     return "" if not isinstance(axis, Axis) else axis.name if axis.parts else axis.inputs[0]
-
-
-def _key_address(call: Call) -> str:
-    """Return the address that the keys come from: `kv` if it is connected, else the first port."""
-    ports = [name for key in call.sees for name in key.split("|") if name in call.node.reads]
-    return call.node.reads[ports[0]][0] if ports else call.node.entry
 
 
 def _attended(call: Call, shapes: Mapping[str, Shape]) -> set[str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfm_blocks.errors import counted
@@ -91,7 +89,11 @@ def draw_means(matrix: Matrix) -> Figure:
             panel.errorbar(cell.mean, row, xerr=ends, fmt="o", markerfacecolor=face, **style)
             if 1 < len(cell.values) <= SHOWN_SEEDS:
                 panel.plot(cell.values, [row + 0.28] * len(cell.values), "|", color=SEED_COLOUR, markersize=3)
-        _frame_scores(panel, matrix, [value for cell in cells.values() for value in (*cell.spread, *cell.values)])
+        low, high = matrix.axis_ends(value for cell in cells.values() for value in (*cell.spread, *cell.values))
+        if matrix.score.in_percent:  # chance and the ceiling
+            for limit in (0.0, 100.0) if matrix.score.kind == "scaled" else (100.0,):
+                panel.axvline(limit, color=SEED_COLOUR, linestyle=":", linewidth=0.6, zorder=0)
+        panel.set_xlim(1.04 * low - 0.04 * high, 1.04 * high - 0.04 * low)
         panel.set_yticks(range(len(labels)), [] if number % panel_columns(len(tasks)) else labels)
         panel.set_ylim(len(labels) - 0.5, -0.5)
         if len(tasks) > 1:
@@ -104,16 +106,6 @@ def draw_means(matrix: Matrix) -> Figure:
     spread = _seeds_and_spread(matrix).replace(", lowest to highest", "")
     drawn.supxlabel(f"{matrix.score.heading}\nmean of {spread}{ticks}{marks}", fontsize=7)
     return drawn
-
-
-def _frame_scores(panel: Axes, matrix: Matrix, values: Sequence[float]) -> None:
-    """Set the ends of the axis of scores, and draw chance and the ceiling of percents."""
-    low, high = matrix.axis_ends(values)
-    if matrix.score.in_percent:
-        for limit in (0.0, 100.0) if matrix.score.kind == "scaled" else (100.0,):
-            panel.axvline(limit, color=SEED_COLOUR, linestyle=":", linewidth=0.6, zorder=0)
-    margin = 0.04 * (high - low)
-    panel.set_xlim(low - margin, high + margin)
 
 
 def draw_profiles(matrix: Matrix) -> Figure:

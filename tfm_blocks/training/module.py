@@ -192,7 +192,12 @@ class TrainingModule(LightningModule):
         self.tokens += step.tokens
         trainer = self.settings.trainer
         if self.global_step % trainer.log_every == 0 or self.global_step == trainer.steps:
-            self._log_steps(rate)
+            metrics = self.steps.read()
+            norm_read, limit = metrics["gradient_norm"], trainer.clip or math.inf
+            clipped = norm_read * min(1.0, limit / (norm_read + 1e-6))  # as torch's clip_grad_norm_ scales it
+            metrics |= {"gradient_norm_clipped": clipped, "lr": rate}
+            self._log(metrics | self.throughput.read(self.ranks.world), "train")
+            self.skipped.flush()
 
     def _accumulate(self, step: StepBatches) -> Tensor:
         """Accumulate gradients. The ranks exchange them in the backward pass of the last micro-batch.
@@ -219,15 +224,6 @@ class TrainingModule(LightningModule):
         if limit := self.settings.trainer.clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return full_tensors(norm)
-
-    def _log_steps(self, rate: float) -> None:
-        """Log the metrics since the last row. Raises DivergedError."""
-        metrics = self.steps.read()
-        norm, limit = metrics["gradient_norm"], self.settings.trainer.clip or math.inf
-        clipped = norm * min(1.0, limit / (norm + 1e-6))  # as torch's clip_grad_norm_ scales it
-        metrics |= {"gradient_norm_clipped": clipped, "lr": rate}
-        self._log(metrics | self.throughput.read(self.ranks.world), "train")
-        self.skipped.flush()
 
     def on_validation_epoch_start(self) -> None:
         self.scorer.restart(self.prepared.val)

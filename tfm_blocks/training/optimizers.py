@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
-from tfm_blocks.config.settings import AtLeast0, Count, Fraction, RuleError
+from tfm_blocks.config.settings import Count, Fraction, RuleError
 from tfm_blocks.devices import has_fast_bf16
 from tfm_blocks.registry.optimizers import optimizer
+from tfm_blocks.training.schedules import AtLeast0
 
 Betas = Annotated[list[Fraction], Field(min_length=2, max_length=2)]
 

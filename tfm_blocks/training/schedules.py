@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from tfm_blocks.config.settings import Above0, AtLeast0, Count, Fraction, RuleError, Settings, read_amount
+from tfm_blocks.config.settings import Above0, Count, Fraction, RuleError, Settings, read_amount
 from tfm_blocks.errors import shown
 
+AtLeast0 = Annotated[float, Field(ge=0)]
 DecayShape = Literal["linear", "cosine", "1-sqrt", "exponential"]
 STEP_TOKENS = "step_tokens"  # in the context of validation: the target tokens of an optimizer step
 

@@ -9,16 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, create_model, field_validator
 
-from tfm_blocks.config.settings import (
-    Above0,
-    AtLeast0,
-    Count,
-    CountOrZero,
-    Fraction,
-    RuleError,
-    Settings,
-    read_settings,
-)
+from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
 from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
 from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.devices import kind_problem
@@ -26,7 +17,7 @@ from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
 from tfm_blocks.tracking.loggers import LoggerSettings
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
-from tfm_blocks.training.schedules import ScheduleSettings, length_context
+from tfm_blocks.training.schedules import AtLeast0, ScheduleSettings, length_context
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
 
@@ -216,10 +207,9 @@ def _as_schedule(weight: object, info: ValidationInfo) -> object:
     if isinstance(weight, Mapping | WeightSettings) or (weight is None and info.field_name in PARTS):
         return weight
     address = f"losses.{info.field_name}"
-    example = "{NODE: 0.1}" if info.field_name == "blocks" else "{start: 0.3, end: 0.1, steps: 1000}"
-    help = (
-        f"write {address}={example}" if info.field_name == "blocks" else f"write {address}=0.1 or {address}={example}"
-    )
+    help = f"write {address}=0.1 or {address}={{start: 0.3, end: 0.1, steps: 1000}}"
+    if info.field_name == "blocks":
+        help = f"write {address}={{NODE: 0.1}}"
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise RuleError(f"must be a float or a mapping, but is {shown(weight)}", help)
     if not 0 <= weight < math.inf:

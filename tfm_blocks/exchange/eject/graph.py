@@ -192,7 +192,10 @@ def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", 
     for layer, group in chunks:
         local = home + layer.removeprefix(address) if address else layer
         alone = layers.count(layer) == 1 and len(outputs_of(group, network)) == 1
-        owner = _home(len(local.split(".")), group) if layer and alone else ""
+        # the layer that owns the weights of these calls, unless several layers own them
+        weighted = [call for call in group if next(call.module.parameters(), None) is not None] or group
+        owners = {".".join(call.node.owner.split(".")[: local.count(".") + 1]) for call in weighted}
+        owner = owners.pop() if layer and alone and len(owners) == 1 else ""
         pattern = _pattern(layer, group, network)
         if owner == local:
             patterns[local] = pattern
@@ -226,13 +229,6 @@ def _layer(address: str, scope: str) -> str:
     parts = address.split(".")
     index = next((i for i in range(first, len(parts)) if parts[i].isdigit()), None)
     return "" if index is None else ".".join(parts[: index + 1])
-
-
-def _home(depth: int, calls: list[Call]) -> str:
-    """Return the layer that owns the weights of these calls, or "" if several layers own them."""
-    weighted = [call for call in calls if next(call.module.parameters(), None) is not None]
-    homes = {".".join(call.node.owner.split(".")[:depth]) for call in weighted or calls}
-    return homes.pop() if len(homes) == 1 else ""
 
 
 def outputs_of(group: Sequence[Call], network: Sequence[Call]) -> list[str]:

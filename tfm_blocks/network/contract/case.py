@@ -305,10 +305,6 @@ def _expect_made(case: Case, info: BlockInfo) -> None:
     except Exception as error:  # whatever a constructor raises
         reason = describe_failure(error)
     rule = f"cannot be built for the test with {_note(case.arguments) or 'no arguments'}: {reason}"
-    raise ConfigError(Problem(info.name, rule, help=f"pass other values, such as {info.name}.{_example(info)}=VALUE"))
-
-
-def _example(info: BlockInfo) -> str:
-    """Return the name of an argument or letter, a required argument first."""
-    names = sorted(info.arguments.values(), key=lambda argument: not argument.required)
-    return names[0].name if names else info.sizes[0] if info.sizes else "D"
+    arguments = sorted(info.arguments.values(), key=lambda argument: not argument.required)
+    example = [*(argument.name for argument in arguments), *info.sizes, "D"][0]
+    raise ConfigError(Problem(info.name, rule, help=f"pass other values, such as {info.name}.{example}=VALUE"))
