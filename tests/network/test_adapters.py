@@ -132,9 +132,8 @@ def test_wrong_groups_name_place_rule_and_fix(override, address, rule, help):
 
 
 def test_a_group_that_an_earlier_one_shadows_is_an_error():
-    with pytest.raises(ConfigError, match="all of its linear maps are in a") as error:
+    with expect_problem("model.adapt.b", "all of its linear maps are in a"):
         spec_of("base", group("{role: matrix}"), "model.adapt.b={where: {block: ffn}, rank: 1, alpha: 1}")
-    assert error.value.problems[0].address == "model.adapt.b"
 
 
 def test_figures_and_pages_show_the_adapters(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Pass 5: a block behaves as declared, at two lengths, and all its parameters get gradients."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -38,39 +39,14 @@ def register(forward, signature="x: B T D -> B T D", init=None, branch=False):
     block("made", signature, source="a test", branch=branch)(Made)
 
 
-def test_another_output_shape_than_declared_is_refused():
+@pytest.mark.parametrize("used", [("used",), ()])
+def test_a_parameter_that_does_not_reach_the_output_is_refused(used):
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return torch.cat([x_BTD, x_BTD], 2)
-
-    register(forward)
-    assert problem("made") == "its output has the shape [2, 5, 16], but its signature declares [2, 5, 8]"
-
-
-def test_a_shape_that_fits_at_one_length_only_is_refused():
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD[:, :5]
-
-    register(forward)
-    assert problem("made") == "its output has the shape [3, 5, 8], but its signature declares [3, 7, 8]"
-
-
-def test_a_parameter_that_does_not_reach_the_output_is_refused():
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD * self.used
+        return math.prod([getattr(self, name) for name in used], start=x_BTD)
 
     def init(self):
-        self.used, self.unused = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
-
-    register(forward, init=init)
-    assert problem("made") == "the parameter block.unused does not affect the output, so it could not learn"
-
-
-def test_a_block_of_which_no_parameter_reaches_the_output_is_refused():
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD + 1
-
-    def init(self):
-        self.unused = nn.Parameter(torch.ones(8))
+        for name in (*used, "unused"):
+            self.register_parameter(name, nn.Parameter(torch.ones(8)))
 
     register(forward, init=init)
     assert problem("made") == "the parameter block.unused does not affect the output, so it could not learn"
@@ -95,6 +71,12 @@ def test_a_parameter_that_only_the_loss_reaches_can_learn():
         ("", lambda x: (x, x.mean()), "its forward returns a tuple of 2, but its signature declares a single output"),
         ("", lambda x: x.double(), "its output has the dtype torch.float64, but its input has torch.float32"),
         ("", lambda x: x[:, :1], "its output has the shape [2, 1, 8], but its signature declares [2, 5, 8]"),
+        (
+            "",
+            lambda x: torch.cat([x, x], 2),
+            "its output has the shape [2, 5, 16], but its signature declares [2, 5, 8]",
+        ),
+        ("", lambda x: x[:, :5], "its output has the shape [3, 5, 8], but its signature declares [3, 7, 8]"),
         (", loss", lambda x: x, "its forward returns a Tensor, but its signature declares an output and a loss"),
         (", loss", lambda x: (x, 0.5), "its forward returns a tuple of 2, but its signature declares an output and a"),
         (", loss", lambda x: (x, x.mean(2)), "its loss has the shape [2, 5], but it must be a single number, or one"),

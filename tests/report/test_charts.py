@@ -93,9 +93,6 @@ def test_a_comparison_names_the_size_of_its_probe_tasks() -> None:
     assert "probe tasks in the size lite: a" in notes and "probe tasks in the size paper: b" in notes
     dates = SavedRun(Path("e"), state="done", settings={"data.train": 200})
     assert not any("probe" in note for note in find_notes([SavedRun(Path("e"), state="done"), dates]))
-
-
-def test_numbers_of_examples_that_differ_from_the_size_are_named() -> None:
     smaller = SavedRun(Path("a"), state="done", settings={"data.size": "lite", "data.train": 200, "data.val": None})
     assert "probe tasks in the size lite, with data.train=200: a" in list(find_notes([smaller]))
 
