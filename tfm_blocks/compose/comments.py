@@ -94,13 +94,7 @@ def _entry(name: str, path: Path) -> Entry:
     except ConfigError as error:
         return Entry(name, (), (), f"invalid: {error.problems[0].rule}", display_path(path))
     knobs = tuple(f"{key}={value}" for key, value in file.value.items() if key not in ("defaults", "model"))
-    return Entry(name, file.parents, knobs, _about(file), file.shown)
-
-
-def _about(file: YamlFile) -> str:
-    """Return the comment at the beginning of the file, above `model`, or next to `defaults`."""
-    comments = read_comments(file)
-    silent = Comment()
+    comments, silent = read_comments(file), Comment()
     header = [line for line in comments[()].above if not line.startswith(EDITORS)]
-    above, beside = comments.get(("model",), silent).above, comments.get(("defaults",), silent).beside
-    return " ".join(header or above) or beside
+    about = " ".join(header or comments.get(("model",), silent).above) or comments.get(("defaults",), silent).beside
+    return Entry(name, file.parents, knobs, about, file.shown)

@@ -34,11 +34,17 @@ def complete_override(prefix: str, overrides: Sequence[str], config_dir: Path | 
     name, equals, value = prefix.partition("=")
     if not equals:
         if prefix.startswith("model."):
-            return _up_to_dots(prefix, list_model_keys(_model(overrides, folders)))
+            model = _model(overrides, folders).get("model")
+            of_blocks = {name for block in _blocks(model) for name in _properties(block)}  # also keys that no file sets
+            shared = {"dropout", "norm", *of_blocks} & set(read_definitions()["args"]["properties"])
+            return _up_to_dots(prefix, dict.fromkeys(_keys_below(model, "model", shared)))
         return _up_to_dots(prefix, {*_addresses(_config(overrides, folders)), *list_groups(folders)})
     done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a sweep a,b or a list [a,b]
     known = [*list_options(name, folders), *(["null"] if name in GLOBAL_GROUPS else [])]
-    known = known or list_names(name, _model(overrides, folders))
+    if not known:  # the names that are valid for a key below `model`, or for a knob that such a key reads
+        config, path = _model(overrides, folders), name.split(".")
+        paths = [path] if path[0] == "model" else _readers(f"${{{name}}}", config.get("model"), ["model"])
+        known = list(dict.fromkeys(valid for parts in paths for valid in _names(_schema_at(parts, config))))
     return [f"{name}={done}{option}" for option in known if option.startswith(value.removeprefix(done))]
 
 
@@ -100,25 +106,6 @@ def read_definitions() -> JsonSchema:
 def list_blocks() -> list[str]:
     """Return all blocks except plug-ins, which would have to be imported."""
     return [name.removeprefix(BLOCK) for name in read_definitions() if name.startswith(BLOCK)]
-
-
-def list_names(key: str, config: Mapping[str, Any]) -> list[str]:
-    """Return the names that are valid for a key below `model`, or for a knob that such a key reads.
-
-    `config` has the knobs of the chosen model, and its key `model`.
-    """
-    path = key.split(".")
-    paths = [path] if path[0] == "model" else _readers(f"${{{key}}}", config.get("model"), ["model"])
-    names = (name for parts in paths for name in _names(_schema_at(parts, config)))
-    return list(dict.fromkeys(names))
-
-
-def list_model_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the chosen model, including keys of its blocks that its files do not set."""
-    model = config.get("model")
-    of_blocks = {name for block in _blocks(model) for name in _properties(block)}
-    shared = {"dropout", "norm", *of_blocks} & set(read_definitions()["args"]["properties"])
-    return list(dict.fromkeys(_keys_below(model, "model", shared)))
 
 
 def _readers(text: str, value: Any, path: list[str]) -> list[list[str]]:

@@ -179,7 +179,14 @@ def _resume(
         job = _decide(rendezvous, lambda: _spec_of_resume(run, saved, prepared, typed, until))
         with _record_end(rendezvous, job):
             if rendezvous.rank_info.rank == 0:
-                _update_folder(job)
+                write_config(folder, job.config)
+                job.start.write(folder)
+                if job.checkpoint is None:  # it restarts from step 0, without its logs and weights
+                    for log in (METRICS, SKIPPED):
+                        (folder / log).unlink(missing_ok=True)
+                    (folder / CHECKPOINTS).mkdir(exist_ok=True)
+                    restore_weights(folder / CHECKPOINTS, NEVER, NEVER)
+                Status("running", resume=job.command).write(folder)
             _train(rendezvous, job, run, prepared, callbacks)
     return folder
 
@@ -266,23 +273,18 @@ def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
         if isinstance(error, OSError):
             error = file_error(error, str(job.folder)) or error
         if rendezvous.rank_info.rank == 0:
-            _write_end(job, error)
+            states = {PreemptedError: "preempted", StoppedError: "stopped", DivergedError: "diverged"}
+            state = next((states[kind] for kind in states if isinstance(error, kind)), "failed")
+            with suppress(OSError):  # the disk may not be writable
+                Status(state, reason_of(error), job.command).write_end(job.folder)
+            if not isinstance(error, (PreemptedError, DivergedError)):
+                print(printable(f"resume: {job.command}"), file=sys.stderr)
         if on_all_ranks:
             rendezvous.leave_together()
         if rendezvous.rank_info.rank and isinstance(error, (PreemptedError, DivergedError)):
             # only rank 0 prints the error
             raise SystemExit(error.exit_status) from None
         raise error from None
-
-
-def _write_end(job: RunSpec, error: BaseException) -> None:
-    """Write the status of a run that this error ends, and print the command that resumes it."""
-    states = {PreemptedError: "preempted", StoppedError: "stopped", DivergedError: "diverged"}
-    state = next((states[kind] for kind in states if isinstance(error, kind)), "failed")
-    with suppress(OSError):  # the disk may not be writable
-        Status(state, reason_of(error), job.command).write_end(job.folder)
-    if not isinstance(error, (PreemptedError, DivergedError)):
-        print(printable(f"resume: {job.command}"), file=sys.stderr)
 
 
 def start_folder(job: RunSpec, settings: RunSettings, prepared: Prepared, base: Base, plugins: Sequence[str]) -> None:
@@ -295,16 +297,4 @@ def start_folder(job: RunSpec, settings: RunSettings, prepared: Prepared, base: 
     prepared.tokenizer.save(job.folder / TOKENIZER)
     (job.folder / CHECKPOINTS).mkdir()
     job.start.write(job.folder)
-    Status("running", resume=job.command).write(job.folder)
-
-
-def _update_folder(job: RunSpec) -> None:
-    """Update the folder of a resumed run. If it restarts from step 0, delete its logs and weights."""
-    write_config(job.folder, job.config)
-    job.start.write(job.folder)
-    if job.checkpoint is None:
-        for log in (METRICS, SKIPPED):
-            (job.folder / log).unlink(missing_ok=True)
-        (job.folder / CHECKPOINTS).mkdir(exist_ok=True)
-        restore_weights(job.folder / CHECKPOINTS, NEVER, NEVER)
     Status("running", resume=job.command).write(job.folder)

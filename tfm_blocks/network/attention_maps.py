@@ -24,7 +24,8 @@ class AttentionMap(NamedTuple):
 
 def attention_nodes(network: Network) -> dict[str, AttentionMap]:
     """Return the attention nodes by address, in graph order, whose queries and keys are each a single sequence."""
-    shapes, maps = network.spec.shapes, {}
+    maps: dict[str, AttentionMap] = {}
+    shapes = network.spec.shapes
     for call in network.calls:
         if isinstance(call.block, HasAttentionWeights) and len(_attended(call, shapes)) < 2:
             ports = [name for key in call.sees for name in key.split("|") if name in call.node.reads]

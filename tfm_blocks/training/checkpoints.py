@@ -106,23 +106,22 @@ class Checkpoints(Callback):
             self._group = torch.distributed.new_group(backend="gloo")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.validation_interrupted:
-            self._validate(trainer)
+        assert isinstance(pl_module, TrainingModule)
+        if self.validation_interrupted:  # validate as Lightning does between two steps, in on_advance_end
+            self.validation_interrupted = False
+            trainer.validating = True
+            first = trainer._logger_connector._first_loop_iter
+            trainer.fit_loop.epoch_loop.val_loop.run()
+            trainer.training = True
+            trainer._logger_connector._first_loop_iter = first
         every, step = self.settings.checkpoint_every, trainer.global_step
-        number, timely = self._agree(trainer) if self._must_agree(trainer) else (0, False)
+        stopping = pl_module.abandoned or step == self.until
+        must_agree = trainer.world_size == 1 or stopping or step >= self._next  # the same on every rank
+        number, timely = self._agree(trainer) if must_agree else (0, False)
         if number or timely or (every and step % every == 0) or step in self.settings.checkpoint_at:
             self._write(trainer)
         if number:
             raise preempted(number, self.command)
-
-    def _validate(self, trainer: Trainer) -> None:
-        """Validate as Lightning does between two steps, in TrainingEpochLoop.on_advance_end."""
-        self.validation_interrupted = False
-        trainer.validating = True
-        first = trainer._logger_connector._first_loop_iter
-        trainer.fit_loop.epoch_loop.val_loop.run()
-        trainer.training = True
-        trainer._logger_connector._first_loop_iter = first
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the last checkpoint, from which the run can be trained for longer."""
@@ -130,12 +129,6 @@ class Checkpoints(Callback):
         self._write(trainer)
         if number:
             raise preempted(number, self.command)
-
-    def _must_agree(self, trainer: Trainer) -> bool:
-        """Return True if the ranks agree before the next step. The answer is the same on every rank."""
-        assert isinstance(trainer.lightning_module, TrainingModule)
-        stopping = trainer.lightning_module.abandoned or trainer.global_step == self.until
-        return trainer.world_size == 1 or stopping or trainer.global_step >= self._next
 
     def _agree(self, trainer: Trainer) -> tuple[int, bool]:
         """Return the signal of any rank, and True if the clock of any rank says that a checkpoint is due.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -181,7 +181,14 @@ class TrainingModule(LightningModule):
         optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.zero_grad()
         sums = self._accumulate(step)
-        norm = self._clip([parameter for group in optimizer.param_groups for parameter in group["params"]])
+        trainer, parameters = (
+            self.settings.trainer,
+            [one for group in optimizer.param_groups for one in group["params"]],
+        )
+        norm = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        if trainer.clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, trainer.clip, norm)
+        norm = full_tensors(norm)  # before clipping
         skipped = ~norm.isfinite()
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels and by JointOptimizer
         rate = set_rates(optimizer.param_groups, self.settings.schedule, self.global_step + 1)
@@ -190,7 +197,6 @@ class TrainingModule(LightningModule):
         self.steps.update(sums, step, norm, skipped)
         self.throughput.update(step.own_tokens, step.waited)
         self.tokens += step.tokens
-        trainer = self.settings.trainer
         if self.global_step % trainer.log_every == 0 or self.global_step == trainer.steps:
             metrics = self.steps.read()
             norm_read, limit = metrics["gradient_norm"], trainer.clip or math.inf
@@ -216,14 +222,6 @@ class TrainingModule(LightningModule):
         loss, sums = self.objective.loss(batch.to(self.device))
         self.manual_backward(loss * backward_scale(loss, self.ranks.world / tokens))
         return sums
-
-    def _clip(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Clip the gradients if `trainer.clip` is set; return their norm before clipping."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if limit := self.settings.trainer.clip:
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return full_tensors(norm)
 
     def on_validation_epoch_start(self) -> None:
         self.scorer.restart(self.prepared.val)
