@@ -69,17 +69,13 @@ class MlflowLogger(RunLogger):
         print(f"MLflow: run {self.run_id} of {settings.experiment}")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        new = {name: value for name, value in metrics.items() if step not in self._logged(name)}
+        for name in metrics.keys() - self._steps.keys():  # the steps before a resume too
+            self._steps[name] = {entry.step for entry in self.client.get_metric_history(self.run_id, name)}
+        new = {name: value for name, value in metrics.items() if step not in self._steps[name]}
         if new.keys() - IN_EVERY_ROW:
             self.inner.log_metrics(new, step)
             for name in new:
                 self._steps[name].add(step or 0)
-
-    def _logged(self, name: str) -> set[int]:
-        """Return the logged steps of a metric, with those before a resume."""
-        if name not in self._steps:
-            self._steps[name] = {entry.step for entry in self.client.get_metric_history(self.run_id, name)}
-        return self._steps[name]
 
     def log_samples(self, split: str, samples: Sequence[TranslationSample], step: int) -> None:
         lines = ["source\toutput\treference", *("\t".join(sample) for sample in samples)]
