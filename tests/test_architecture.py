@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tfm_blocks"
 LEVELS = [
-    {"errors", "terminal", "metric_schema", "version"},
+    {"errors", "metric_schema", "version"},
     {"config", "devices", "probes"},
     {"registry"},
     {"language"},

@@ -1,4 +1,4 @@
-"""Errors for users: the address, the file and line, the rule, the value and a fix."""
+"""Errors for users: the address, the file and line, the rule, the value and a fix; and the encoding of stdout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import traceback
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal
 
@@ -218,3 +219,18 @@ def unknown_option(
         help = f"put the file into FOLDER/{group}/ and write --config-dir FOLDER {group}={Path(name).stem}"
     either = ", and there is no such run folder" if group == "model" and "/" in name and not origin else ""
     return Problem(group, f"no {group} is called {shown(name)}{either}", place, origin, help)
+
+
+def escape_unknown_letters() -> None:
+    """Make stdout escape characters that its encoding lacks, such as `\\u2192`, as stderr does.
+
+    UTF-8 cannot encode lone surrogates, which file names and files of a run folder may contain.
+    """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def write_utf8() -> None:
+    """Make stdout UTF-8 in every locale, because other programs read the output."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")

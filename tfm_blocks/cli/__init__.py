@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from tfm_blocks.cli.options import load_requested_plugins
-from tfm_blocks.errors import FULL, TfmError, cut, printable
+from tfm_blocks.errors import FULL, TfmError, cut, escape_unknown_letters, printable, write_utf8
 from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_library_defaults
-from tfm_blocks.terminal import escape_unknown_letters, write_utf8
 from tfm_blocks.version import __version__
 
 COMMAND_MODULES = (  # in the order of `tfm --help`

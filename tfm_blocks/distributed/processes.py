@@ -25,8 +25,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.devices import set_threads
 from tfm_blocks.distributed.signals import STOPS, block_signals, defer_signals, exit_on_signals, pending_signal
 from tfm_blocks.distributed.workers import end_with_parent
-from tfm_blocks.errors import Problem, TfmError
-from tfm_blocks.terminal import escape_unknown_letters
+from tfm_blocks.errors import Problem, TfmError, escape_unknown_letters
 
 POLL_INTERVAL = 0.1  # seconds, as in the agent
 EXIT_DELAY = 0.5  # seconds that a rank waits after an error, so that a rank that died before it is reported first

@@ -147,7 +147,7 @@ class Args:
                 return known[name]
             if name in open_names:
                 names = open_names[open_names.index(name) :]  # each refers to the next one
-                first = next(known for known in self.values if known in names)
+                first = next(one for one in self.values if one in names)
                 names = (*names[names.index(first) :], *names[: names.index(first)])
                 rule = f"{first} refers to itself: {' → '.join((*names, first))}"
                 raise ArgumentError(self.values[first].path, rule, f"write a number for {' or '.join(names)}")

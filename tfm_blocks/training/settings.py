@@ -44,16 +44,6 @@ class DeviceSettings(Settings):
         return accelerator
 
 
-def _or_keep(average: int, steps: int, validate_every: int, keep_last: int) -> str:
-    """Return the settings with which the weights of `average` validations are kept; "" if there are too few steps."""
-    if average > steps:
-        return ""
-    often = steps // average
-    changes = [f"trainer.validate_every={often}"] if often < validate_every else []
-    changes += [f"trainer.keep_last={average}"] if keep_last < average else []
-    return f", or {' and '.join(changes)}"
-
-
 class TrainerSettings(DeviceSettings):
     """The length, the intervals and the devices of a run.
 
@@ -113,7 +103,10 @@ class TrainerSettings(DeviceSettings):
             kept = min(keep_last, -(-steps // validate_every))
             if average > kept:
                 rule = f"must be at most the {kept} validations whose weights are kept, but is {average}"
-                other = _or_keep(average, steps, validate_every, keep_last)
+                often = steps // average  # 0: there are too few steps for so many validations
+                changes = [f"trainer.validate_every={often}"] if often < validate_every else []
+                changes += [f"trainer.keep_last={average}"] if keep_last < average else []
+                other = f", or {' and '.join(changes)}" if often else ""
                 raise RuleError(rule, f"write trainer.average={kept}{other}")
         return average
 
