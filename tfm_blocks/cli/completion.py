@@ -78,7 +78,8 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
 
 def _complete(prefix: str, action: argparse.Action, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Return the completions of an argument by its metavar; none if a file of the config folder is invalid."""
-    from tfm_blocks.compose.completion import complete_override, list_blocks, list_models
+    from tfm_blocks.compose.completion import complete_override, list_blocks
+    from tfm_blocks.compose.folders import config_folders, list_options
 
     folder, kind = getattr(parsed_args, "config_dir", None), str(action.metavar)
     names: list[str] = []
@@ -90,7 +91,7 @@ def _complete(prefix: str, action: argparse.Action, parsed_args: argparse.Namesp
             model = [f"model={parsed_args.model}"] if getattr(parsed_args, "model", None) else []
             return complete_override(prefix, [*model, *(parsed_args.overrides or [])], folder)
         if kind.startswith("MODEL"):
-            names += list_models(folder)
+            names += list_options("model", config_folders(folder))
     if "RUN" in kind:
         names += _folders_with("model.json")
     if kind == "RUNS":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfm_blocks.errors import ConfigError, Problem, TfmError
-from tfm_blocks.report.model_page import ViewedModel, problem_record, render_view
+from tfm_blocks.report.model_page import ViewedModel, render_view
 
 ADDRESS = "127.0.0.1"
 PAUSE = 0.1  # seconds between checks of the files
@@ -34,7 +34,8 @@ class WatchedPage:
     @property
     def state(self) -> dict[str, object]:
         """Return the state that an open page polls."""
-        return {"version": str(self.version), "problems": [problem_record(problem) for problem in self.problems]}
+        problems = [{"address": problem.address, "text": str(problem)} for problem in self.problems]
+        return {"version": str(self.version), "problems": problems}
 
     def watch_files(self) -> None:
         """Recheck the models after each change of their files, forever."""

@@ -48,10 +48,6 @@ def complete_override(prefix: str, overrides: Sequence[str], config_dir: Path | 
     return [f"{name}={done}{option}" for option in known if option.startswith(value.removeprefix(done))]
 
 
-def list_models(config_dir: Path | None) -> list[str]:
-    return list(list_options("model", config_folders(config_dir)))
-
-
 def _up_to_dots(prefix: str, written: Iterable[str]) -> list[str]:
     keys = sorted(key for key in written if key.startswith(prefix))
     heads = {key[: key.find(".", len(prefix)) + 1] or key for key in keys}

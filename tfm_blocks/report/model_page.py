@@ -11,7 +11,6 @@ from typing import Any
 from markupsafe import Markup
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.errors import Problem
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.drawing import THEMES, Mark, Theme
 from tfm_blocks.figures.figure import Style, mark_nodes, picture_of, svg_of
@@ -194,11 +193,6 @@ def _figures(spec: Spec, foldable: Sequence[str], marks: Mapping[str, Mark], tit
         yield " ".join(closed), draw(Content(closed=frozenset(closed)))
     if len(spec.nodes) <= MOST_NODES:
         yield UNFOLDED, draw(Content("none"))
-
-
-def problem_record(problem: Problem) -> dict[str, str]:
-    """Return a problem for the page: the address of its key, and its text."""
-    return {"address": problem.address, "text": str(problem)}
 
 
 def _colour_rules() -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
@@ -183,8 +182,3 @@ ScheduleSettings = Annotated[
     NoamSettings | InverseSqrtSettings | ConstantSettings | LinearSettings | CosineSettings | WsdSettings,
     Field(discriminator="name"),
 ]
-
-
-def length_context(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the context of validation in which lengths in tokens are read, from the config's key `data`."""
-    return {STEP_TOKENS: data.get("step_tokens")}

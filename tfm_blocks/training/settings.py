@@ -17,7 +17,7 @@ from tfm_blocks.errors import shown, suggest
 from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
 from tfm_blocks.tracking.loggers import LoggerSettings
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
-from tfm_blocks.training.schedules import AtLeast0, ScheduleSettings, length_context
+from tfm_blocks.training.schedules import STEP_TOKENS, AtLeast0, ScheduleSettings
 from tfm_blocks.translation.settings import BleuTokenizer, Search
 
 
@@ -337,4 +337,5 @@ def read_run(config: Mapping[str, Any]) -> RunSettings:
     """
     known = {key: config[key] for key in RunSettings.model_fields if key in config}
     data = config.get("data")
-    return read_settings(run_settings(), known, length_context(data if isinstance(data, Mapping) else {}))
+    step_tokens = data.get("step_tokens") if isinstance(data, Mapping) else None
+    return read_settings(run_settings(), known, {STEP_TOKENS: step_tokens})
