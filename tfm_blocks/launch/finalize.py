@@ -123,7 +123,7 @@ def scored_set(corpus: Corpus) -> ScoredSet:
 
 
 def _summary(job: RunSpec, settings: RunSettings, status: Status, pseudo: Sequence[Score]) -> Iterator[str]:
-    yield f"done: {counted(status.steps, 'step')} in {status.seconds:.0f} s"
+    yield f"done: {counted(status.steps or 0, 'step')} in {status.seconds:.0f} s"
     if status.reason:
         yield status.reason
     yield score_news(dict(status.scores), status.scored_on)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job, shorten_name
 from tfm_blocks.compose.sweep import LADDER, SweepRequest, combinations, join_parts, list_values
 from tfm_blocks.errors import ConfigError, Problem, counted, shown
