@@ -266,7 +266,7 @@ def _recipe(path: Path, lines: Sequence[str], recipe: re.Match[str], theirs: str
 
 The file is `{path.relative_to(FOLDER.parents[1]).as_posix()}`. It inherits {link}, and contains only the differences.
 
-![Figure of {recipe["title"]} with two layers]({path.stem}.svg)
+![Figure of {recipe["title"]}]({path.stem}.svg)
 
 **Blocks:** {", ".join(f"[{name}](../blocks.md#{name})" for name in blocks) or "the same as in the parent"}.
 

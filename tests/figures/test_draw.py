@@ -137,10 +137,26 @@ def test_the_argument_in_which_layers_differ_is_shown():
     assert [box_at(drawing, f"deep.{index}.ffn").notes for index in (0, 1)] == [("d_ff 7",), ("d_ff 12",)]
 
 
-def test_layers_that_alternate_are_drawn_as_one_group_of_two():
-    layer = {"attn": {"block": "restricted_attention", "mask": "causal", "r": "1 + i%2*7"}, "ffn": {"block": "ffn"}}
-    assert plate_labels(6, layer) == ["3×"]
-    assert plate_labels(5, layer) == [f"layer {index}" for index in range(5)]
+def windows(r):
+    return {"attn": {"block": "restricted_attention", "mask": "causal", "r": r}, "ffn": {"block": "ffn"}}
+
+
+def test_a_repeated_series_of_layers_is_one_group_with_a_plate_for_each_kind():
+    assert plate_labels(6, windows("1 + i%2*7")) == ["3×", "", ""]
+    assert plate_labels(5, windows("1 + i%2*7")) == ["2× layers 0–3", "", "", "layer 4"]
+    assert plate_labels(9, windows("1 + i%3//2*7")) == ["3×", "2×", ""]
+    deep = {"repeat": 9, "layer": windows("1 + i%3//2*7")}
+    drawing = drawing_of(spec_of({**EMB, "deep": deep, **LOGITS}, inputs={"tgt": "B T"}))
+    drawn = {index for box in boxes(drawing) for index in range(9) if f"deep.{index}.attn" in box.addresses}
+    assert drawn == set(range(9))
+
+
+def test_many_layers_that_differ_in_a_number_are_drawn_once():
+    assert len(plate_labels(12, windows("1 + i"))) == 12
+    assert plate_labels(13, windows("1 + i")) == ["13×"]
+    deep = {"repeat": 13, "layer": windows("1 + i")}
+    drawing = drawing_of(spec_of({**EMB, "deep": deep, **LOGITS}, inputs={"tgt": "B T"}))
+    assert box_at(drawing, "deep.0.attn").notes == ("r by layer",)
 
 
 def cross(kv):

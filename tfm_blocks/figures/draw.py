@@ -156,7 +156,7 @@ class _Drawer:
         """Return the boxes of alike nodes, and add the arrows to them."""
         node, addresses = alike[0], tuple(node.address for node in alike)
         info = self.registry.blocks[node.block] if node.block else None
-        shown = labels.argument_notes(node, self.registry, self.varied.get(node.address, ())) if info else ()
+        shown = labels.argument_notes(alike, self.registry, self.varied.get(node.address, ())) if info else ()
         drawn, ports, adding = labels.node_boxes(node, info, [*shown, *self._notes(alike)], self.titles)
         about = node.address if len(alike) == 1 else f"{node.address} … {alike[-1].address}"
         for box in drawn:
@@ -238,7 +238,7 @@ class _Drawer:
         items: list[Drawn] = []
         copies: list[Strand] = []
         for group in groups:
-            items.append(self._plate(alike, group, len(groups)))
+            items.append(self._group(alike, group, len(groups)))
             copied = [part.copies[index] for index in range(group.first, group.end) if index in part.copies]
             if copied:
                 copies.append((self.outlets[copied[0].entry], [*self._node(copied)]))
@@ -248,20 +248,35 @@ class _Drawer:
         self._place(items, entry, frame, {})
         return [(entry, [frame]), *copies]
 
-    def _plate(self, alike: Sequence[Stack], group: LayerGroup, groups: int) -> Frame:
-        part = alike[0]
-        addresses = tuple(f"{other.address}.{index}" for other in alike for index in range(group.first, group.end))
-        entry = self.outlets[entry_of_graph(part.layers[group.first])]
-        times = f"{group.times}×" if group.times > 1 else ""
+    def _group(self, alike: Sequence[Stack], group: LayerGroup, groups: int) -> Frame:
+        """Return the plate of a group: of its layers, or of the frames of the runs in its series."""
+        part, times = alike[0], f"{group.times}×" if group.times > 1 else ""
         if groups == 1:
             shared = any(node.owner.startswith(f"{part.address}.0.") for node in nodes_of(part.layers[-1]))
             which = "shared weights" if shared and times else ""
         else:
             which = f"layers {group.first}–{group.end - 1}" if times else f"layer {group.first}"
-        frame = Frame(addresses, plate=True, entry=entry, label=tuple(filter(None, (times, which))))
-        for offset in range(group.period):
-            self._graph([other.layers[index] for other in alike for index in group.alike(offset)], frame)
+        label = tuple(filter(None, (times, which)))
+        if len(group.runs) == 1:
+            return self._plate(alike, range(group.first, group.end), label)
+        frame = self._frame(alike, range(group.first, group.end), label)
+        items = []
+        for place, length in enumerate(group.runs):
+            label = (f"{length}×",) if length > 1 else ()
+            items.append(self._plate(alike, group.run(place), label))
+        assert frame.entry
+        self._place(items, frame.entry, frame, {})
         return frame
+
+    def _plate(self, alike: Sequence[Stack], layers: Sequence[int], label: tuple[str, ...]) -> Frame:
+        frame = self._frame(alike, layers, label)
+        self._graph([other.layers[index] for other in alike for index in layers], frame)
+        return frame
+
+    def _frame(self, alike: Sequence[Stack], layers: Sequence[int], label: tuple[str, ...]) -> Frame:
+        addresses = tuple(f"{other.address}.{index}" for other in alike for index in layers)
+        entry = self.outlets[entry_of_graph(alike[0].layers[layers[0]])]
+        return Frame(addresses, plate=True, entry=entry, label=label)
 
     def _closed(self, alike: Sequence[str], nodes: Sequence[Node], entry: Box, count: int) -> Box:
         """Return one box for all `nodes` of alike stacks or parallels, which reads all that they read from outside."""
@@ -303,4 +318,4 @@ def _are_copies(part: Parallel) -> bool:
     """Return True if a repeated layer has several copies that are all alike."""
     branches = [list(nodes_of(branch)) for branch in part.branches]
     groups = find_groups(part.address, branches, [""] * len(branches), {})
-    return len(groups) == 1 and groups[0].period == 1 and groups[0].times > 1
+    return len(groups) == 1 and groups[0].runs == (1,) and groups[0].times > 1

@@ -143,15 +143,17 @@ def _operation(steps: Sequence[Step]) -> Box:
     return Box((), "norm", (" & ".join(words),), (", ".join(notes),) if notes else ())
 
 
-def argument_notes(node: Node, registry: Registry, varied: Collection[str]) -> tuple[str, ...]:
+def argument_notes(alike: Sequence[Node], registry: Registry, varied: Collection[str]) -> tuple[str, ...]:
     """Return lines with the arguments that differ from their defaults, or that are `varied` from layer to layer.
 
     Other arguments that most blocks have are left out.
     """
-    notes, hidden = [], COMMON.difference(varied)
+    node, notes, hidden = alike[0], [], COMMON.difference(varied)
     for name, argument in registry.blocks[node.block or ""].arguments.items():
         value = node.arguments.get(name)
-        if name not in hidden and value != registry.complete(argument.default) and value is not None:
+        if any(other.arguments.get(name) != value for other in alike):
+            notes.append(f"{name} by layer")
+        elif name not in hidden and value != registry.complete(argument.default) and value is not None:
             notes.append(f"{name} {_text(value)}" if argument.kind.category == "" else _text(value))
     lines = wrap(notes, NOTE_LETTERS, ", ")
     return (*lines[:3], "…") if len(lines) > 4 else lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -126,50 +127,89 @@ def entry_of_graph(graph: Graph) -> str:
     return entry
 
 
+MOST_GROUPS = 12  # of a stack, before numbers are ignored
+NUMBER = r"\d+(\.\d+)?(e[+-]?\d+)?"
 Form = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """`period` consecutive layers from layer `first`, repeated `times` times."""
+    """Consecutive layers from layer `first` on: a series of layers, `times` times.
+
+    `runs` are the lengths of the runs of alike neighbours in the series.
+    """
 
     first: int
-    period: int = 1
+    runs: tuple[int, ...] = (1,)
     times: int = 1
 
-    def alike(self, offset: int) -> range:
-        """Return the layers that are alike to the layer at this offset."""
-        return range(self.first + offset, self.first + self.period * self.times, self.period)
+    @property
+    def period(self) -> int:
+        """Return the number of layers in the series."""
+        return sum(self.runs)
 
     @property
     def end(self) -> int:
         """Return the index after the last layer."""
         return self.first + self.period * self.times
 
+    def run(self, place: int) -> list[int]:
+        """Return the layers of a run in all series."""
+        start = self.first + sum(self.runs[:place])
+        starts = range(start, self.end, self.period)
+        return [index for start in starts for index in range(start, start + self.runs[place])]
+
 
 def find_groups(
     stack: str, layers: Sequence[Sequence[Node]], exits: Sequence[str], lasts: Mapping[str, str]
 ) -> list[LayerGroup]:
-    """Return the groups of a stack: all layers, a repeated series of layers, or runs of alike neighbours.
+    """Return the groups of a stack: repeated series of layers, and single layers.
 
-    `exits` are the outputs of the layers. `lasts` maps the output of another stack to the address that it would have as
-    the output of any layer.
+    If there are more than MOST_GROUPS, layers are also alike if their arguments are other numbers. `exits` are the
+    outputs of the layers. `lasts` maps the output of another stack to the address that it would have as the output of
+    any layer.
     """
-    entries, count = [_first_entry(layers, exits[0]), *exits], len(layers)
-    facts = [
-        [_facts(node, f"{stack}.{index}", entries[index], lasts) for node in nodes]
-        for index, nodes in enumerate(layers)
-    ]
-    for period in (size for size in range(1, count // 2 + 1) if count % size == 0):
-        if all(_alike(facts[offset::period]) for offset in range(period)):
-            return [LayerGroup(0, period, count // period)]
-    groups: list[LayerGroup] = []
-    for index in range(count):
-        if groups and _alike(facts[groups[-1].first : index + 1]):
-            groups[-1] = LayerGroup(groups[-1].first, times=groups[-1].times + 1)
-        else:
-            groups.append(LayerGroup(index))
+    entries = [_first_entry(layers, exits[0]), *exits]
+    for number in (r"$^", NUMBER):
+        facts = [
+            [_facts(node, f"{stack}.{index}", entries[index], lasts, number) for node in nodes]
+            for index, nodes in enumerate(layers)
+        ]
+        groups = _series(facts)
+        if len(groups) <= MOST_GROUPS:
+            break
     return groups
+
+
+def _series(layers: Sequence[list[list[set[Form]]]]) -> list[LayerGroup]:
+    """Return the longest series of alike layers, or of alike sequences of layers, from each place on."""
+    groups: list[LayerGroup] = []
+    while (first := groups[-1].end if groups else 0) < len(layers):
+        period, times = max(
+            ((period, _times(layers[first:], period)) for period in range(1, (len(layers) - first) // 2 + 1)),
+            key=lambda one: one[0] * one[1] * (one[1] > 1),
+            default=(1, 1),
+        )
+        if times == 1:
+            period = 1
+        columns = [layers[first + offset : first + period * times : period] for offset in range(period)]
+        runs = [1]
+        for offset in range(1, period):
+            if _alike([layer for column in columns[offset - runs[-1] : offset + 1] for layer in column]):
+                runs[-1] += 1
+            else:
+                runs.append(1)
+        groups.append(LayerGroup(first, tuple(runs), times))
+    return groups
+
+
+def _times(layers: Sequence[list[list[set[Form]]]], period: int) -> int:
+    """Return how often the first `period` layers are repeated, themselves included."""
+    for times in range(1, len(layers) // period):
+        end = (times + 1) * period
+        if not all(_alike(layers[offset:end:period]) for offset in range(period)):
+            return times
+    return len(layers) // period
 
 
 def _first_entry(layers: Sequence[Sequence[Node]], output: str) -> str:
@@ -181,13 +221,16 @@ def _first_entry(layers: Sequence[Sequence[Node]], output: str) -> str:
     return entry
 
 
-def _facts(node: Node, layer: str, entry: str, lasts: Mapping[str, str]) -> list[set[Form]]:
-    """Return the facts of a node as sets of forms; layers are alike if they share a form of every fact."""
+def _facts(node: Node, layer: str, entry: str, lasts: Mapping[str, str], ignored: str) -> list[set[Form]]:
+    """Return the facts of a node as sets of forms; layers are alike if they share a form of every fact.
+
+    The regular expression `ignored` matches parts of arguments that may differ.
+    """
     name = node.address[len(layer) :]
     own = (
         name,
         node.block,
-        repr(sorted((name, repr(value)) for name, value in node.arguments.items())),
+        re.sub(ignored, "", repr(sorted((name, repr(value)) for name, value in node.arguments.items()))),
         node.adapter_text,
         node.quantized_text,
         tuple(map(_step, node.pre)),
