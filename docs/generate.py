@@ -13,7 +13,7 @@ from generate_reference import COMMANDS, CONFIG, commands, config, table
 
 from tfm_blocks.compose.folders import CONF, FAMILIES
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.config.settings import FOREIGN_NAMES
+from tfm_blocks.config.foreign_keys import FOREIGN_NAMES
 from tfm_blocks.exchange.family import families
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.figure import Style, picture_of, svg_of

@@ -100,7 +100,7 @@ def test_bash_completes_names_of_blocks_and_tasks_where_they_are_expected(folder
         "tfm check tiny model.graph.encoder.layer.attn.blo", "python train.py model.gr", "tfm probes pa",
     )  # fmt: skip
     words = [[word.rpartition("=")[2] if "=" in word[:-1] else word for word in words] for words in completions]
-    assert words[0] == ["restricted_attention", "restricted_global_attention", "restricted_shared_attention"]
+    assert words[0] == ["restricted_attention", "restricted_shared_attention", "restricted_global_attention"]
     assert words[1] == ["rotary", "relative_bias"] or set(words[1]) == {"rotary", "relative_bias"}
     assert words[2:4] == [["rmsnorm"], ["model.graph.encoder.layer.attn.block="]]
     assert words[4] == ["model.graph."] or all(word.startswith("model.graph.") for word in words[4])

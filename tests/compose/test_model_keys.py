@@ -40,8 +40,8 @@ def test_a_block_is_any_block_and_so_is_one_of_an_inline_node():
         assert set(offered(f"{key}=")) == SHIPPED
     assert offered(f"{ATTENTION}.block=restr") == [
         "restricted_attention",
-        "restricted_global_attention",
         "restricted_shared_attention",
+        "restricted_global_attention",
     ]
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.config.settings import FOREIGN_NAMES, advice
+from tfm_blocks.config.foreign_keys import FOREIGN_NAMES, advice
 
 
 @pytest.mark.parametrize("sentence", FOREIGN_NAMES)

@@ -110,6 +110,8 @@ REFUSED = {
     "clip_qkv": ("base", [f"{ENCODER}.clip_qkv=3"], "encoder.*.attn"),
     "activation": ("base", [f"{ACTIVATION}=squared_relu"], "encoder.*.ffn"),
     "factor": ("rotary", [f"{ENCODER}.position={{block: rotary, factor: 2}}"], "encoder.*.attn"),
+    "unknown_id": ("base", ["model.graph.src_emb.unknown_id=3"], "src_emb"),
+    "groups": ("base", ["model.args.norm={block: rmsnorm, groups: 2}"], "encoder.*.attn"),
     "cross position": ("base", [f"{CROSS}.position=rotary"], "decoder.*.cross"),
     "does not cover the block moe": ("moe", [], "encoder.*.ffn"),
     "does not cover the block scalenorm": ("base", ["model.args.norm=scalenorm"], "encoder.*.attn"),

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tfm_blocks.compose.folders import CONF, list_options, root_keys
 from tfm_blocks.compose.overrides import error_reason, override_key, parse_override
 from tfm_blocks.compose.resolve import to_plain
-from tfm_blocks.config.settings import advice
+from tfm_blocks.config.foreign_keys import advice
 from tfm_blocks.errors import ConfigError, Problem, cut, suggest
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.sources import find_knobs

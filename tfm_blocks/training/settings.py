@@ -103,7 +103,7 @@ class TrainerSettings(DeviceSettings):
             kept = min(keep_last, -(-steps // validate_every))
             if average > kept:
                 rule = f"must be at most the {kept} validations whose weights are kept, but is {average}"
-                often = steps // average  # 0: there are too few steps for so many validations
+                often = steps // average  # 0: the run has fewer steps than validations
                 changes = [f"trainer.validate_every={often}"] if often < validate_every else []
                 changes += [f"trainer.keep_last={average}"] if keep_last < average else []
                 other = f", or {' and '.join(changes)}" if often else ""
