@@ -191,6 +191,17 @@ def test_changed_positions_have_equal_logits_gradients_and_steps(drop):
     agree_in_process(small({"src": "B S", "tgt": "B T"}, graph))
 
 
+def test_grouped_norms_and_copies_without_weights_have_equal_logits_gradients_and_steps():
+    copies = {"layer": {"kept": {"block": "none"}, "map": {"block": "linear", "d_out": 8}}, "at": {0: {"map": None}}}
+    graph = {
+        "emb": {"block": "embedding", "in": "tgt"},
+        "normed": {"block": "rmsnorm", "groups": 2},
+        "copied": {"repeat": 3, "join": "sum", **copies},
+        "logits": {"block": "unembed"},
+    }
+    agree_in_process(small({"tgt": "B T"}, graph))
+
+
 OTHERS = [
     ("residual_scores", {}),
     ("hyper_connections", {"kind": "manifold"}),
