@@ -79,7 +79,7 @@ def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> N
         ]
         for overrides, parameters, problems in jobs
     ]
-    print_table(Table(f"{counted(len(jobs), 'job')}", columns, rows))
+    print_table(Table(counted(len(jobs), "job"), columns, rows))
 
 
 def show_run(run: SavedRun) -> None:
@@ -147,7 +147,7 @@ def show_scores(systems: Mapping[str, Sequence[Score]], count: int, *, as_json: 
             tests = [score.difference, difference, score.p, score.p_sacrebleu] if tested else []
             rows.append([name, score.name, score.value, half, *tests])
     console = screen()
-    print_table(Table(f"{counted(count, unit)}", columns, rows))
+    print_table(Table(counted(count, unit), columns, rows))
     if tested:
         console.print(TESTS)
     for score in next(iter(systems.values())):
