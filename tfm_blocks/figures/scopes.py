@@ -128,6 +128,7 @@ def entry_of_graph(graph: Graph) -> str:
 
 
 MOST_GROUPS = 12  # of a stack, before numbers are ignored
+NOTHING = r"(?!)"  # matches no text
 NUMBER = r"\d+(\.\d+)?(e[+-]?\d+)?"
 Form = tuple[Hashable, ...]
 
@@ -170,9 +171,9 @@ def find_groups(
     any layer.
     """
     entries = [_first_entry(layers, exits[0]), *exits]
-    for number in (r"$^", NUMBER):
+    for ignored in (NOTHING, NUMBER):
         facts = [
-            [_facts(node, f"{stack}.{index}", entries[index], lasts, number) for node in nodes]
+            [_facts(node, f"{stack}.{index}", entries[index], lasts, ignored) for node in nodes]
             for index, nodes in enumerate(layers)
         ]
         groups = _series(facts)
@@ -182,7 +183,7 @@ def find_groups(
 
 
 def _series(layers: Sequence[list[list[set[Form]]]]) -> list[LayerGroup]:
-    """Return the longest series of alike layers, or of alike sequences of layers, from each place on."""
+    """Divide layers into groups: from the first layer left, the longest repeated series, or this layer alone."""
     groups: list[LayerGroup] = []
     while (first := groups[-1].end if groups else 0) < len(layers):
         period, times = max(

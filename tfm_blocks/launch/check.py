@@ -279,8 +279,8 @@ def _check_network(composed: Composed, data: DataSettings | None, make_spec: Cal
     width, (vocab, source) = spec.sink.shape[-1], composed.vocabulary
     if source is not None:
         problems += find_vocabulary_problems(spec, data, objective, vocab, source)
-    labels = isinstance(data, LabelsSettings) or isinstance(objective, LabelSettings | ReplacedTokenSettings)
-    if width != vocab and not labels:
+    own_outputs = isinstance(data, LabelsSettings) or isinstance(objective, LabelSettings | ReplacedTokenSettings)
+    if width != vocab and not own_outputs:
         rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
         problems.append(
             composed.sources.problem(spec.sink.path, rule, help="end the graph with an unembed of ${vocab}")

@@ -174,7 +174,7 @@ def _make(info: OptimizerInfo, groups: list[dict[str, Any]]) -> Optimizer:
     if not isinstance(made, Optimizer):
         raise TypeError(f"must return an optimizer of torch, but returns {shown(made)}")
     if weights != {id(weight) for group in made.param_groups for weight in group["params"]}:
-        raise ValueError("returns an optimizer of other weights than those of its parameter groups")
+        raise ValueError("returns an optimizer of other weights than its parameter groups contain")
     return made
 
 
