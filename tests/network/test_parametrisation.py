@@ -148,6 +148,7 @@ NO_RULE = {
     "deepnorm": "no rule is known for deepnorm under completep with 2 times the layers of the base",
     "switch": "the model with these sizes is invalid",
     "hyper_connections": "no rule is known for a stack without residual connections",
+    "rwkv7_values": "no rule is known for a stack without residual connections",
     "redundant": "no rule is known for copies that are side by side",
 }
 
