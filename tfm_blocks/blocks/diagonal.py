@@ -11,39 +11,29 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
-from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum
+from tfm_blocks.blocks.linear_attention import decayed_sum
 from tfm_blocks.blocks.state_space import fill_selective
 from tfm_blocks.registry.blocks import block
 
-SPANS = (1, 2, 4, 8, 16)  # twice the last is CHUNK
 LEAST_SQUARE = 1e-6  # below it, the derivative of a square root is bounded
 
 
 def scan(memory_BX: Tensor, log_rate_BTX: Tensor, x_BTX: Tensor) -> tuple[Tensor, Tensor]:
     """Compute h_t = exp(log_rate_t) h_{t-1} + x_t for each element: h_BTX and the last h_BX, from h_0 = `memory_BX`.
 
-    Within a chunk, sums over 1, 2, 4, … positions are combined (Hillis and Steele 1986), which never divides by a
-    decay.
+    Positions are read in turn: on a CPU, this is 4 to 7 times as fast as sums over 1, 2, 4, … positions, forward and
+    backward.
     """
-    if torch.compiler.is_exporting():  # the number of sums would be fixed
+    if torch.compiler.is_exporting():  # the number of positions would be fixed
         x_BXT1, log_rate_BXT1 = x_BTX.mT[..., None], log_rate_BTX.mT[..., None]
         one = torch.ones_like(x_BXT1)
         h_BXT1, last = decayed_sum(memory_BX[..., None, None], one, one, x_BXT1, log_rate_BXT1)
         return h_BXT1[..., 0].mT, last[..., 0, 0]
-    h_B1TX, last_B1X = by_chunks(_scan_chunk, memory_BX[:, None], log_rate_BTX[:, None], x_BTX[:, None])
-    return h_B1TX[:, 0], last_B1X[:, 0]
-
-
-def _scan_chunk(memory_B1X: Tensor, log_rate_B1CX: Tensor, x_B1CX: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute one chunk of `scan`, of at most CHUNK positions."""
-    h_B1CX, passed_B1CX, C = x_B1CX, log_rate_B1CX, x_B1CX.shape[2]
-    for span in SPANS:  # h sums the last `span` positions, and passed are their logarithms of the decay
-        if span < C:
-            before = (0, 0, span, 0)
-            h_B1CX = h_B1CX + passed_B1CX.exp() * F.pad(h_B1CX, before)[:, :, :C]
-            passed_B1CX = passed_B1CX + F.pad(passed_B1CX, before)[:, :, :C]
-    h_B1CX = h_B1CX + passed_B1CX.exp() * memory_B1X[:, :, None]
-    return h_B1CX, h_B1CX[:, :, -1]
+    h_BX, outputs = memory_BX, []
+    for decay_BX, x_BX in zip(log_rate_BTX.exp().unbind(1), x_BTX.unbind(1), strict=True):
+        h_BX = torch.addcmul(x_BX, decay_BX, h_BX)
+        outputs.append(h_BX)
+    return torch.stack(outputs, 1), h_BX
 
 
 @block(
@@ -65,8 +55,8 @@ class Mamba(Recurrence):
     v has `d_inner` channels, each with a memory S of `d_state` elements, which decay at separate rates exp(a) Δ. v is a
     linear map of x, followed by a causal depthwise convolution of `kernel_size` positions and silu. B and C, of width
     `d_state`, are linear maps of v. So is the step Δ = softplus(v W_r W_Δ + b) of each channel, of rank `d_step`, by
-    default d_inner / 32. The output is (y ⊙ silu(x W_z)) W_o. Training computes chunks of 32 positions in parallel:
-    linear cost in the length. Decoding carries S.
+    default d_inner / 32. The output is (y ⊙ silu(x W_z)) W_o. Training updates S position by position: linear cost in
+    the length. Decoding carries S.
 
     Also known as: selective scan, S6; selective state space model.
     Use: weights of Mamba; `mamba2` is faster at a larger `d_state`.
@@ -146,7 +136,7 @@ class RGLRU(Recurrence):
 
     The gates i and r are sigmoids of linear maps of x, which mix the channels of each of the `heads` parts of the
     width. At the first position, the factor √(1 - a²) is 1. a^(1/r) is initially uniform between 0.9 and 0.999.
-    Training computes chunks of 32 positions in parallel: linear cost in the length. Decoding carries h.
+    Training updates h position by position: linear cost in the length. Decoding carries h.
 
     Also known as: real-gated linear recurrent unit.
     Use: the recurrent layers of Griffin and RecurrentGemma, after a `depthwise_conv`, in parallel with a gelu branch.
