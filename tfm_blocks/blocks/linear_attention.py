@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -17,36 +17,58 @@ from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Activation, Norm
 
 CHUNK = 32  # positions computed in parallel; the memory is carried from chunk to chunk
+DIRECT = 8  # positions whose decays are computed pair by pair
 SHORTEST = 1e-6  # added to squared lengths, which may be 0
 
 
 class Decay(NamedTuple):
     """Fractions of the memory that remain, for C positions of a chunk; leading axes equal the rates'.
 
-    The last axis of the first three is the keys' width, or 1 if all channels of a head decay alike. `between`_CCK: from
-    a position (column) to itself or a later one (row), else 0; `since_start`_CK: from before the chunk to each
-    position; `until_end`_CK: from each position to the last; `whole`_K1: from before the chunk to the last.
+    The last axis of the first three is the keys' width, or 1 if all channels of a head decay alike. `passed`_CK: the
+    logarithm of `since_start`; `since_start`_CK: from before the chunk to each position; `until_end`_CK: from each
+    position to the last; `whole`_K1: from before the chunk to the last.
     """
 
-    between: Tensor
+    passed: Tensor
     since_start: Tensor
     until_end: Tensor
     whole: Tensor
 
-    def products(self, q_BHCK: Tensor, k_BHCK: Tensor) -> Tensor:
-        """Return the products of queries (rows) with decayed keys (columns), of equal or earlier positions: BHCC."""
-        if self.between.shape[-1] == 1:
-            return q_BHCK @ k_BHCK.mT * self.between[..., 0]
-        return (q_BHCK[..., :, None, :] * k_BHCK[..., None, :, :] * self.between).sum(-1)
+    def products(self, k_BHCK: Tensor, *queries: Tensor) -> Iterable[Tensor]:
+        """Return the products of each q_BHCK (rows) with the decayed keys (columns): BHCC, 0 for later keys."""
+        if self.passed.shape[-1] > 1:
+            return _products_by_channel(torch.stack(queries), k_BHCK, self.passed).unbind(0)
+        between_BHCC = _between(self.passed)[..., 0]
+        return [q_BHCK @ k_BHCK.mT * between_BHCC for q_BHCK in queries]
 
 
 def decay(log_rate_CK: Tensor) -> Decay:
     """Return the decay of a memory whose row k position c multiplies by exp(log_rate_CK[c, k]) before it adds."""
     passed_CK = log_rate_CK.cumsum(-2)
-    later_CC1 = torch.ones_like(passed_CK[..., :1] * passed_CK[..., None, :, 0], dtype=torch.bool).triu(1)[..., None]
-    between_CCK = (passed_CK[..., :, None, :] - passed_CK[..., None, :, :]).masked_fill(later_CC1, -torch.inf).exp()
     last_1K = passed_CK[..., -1:, :]
-    return Decay(between_CCK, passed_CK.exp(), (last_1K - passed_CK).exp(), last_1K.mT.exp())
+    return Decay(passed_CK, passed_CK.exp(), (last_1K - passed_CK).exp(), last_1K.mT.exp())
+
+
+def _between(passed_CK: Tensor) -> Tensor:
+    """Return the decay from a position (column) to itself or a later one (row), else 0: between_CCK."""
+    later_CC1 = torch.ones_like(passed_CK[..., :1] * passed_CK[..., None, :, 0], dtype=torch.bool).triu(1)[..., None]
+    return (passed_CK[..., :, None, :] - passed_CK[..., None, :, :]).masked_fill(later_CC1, -torch.inf).exp()
+
+
+def _products_by_channel(q_XBHCK: Tensor, k_BHCK: Tensor, passed_BHCK: Tensor) -> Tensor:
+    """Compute `Decay.products` for channels with separate rates.
+
+    From the first half of the positions to the second, decays are products of the decays to and from the middle, none
+    of which is above 1, so a product of matrices sums over channels. The halves are divided in the same way.
+    """
+    half = k_BHCK.shape[-2] // 2
+    if half < DIRECT or torch.compiler.is_exporting():  # the number of positions would be fixed
+        return (q_XBHCK[..., :, None, :] * (k_BHCK[..., None, :, :] * _between(passed_BHCK))).sum(-1)
+    q, k, passed = (x.tensor_split((half,), -2) for x in (q_XBHCK, k_BHCK, passed_BHCK))
+    middle_BH1K = passed[0][..., -1:, :]
+    across = (q[1] * (passed[1] - middle_BH1K).exp()) @ (k[0] * (middle_BH1K - passed[0]).exp()).mT
+    first, second = map(_products_by_channel, q, k, passed)
+    return torch.cat((F.pad(first, (0, across.shape[-2])), torch.cat((across, second), -1)), -2)
 
 
 def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +93,8 @@ def decayed_sum(
 ) -> tuple[Tensor, Tensor]:
     """Compute one chunk of S_t = exp(log_rate_t) S_{t-1} + k_t^T v_t, y_t = q_t S_t: y and the last memory."""
     fade = decay(log_rate_BHCK)
-    y_BHCV = fade.products(q_BHCK, k_BHCK) @ v_BHCV + (q_BHCK * fade.since_start) @ memory_BHKV
+    (of_queries_BHCC,) = fade.products(k_BHCK, q_BHCK)
+    y_BHCV = of_queries_BHCC @ v_BHCV + (q_BHCK * fade.since_start) @ memory_BHKV
     return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ v_BHCV
 
 
@@ -342,9 +365,10 @@ def delta_rule(
     writes of earlier positions, which gives a triangular system (section 3.3).
     """
     fade, beta_BHC1 = decay(log_rate_BHCK), beta_BHC[..., None]
+    of_keys_BHCC, of_queries_BHCC = fade.products(k_BHCK, k_BHCK, q_BHCK)
     known_BHCV = (k_BHCK * fade.since_start) @ memory_BHKV
     written_BHCV = torch.linalg.solve_triangular(
-        beta_BHC1 * fade.products(k_BHCK, k_BHCK), beta_BHC1 * (v_BHCV - known_BHCV), upper=False, unitriangular=True
+        beta_BHC1 * of_keys_BHCC, beta_BHC1 * (v_BHCV - known_BHCV), upper=False, unitriangular=True
     )
-    y_BHCV = (q_BHCK * fade.since_start) @ memory_BHKV + fade.products(q_BHCK, k_BHCK) @ written_BHCV
+    y_BHCV = (q_BHCK * fade.since_start) @ memory_BHKV + of_queries_BHCC @ written_BHCV
     return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ written_BHCV
