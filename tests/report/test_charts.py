@@ -84,6 +84,10 @@ def test_lengths_have_the_scaled_accuracy_with_chance_and_ceiling_if_all_runs_ha
 
 
 def test_a_single_length_has_no_chart() -> None:
+    """A length that is no number, in a damaged run, is none."""
+    damaged = run("c", "mqar", x64=1)
+    damaged.values["accuracy@x"] = 0.5
+    assert length_charts({"mqar": {"a": Group("", [damaged])}}) == []
     tasks = {name: {"a": Group("", [one])} for name, one in (("mqar", run("c", "mqar", x64=1)), ("none", run("d")))}
     assert length_charts(tasks) == []
 

@@ -270,6 +270,17 @@ def test_an_interval_stays_within_the_possible_scores_and_three_seeds_show_their
     assert (cell["mean"], cell["low"], cell["high"]) == pytest.approx((80, 100 * wilson.low, 100 * wilson.high))
 
 
+def test_an_interval_whose_end_is_rounded_beyond_the_mean_is_drawn(tmp_path):
+    """sacreBLEU scores perfect texts 100.00000000000004."""
+    for (mixer, fraction), task in itertools.product((("lstm", 1 + 4e-16), ("rnn", 0.5)), ("parity", "mqar")):
+        for seed in range(10):
+            leave_answers(tmp_path / "runs" / f"{mixer}-{task}-{seed}", task, mixer, seed, fraction)
+    for metric in ("scaled_accuracy", "solved"):
+        table = cells(tmp_path / "runs", "--metric", metric, "--figures", tmp_path / metric)
+        assert all(cell["low"] <= cell["mean"] <= cell["high"] for cell in table.values())
+        assert (tmp_path / metric / "means.svg").is_file()
+
+
 def test_scores_over_all_tasks_have_the_aggregates_of_rliable(sweep):
     shown = cached_output(sweep, "--matrix", "--markdown")
     head, table = shown.split("scaled accuracy, % over all 2 tasks")
@@ -300,11 +311,17 @@ def test_models_and_tasks_have_display_names_an_order_and_a_subset(sweep, tmp_pa
         sweep, "--markdown", "--only", "[lstm, attention]", "--names", "{lstm: LSTM}", "--baseline", "rnn-mqar-0"
     )
     assert "| rnn" not in only.split("over seeds")[1].split("what else differs")[0]
-    assert "| LSTM, parity |" in only
+    assert "| LSTM, parity |" in only and "the matrix has no baseline" in only
+    one_task = compared(sweep, "--only", "[parity]", "--baseline", "rnn-mqar-0")
+    assert {"task parity", "mixer rnn"} <= set(one_task["baseline"].split(", "))
+    assert not any(rule in note for note in one_task["notes"] for rule in ("not scored on", "not comparable"))
+    two = said(sweep, "--matrix", "--markdown", "--only", "[rnn, lstm, parity, mqar]", "--baseline", "rnn-mqar-0")
+    assert "has no baseline" not in two
     for wrong, message in (
         (["--names", "{gru: GRU}"], "--names: 'gru' is the name of no model and no task"),
         (["--order", "{lstm: 1}"], "--order: must be a list of names"),
         (["--only", "[lstm"], "--only: is not YAML"),
+        (["--order", "[2024-13-45]"], "--order: is not YAML: month must be in 1..12"),
         (["--names", "{lstm: rnn}"], "--names: gives two models or tasks the name 'rnn'"),
     ):
         with pytest.raises(SystemExit):

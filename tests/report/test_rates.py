@@ -75,6 +75,13 @@ def test_a_rate_at_which_a_seed_diverged_is_not_the_best(tmp_path):
     assert curve["values"][-1] == {"value": 0.016, "losses": [0.2], "diverged": 1}
 
 
+def test_no_rate_is_the_best_if_a_seed_diverged_at_each(tmp_path):
+    for rate, seed in itertools.product((0.001, 0.004), (1, 2)):
+        leave(tmp_path, "base", rate, seed, 1.0, state="diverged" if seed == 2 else "done")
+    report = comparison(tmp_path)
+    assert report["learning_rates"] == [] and len(report["groups"]) == 2
+
+
 def test_rates_that_differ_after_the_sixth_digit_stay_apart(tmp_path):
     rates = (0.001, 0.0012345671, 0.0012345672)
     for rate in rates:
@@ -119,6 +126,8 @@ def test_seeds_that_chose_a_rate_can_be_left_out(sweep, tmp_path, capsys):
     for model, rate in (("base", 0.004), ("prenorm", 0.016)):
         for seed in (3, 4, 5):
             leave(tmp_path, model, rate, seed, 1.5)
+    other = comparison(tmp_path, "--held-out-seeds", "--baseline", "base-0.004-1")
+    assert other["baseline"] == "base, peak 0.004", "a run that is left out names its model"
     report = comparison(tmp_path, "--held-out-seeds", "--baseline", "base-0.004-3")
     assert "the scores do not include the seeds that chose the learning rates" in report["notes"]
     assert {one["model"]: one["best"] for one in report["learning_rates"]} == {"base": 0.004, "prenorm": 0.016}
@@ -143,7 +152,7 @@ def test_jobs_that_tuning_pruned_have_no_row_and_equal_best_rates_are_no_part_of
     (tmp_path / "tuned" / "sweep.json").write_text(json.dumps({"format": 1, "command": "…", "jobs": jobs}))
     report, shown = comparison(tmp_path / "tuned"), said(tmp_path / "tuned", "--markdown")
     assert "| base | 2 |" in shown and "| prenorm | 2 |" in shown and "0 of 1" not in shown
-    assert "2 jobs of a sweep were pruned before they began" in report["notes"]
+    assert "pruned before they began: 2 jobs of a sweep" in report["notes"]
     assert not any("pruned" in note and "not done" in note for note in report["notes"])
 
 

@@ -136,6 +136,8 @@ def test_only_the_best_rate_of_a_size_counts_and_no_run_before_its_cooldown(ladd
     leave_rung(tmp_path / "failed", "decoder_only", 16, 160, 1)
     status = json.loads((tmp_path / "failed" / "status.json").read_text())
     (tmp_path / "failed" / "status.json").write_text(json.dumps(status | {"state": "failed"}))
+    failed = json.loads(said(tmp_path, "--baseline", "decoder_only-8-10-1", "--json"))
+    assert any(note.startswith("not done: failed") for note in failed["notes"])
     with pytest.raises(SystemExit):
         said(tmp_path, "--baseline", "failed")
     assert "name a finished run whose learning rate has decayed" in capsys.readouterr().err

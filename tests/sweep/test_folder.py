@@ -12,7 +12,7 @@ from tests.sweep.jobs import Small, job_of
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.sweep.folder import JOURNAL, SweepFolder, claim_sweep
-from tfm_blocks.sweep.job import DONE, SweepJob
+from tfm_blocks.sweep.job import DONE, ERROR, SweepJob
 
 
 def test_the_same_overrides_have_the_same_folder_and_others_a_new_one(tmp_path: Path) -> None:
@@ -134,6 +134,8 @@ def test_the_state_of_a_job_is_read_from_its_folder(small: Small, tmp_path: Path
 def test_a_damaged_status_or_sweep_file_is_reported_and_nothing_changes(small: Small, tmp_path: Path) -> None:
     folder, job = job_in_state(small, tmp_path, DONE)
     (folder.run(job) / "status.json").write_text('{"state": "do')
+    folder.restore_state(job, [DONE])
+    assert job.state == ERROR and job.reason.startswith(f"{folder.run(job) / 'status.json'}: is damaged")
     with pytest.raises(RunError, match=r"status\.json: is damaged"):
         folder.state_before(job)
     (folder.path / "sweep.json").write_text('{"form')

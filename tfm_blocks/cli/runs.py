@@ -211,7 +211,8 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
     from tfm_blocks.report.table import csv_text
 
     if arguments.json:
-        print_json(scaling.scaling_record(ladder, exponents=arguments.exponents, factors=arguments.factors))
+        record = scaling.scaling_record(ladder, exponents=arguments.exponents, factors=arguments.factors)
+        print_json(record | {"notes": [*comparison.notes, *ladder.notes]})
     elif arguments.csv:
         print(csv_text(scaling.rungs_table(ladder)), end="")
     else:

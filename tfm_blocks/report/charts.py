@@ -148,8 +148,9 @@ def length_charts(tasks: TaskGroups) -> list[LineChart]:
         for label, group in groups.items():
             values: dict[float, list[float]] = defaultdict(list)
             for name, accuracy in (item for run in group.counted for item in run.values.items()):
-                if name.startswith(prefix):
-                    values[int(name.removeprefix(prefix))].append(accuracy)
+                length = name.removeprefix(prefix)
+                if length != name and length.isdecimal():
+                    values[int(length)].append(accuracy)
             if len(values) > 1:
                 lines.append(line_over(LENGTH_AXIS, label, values))
         title = f"test {unit} over length"

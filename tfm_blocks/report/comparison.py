@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.errors import ConfigError, Problem, listed, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, counted, listed, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import (
     NO_MODELS,
@@ -90,17 +90,23 @@ def compare_runs(
     factors = find_factors(runs)
     groups = _shorten_labels(group_seeds(runs, factors), factors)
     curves = rate_curves(groups, factors)
+    place = groups.index(_find_group(groups, curves, baseline)) if baseline else None
     if held_out_seeds:
         groups, curves = leave_out_choosing_seeds(groups, curves)
-    chosen = _find_group(groups, curves, baseline) if baseline else None
+    chosen = None if place is None else groups[place]
     compared = best_groups(groups, curves)
-    grid = display.apply(arrange(compared, factors))
+    every = arrange(compared, factors)
+    grid, noted = display.apply(every), groups
     if display.only:
         compared = list(grid.groups.values())
         curves = [curve for curve in curves if curve.best.group in compared]
-    notes = list(_find_notes(grid, groups, curves, held_out=held_out_seeds, several_lengths=several_lengths))
+        noted = [group for group in groups if _at_best_rate(group, curves) in compared]
+        chosen = _shown_counterpart(every, compared, chosen) if chosen else None
+    notes = list(_find_notes(grid, noted, curves, held_out=held_out_seeds, several_lengths=several_lengths))
     notes += _absent(records, runs, scores)
     matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
+    if matrix and chosen and chosen not in compared:
+        notes.append("the matrix has no baseline, because --only leaves out the model of --baseline")
     tests, untested = _test(compared, chosen, grid) if chosen and tested else ([], [])
     notes, renamed = [*notes, *untested], bool(display.names)
     return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, tests, notes, renamed)
@@ -168,11 +174,23 @@ def _find_group(groups: Sequence[Group], curves: Sequence[RateCurve], baseline: 
     for group in groups:
         for run in group.runs:
             if baseline in (run.name, group.label) or path.resolve() == run.folder.resolve():
-                curve = curve_of(group, curves)
-                return curve.best.group if curve else group
+                return _at_best_rate(group, curves)
     rule = f"must be one of the runs that are compared, but is {baseline}"
     names = [run.name for group in groups for run in group.runs]
     raise ConfigError(Problem("--baseline", rule, help=suggest(path.name, names)))
+
+
+def _at_best_rate(group: Group, curves: Sequence[RateCurve]) -> Group:
+    """Return the group with the best rate of the same model on the same task."""
+    curve = curve_of(group, curves)
+    return curve.best.group if curve else group
+
+
+def _shown_counterpart(grid: ModelGrid, compared: Sequence[Group], baseline: Group) -> Group:
+    """Return the baseline if it is compared, or else a compared group of the same model; the baseline if none is."""
+    rows = {row for (row, _), group in grid.groups.items() if group is baseline}
+    others = (group for (row, _), group in sorted(grid.groups.items()) if row in rows and group in compared)
+    return baseline if baseline in compared else next(others, baseline)
 
 
 def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterator[str]:
@@ -222,7 +240,7 @@ def _absent(records: Sequence[SavedRun], runs: Sequence[SavedRun], scores: str |
         weights = f"{scores} of their final weights: {_names(missing)}"
         yield f"without scores {weights}; tfm evaluate writes them with --test"
     if pruned := len(records) - len(runs):
-        yield f"{pruned:,} jobs of a sweep were pruned before they began"
+        yield f"pruned before they began: {counted(pruned, 'job')} of a sweep"
 
 
 def _ending(run: SavedRun) -> str:

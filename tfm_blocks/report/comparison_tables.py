@@ -157,10 +157,7 @@ def seeds_table(comparison: Comparison) -> Table:
         done = len(finished)
         means = [mean_cell(best, loss)]
         for score in scores:
-            values = group.scores_over_seeds(score.name)  # none unless its runs share a test set and a method
-            if score.kind == "token":
-                values = [run.values[score.name] for run in finished if score.name in run.values]
-            means.append(mean_cell(values, score.mean))
+            means.append(mean_cell(group.scores_over_seeds(score.name), score.mean))
         means = [replace(cell, ranked=done == len(group.counted)) if cell else None for cell in means]
         count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
         rows.append([comparison.label(group), Cell(count, done), *means])
@@ -269,9 +266,11 @@ def print_latex(tables: Sequence[Table], notes: Sequence[str]) -> None:
 def print_csv(comparison: Comparison) -> None:
     """Print an unrounded row for each run; runs that differ only by their seed have the same group."""
     rows: list[dict[str, Any]] = []
+    taken = {"group", "run", "state", "reason", *(name for run in comparison.runs for name in run.numbers)}
+    columns = [f"settings.{factor.key}" if factor.key in taken else factor.key for factor in comparison.factors]
     for label, run in ((group.label, run) for group in comparison.groups for run in group.runs):
         row: dict[str, Any] = {"group": label, "run": str(run.folder), "state": run.state, "reason": run.reason}
-        row |= {factor.key: factor.value_of(run) for factor in comparison.factors}
+        row |= {name: factor.value_of(run) for name, factor in zip(columns, comparison.factors, strict=True)}
         row |= {"seed": run.settings.get("seed", ""), **run.numbers}
         for name, best in run.best.items():
             row |= {f"best {name}": best.value, f"step of best {name}": best.step}

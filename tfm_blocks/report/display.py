@@ -68,7 +68,7 @@ def _read(option: str, text: str | None, kind: type, example: str) -> Any:
     path = Path(text)
     try:
         value = yaml.safe_load(path.read_text() if path.suffix in (".yaml", ".yml") else text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # ValueError: invalid UTF-8 or date
         reason = " ".join(str(error).split())
         raise ConfigError(Problem(option, f"is not YAML: {reason}", help=f"{option} '{example}'")) from None
     parts = [*value, *value.values()] if isinstance(value, dict) else value

@@ -48,9 +48,10 @@ class ScoreCell:
         if half is None or len(self.values) <= FEW:
             return None
         if score is SOLVED:
-            low, high = wilson(self.mean / 100, len(self.values))
-            return 100 * low, 100 * high
-        return max(score.low, self.mean - half), min(score.high, self.mean + half)
+            low, high = (100 * end for end in wilson(self.mean / 100, len(self.values)))
+        else:
+            low, high = max(score.low, self.mean - half), min(score.high, self.mean + half)
+        return min(low, self.mean), max(high, self.mean)  # an end that equals the mean may be rounded to its other side
 
     @property
     def spread(self) -> tuple[float, float]:

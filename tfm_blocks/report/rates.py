@@ -68,7 +68,7 @@ def rate_curves(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Rate
 
 
 def _curve(family: Sequence[Group], factors: Sequence[Factor]) -> RateCurve | None:
-    """Return the curve of groups that differ in one of RATES, if at least one of them has a loss.
+    """Return the curve of groups that differ in one of RATES, if no seed of at least one of them diverged.
 
     The rates are compared on the seeds with a finished run at each rate that has finished runs, or else on all seeds.
     """
@@ -88,7 +88,7 @@ def _curve(family: Sequence[Group], factors: Sequence[Factor]) -> RateCurve | No
     settings = [(factor.key, family[0].setting(factor)) for factor in factors if factor.key not in RATES]
     named = [text if name == "model" else f"{name.rpartition('.')[2]} {text}" for name, text in settings]
     label = ", ".join(named) or family[0].runs[0].model or family[0].label
-    return RateCurve(label, key, rates, seeds) if any(rate.losses for rate in rates) else None
+    return RateCurve(label, key, rates, seeds) if any(rate.loss < math.inf for rate in rates) else None
 
 
 def _finished(group: Group) -> list[SavedRun]:

@@ -252,7 +252,7 @@ def scaling_record(ladder: Ladder, *, exponents: bool = False, factors: bool = F
             model: {name: {"value": own.value, "interval": own.interval} for name, own in values.items()}
             for model, values in _exponents(ladder).items()
         }
-    return record | {"seed_deviation": seed_deviation(fit.points), "notes": list(ladder.notes)}
+    return record | {"seed_deviation": seed_deviation(fit.points)}
 
 
 def _factor_record(logarithm: Estimate) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from tfm_blocks.report.comparison_tables import show_tables, tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.folder import numbered_names
 from tfm_blocks.runs.lock import hold
-from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.checks import Check, JobChecker, find_used, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
@@ -70,7 +69,7 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
         source = LadderJobs(folder, ladder) if ladder else _source(folder, jobs, plan, settings, checker)
         folder.expect_unchanged(source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
-        before = sum(job.state != WAITING for job in source.jobs)
+        before = sum(job.state == DONE for job in source.jobs)
         count, kind = (settings.trials, "trials") if settings.method == "optuna" else (len(source.jobs), "jobs")
         count = ladder.runs if ladder else count
         size = f"{count} {kind}{f', {before} done before' if before else ''}, {min(settings.parallel, count)} at a time"
@@ -142,8 +141,7 @@ def make_job_like(
     (job.name,) = job_names(swept, [overrides])
     if not job.problems:
         folder.adopt_names([job])
-        if folder.state_before(job) == DIVERGED:
-            job.state, job.reason = DIVERGED, "in an earlier command"
+        folder.restore_state(job, [DIVERGED])
     return job
 
 

@@ -14,12 +14,12 @@ from uuid import uuid4
 
 from tfm_blocks.compose.resolve import SOURCE_VOCAB
 from tfm_blocks.compose.run import job_record
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import ConfigError, Problem, RunError, shown
 from tfm_blocks.runs.files import flat_settings, write_json
 from tfm_blocks.runs.folder import METRICS, RUN, numbered_names
 from tfm_blocks.runs.records import FORMAT, JobEntry, Status, SweepFile
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.sweep.job import UNHASHED_KEYS, SweepJob
+from tfm_blocks.sweep.job import DIVERGED, ERROR, UNHASHED_KEYS, SweepJob
 from tfm_blocks.training.schedules import WsdSettings
 
 JOBS = ".jobs"  # folder of the job files, each with a checked config
@@ -77,6 +77,19 @@ class SweepFolder:
         """Return the state in which the job's run last ended; empty if it has not started. Raises RunError."""
         run = self.run(job)
         return Status.read_if_exists(run).state if (run / RUN).is_file() else ""
+
+    def restore_state(self, job: SweepJob, states: Collection[str]) -> None:
+        """Give a job that is made during the sweep the state in which its run last ended, if it is one of `states`.
+
+        If the run cannot be read, the job fails, and the other jobs of the sweep continue.
+        """
+        try:
+            before = self.state_before(job)
+        except RunError as error:
+            job.state, job.reason = ERROR, f"{error.problems[0].address}: {error.problems[0].rule}"
+            return
+        if before in states:
+            job.state, job.reason = before, "in an earlier command" if before == DIVERGED else ""
 
     def archive_previous(self, job: SweepJob) -> None:
         """Free the folder name of a job that restarts: rename the folder of a run, or delete a folder without a run."""

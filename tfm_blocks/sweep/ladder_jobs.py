@@ -87,9 +87,7 @@ class LadderJobs(JobSource):
             return
         self.folder.adopt_names([job])
         self.rung_of[job.name] = rung
-        before = self.folder.state_before(job)
-        if before == "done" or (before == "diverged" and rung == RATE):
-            job.state = DONE if before == "done" else DIVERGED
+        self.folder.restore_state(job, [DONE, DIVERGED] if rung == RATE else [DONE])
         self.folder.read_progress(job)
         self.jobs.append(job)
         if job.state == WAITING:
