@@ -34,6 +34,32 @@ class Shift(nn.Module):
         return y_R1D, state
 
 
+@block("tally", "x: B T D, ys[]: B T D -> B T D", branch=True, sees={"x": "past", "ys": "past"}, source="a test")
+class Tally(nn.Module):
+    """The sum over all inputs and all positions so far. It has no `prefill`."""
+
+    def forward(self, x_BTD: Tensor, ys_BTD: list[Tensor], *, keep_BT: Tensor) -> Tensor:
+        return sum(ys_BTD, start=x_BTD).masked_fill(~keep_BT[:, :, None], 0).cumsum(1)
+
+    def start(self, *, room: CacheShape) -> State:
+        return State(moving={"sum_R1D": room.like.new_zeros(room.rows, 1, 1)})
+
+    def step(self, x_R1D: Tensor, state: State, ys_BTD: list[Tensor]) -> tuple[Tensor, State]:
+        state.moving["sum_R1D"] = state.moving["sum_R1D"] + sum(ys_BTD, start=x_R1D)
+        return state.moving["sum_R1D"], state
+
+
+@block("tally_all", "xs[]: B T D -> B T D", sees={"xs": "past"}, source="a test")
+class TallyAll(Tally):
+    """The sum over all inputs, the first among them, and all positions so far."""
+
+    def forward(self, xs_BTD: list[Tensor], *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(xs_BTD[0], xs_BTD[1:], keep_BT=keep_BT)
+
+    def step(self, xs_R1D: list[Tensor], state: State) -> tuple[Tensor, State]:  # type: ignore[override]
+        return super().step(xs_R1D[0], state, xs_R1D[1:])
+
+
 @block("pool", "x: B T D, kv: B S E -> B T D", branch=True, sees={"kv": "all"}, source="a test")
 class Pool(nn.Module):
     """Adds a map of the mean of kv to each position of x, and has no state."""

@@ -247,6 +247,17 @@ def test_attention_with_a_forget_gate_keeps_every_rule_of_blocks(name, selection
     assert breach is None, breach and breach.measured
 
 
+@pytest.mark.parametrize("name", ["attention", "relative_attention", "talking_heads_attention"])
+def test_attention_in_bfloat16_takes_a_bias_in_float32(name):
+    graph = {"node": {"block": name, "in": "x", "heads": H, "mask": "causal", "position": "alibi"}}
+    network = build_network(check_model({"inputs": {"x": f"B N {D}"}, "graph": graph}), seed=1).eval()
+    x_BND = torch.randn(2, SHORT, D)
+    expected_BND = network(x=x_BND)
+    y_BND = network.bfloat16()(x=x_BND.bfloat16())
+    assert y_BND.dtype == torch.bfloat16
+    torch.testing.assert_close(y_BND.float(), expected_BND, rtol=0.05, atol=0.02)
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [

@@ -131,3 +131,15 @@ def test_every_dropout_is_a_rate_and_every_other_number_has_a_rule():
         for name, argument in info.arguments.items():
             assert argument.kind.name == "rate" or not (name.endswith("dropout") or name == "droppath"), info.name
             assert argument.kind.name not in ("int", "float") or any(name in rule for rule in info.where), info.name
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *(("pool_positions", {"kind": kind}) for kind in ("max", "first", "none")),
+        ("gated_delta_rule", {"decay": "channel", "d_key": 1}),
+    ],
+)
+def test_a_block_keeps_every_rule_with_these_arguments(name, arguments):
+    breach = first_breach(cases_of(REGISTRY.blocks[name], arguments))
+    assert breach is None, breach and breach.measured

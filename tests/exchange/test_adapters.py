@@ -10,12 +10,21 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 import tfm_blocks as tfm
+from tests.exchange.doors import door
 from tests.exchange.published import VOCAB
-from tests.exchange.test_import import far_apart, imported, logits_of_both, own_ids, random_ids
+from tests.exchange.test_import import (
+    far_apart,
+    imported,
+    logits_of_both,
+    logits_of_encoders,
+    own_ids,
+    random_ids,
+)
 from tfm_blocks.cli import main
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.exchange.adapters import export_to_peft, merge_run
 from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.network.adapters import merge_adapters
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.matching import fill, saved_weights, weights_of
@@ -83,6 +92,19 @@ def test_logits_and_gradients_equal_those_of_peft(name, tmp_path):
         theirs_grad = matrices[key.replace(".weight", ".default.weight")].grad
         counted = theirs_grad if "lora_A" in key else theirs_grad * (weights[key] != 0)  # B of several maps has blocks
         assert relative(gradient, counted) < (1e-4 if name == "t5" else 1e-5), key  # its norms are in float32
+
+
+def test_adapters_of_an_encoder_are_loaded_by_peft(tmp_path):
+    theirs = door("distilbert", tmp_path / "theirs")
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    encoder = tfm.load(tmp_path / "run")
+    ours, run = adapted(encoder.network, tmp_path)
+    export_to_peft(run, tmp_path / "peft")
+    wrapped = PeftModel.from_pretrained(theirs, tmp_path / "peft").eval()
+    wrapped.config = theirs.config
+    encoder.network = ours.eval()
+    with torch.no_grad():
+        assert far_apart(*logits_of_encoders(wrapped, encoder)) < 1e-5
 
 
 def test_a_fused_map_has_the_adapter_of_peft_if_its_parts_share_a(tmp_path):

@@ -1,16 +1,19 @@
 """Scaled rotary positions of config.json: equal logits after the import, and the same scaling after the export."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 import tfm_blocks as tfm
 from tests.exchange.published import VOCAB, publish
 from tests.exchange.test_import import far_apart, imported, own_ids
 from tfm_blocks.errors import RunError
+from tfm_blocks.exchange.config import read_published, with_knobs
 from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.save import save_network
@@ -67,6 +70,24 @@ def test_the_keys_of_earlier_transformers_mean_the_same(scaling, tmp_path):
         path.write_text(json.dumps({**config, "rope_theta": 100.0, "rope_scaling": earlier}))
         import_folder(tmp_path / "theirs", tmp_path / name)
         assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / name))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("given", "knobs", "expected"),
+    [
+        ({"rope_theta": 100.0}, {"factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope_theta": 100.0, "rope_scaling": LLAMA3}, {"factor": 16.0}, {**LLAMA3, "factor": 16.0}),
+        ({"rope_theta": 100.0, "rope_scaling": LLAMA3}, {"base": 50.0}, {**LLAMA3, "rope_theta": 50.0}),
+        ({"rope_parameters": {"rope_theta": 100.0, **LINEAR}}, {"factor": 1.0}, {"rope_type": "default"}),
+        ({"rope_parameters": {"rope_theta": 100.0, **LINEAR}}, {"eps": 1e-3}, LINEAR),
+    ],
+)
+def test_a_further_trained_model_has_the_changed_scaling_and_no_key_of_the_published_one(given, knobs, expected):
+    """`given` has the keys of any version of transformers."""
+    config = {key: value for key, value in LlamaConfig(vocab_size=VOCAB).to_dict().items() if "rope" not in key}
+    stated = read_published(families()["llama"], config | given, {}, 10**6, "config.json")
+    changed = with_knobs(config | given, stated, replace(stated, knobs={**stated.sizes, **knobs}))
+    assert LlamaConfig.from_dict(changed).rope_parameters == {"rope_theta": 100.0, **expected}
 
 
 @pytest.mark.parametrize("scaling", [None, *SCALINGS])

@@ -60,6 +60,10 @@ def test_each_step_fills_the_masks_with_the_most_probable_tokens(filler, steps):
     assert all(len(best) == 2 and best[0][1] >= best[1][1] for one in filled for best in one.masks)
 
 
+def test_texts_without_a_mask_are_unchanged(filler):
+    assert [(one.text, one.masks) for one in filler.fill(["ban den", "fast"])] == [("ban den", []), ("fast", [])]
+
+
 def test_steps_change_the_text(filler):
     assert filler.fill(TEXTS[3:], steps=7)[0].text != filler.fill(TEXTS[3:])[0].text
 

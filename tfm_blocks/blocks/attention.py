@@ -189,7 +189,7 @@ class RelativeAttention(SelfAttention):
         to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, masks))
         scores_BHTS = self.scores.transform((q_BHTK @ k_BHSK.mT + to_keys_BHTS) * self.scores.beta)
         added = masks.masked_bias(q_BHTK, k_BGSK)
-        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
+        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added).to(q_BHTK.dtype)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         w_BHTS = F.dropout(self.attention_weights(q_BHTK, k_BGSK, masks), self.dropout, self.training)
@@ -284,7 +284,7 @@ class TalkingHeadsAttention(Attention):
         k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
         scores_BHTS = self.scores.transform(_mixed(self.mix_scores, q_BHTK @ k_BHSK.mT * self.scores.beta))
         added = masks.masked_bias(q_BHTK, k_BGSK)
-        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added)
+        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added).to(q_BHTK.dtype)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         w_BHTS = _mixed(self.mix_weights, self.attention_weights(q_BHTK, k_BGSK, masks))

@@ -108,7 +108,7 @@ class Sigmoid(nn.Module):
 class XIELU(nn.Module):
     """a x² + β x above 0, and b (exp(x) - 1 - x) + β x below, for any shape, with learned a > 0 and b > β.
 
-    a is softplus(`alpha_p`) and b is β + softplus(`alpha_n`), both initially 0.8.
+    a is softplus(`alpha_p`) and b is β + softplus(`alpha_n`), initially 0.8 and max(0.8, β + 0.1).
 
     Also known as: expanded integral of the exponential linear unit.
     Use: `ffn` without a gate; weights of Apertus.

@@ -183,7 +183,7 @@ class LatentQueryAttention(LatentAttention):
     def __init__(self, D: int, *, d_query: int, eps: float = 1e-6, **options: Any) -> None:
         super().__init__(D, eps=eps, **options)
         self.q_down, self.q_norm = Linear(D, d_query, bias=False), RMSNorm(d_query, eps=eps)
-        self.q = Linear(d_query, self.q.out_features, bias=False)
+        self.q = Linear(d_query, self.q.out_features, bias=False, heads=self.q.heads)
 
     def compress(self, x_BTD: Tensor) -> Tensor:
         r_BTQ: Tensor = self.q_norm(self.q_down(x_BTD))

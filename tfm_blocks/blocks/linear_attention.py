@@ -329,7 +329,7 @@ class GatedDeltaRule(Recurrence):
     def _rates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return β_BHL of each write, and log α_BHLK of each row of the memory before it, or log α_BHL1 of all rows."""
         rates_BXT, writes = self.rates(x_BTD).to(wide).mT, self.heads[2]
-        by_channel = len(self.fade_bias) > self.memories
+        by_channel = hasattr(self, "channel_rates")
         step_BTX = self.channel_rates(x_BTD).to(wide) if by_channel else rates_BXT[:, writes:].mT
         step_BHTK = torch.unflatten(step_BTX + self.fade_bias.to(wide), 2, (self.memories, -1)).transpose(1, 2)
         log_rate_BHTK = -self.fade.to(wide)[:, None, None].exp() * F.softplus(step_BHTK)

@@ -202,12 +202,14 @@ class Pool(nn.Module):
     def forward(self, x_BND: Tensor, *, keep_BN: Tensor) -> Tensor:
         if self.kind == "none":
             return x_BND
+        if self.kind == "mean":
+            return mean_of_kept(x_BND, keep_BN)[:, None].expand_as(x_BND)
         if self.kind == "first":
-            return x_BND[:, :1].expand_as(x_BND)
-        if self.kind == "max":
-            largest_B1D = x_BND.masked_fill(~keep_BN[:, :, None], -torch.inf).amax(1, keepdim=True)
-            return largest_B1D.masked_fill(~keep_BN.any(1)[:, None, None], 0).expand_as(x_BND)
-        return mean_of_kept(x_BND, keep_BN)[:, None].expand_as(x_BND)
+            first_B11 = keep_BN.int().argmax(1)[:, None, None]
+            pooled_B1D = x_BND.take_along_dim(first_B11, 1)
+        else:
+            pooled_B1D = x_BND.masked_fill(~keep_BN[:, :, None], -torch.inf).amax(1, keepdim=True)
+        return pooled_B1D.masked_fill(~keep_BN.any(1)[:, None, None], 0).expand_as(x_BND)
 
 
 @block(

@@ -96,7 +96,7 @@ def export_to_peft(run: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
         rule = f"the adapters have the dropouts {', '.join(map(str, sorted(dropouts)))}, but peft's folder has one"
         help = f"it has {max(dropouts)}, which changes no output; change lora_dropout there before you train further"
         print(f"warning: {run}: {rule}\n  help: {help}", file=sys.stderr)
-    task = "SEQ_2_SEQ_LM" if spec.sources else "CAUSAL_LM"
+    task = None if published.family.encoder else "SEQ_2_SEQ_LM" if spec.sources else "CAUSAL_LM"
     with new_folder(folder) as part:
         content = _peft_config(matrices, task, max(dropouts), transposed)
         (part / "adapter_config.json").write_text(to_json(content), "utf-8")

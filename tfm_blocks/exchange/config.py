@@ -260,7 +260,14 @@ def with_knobs(config: Mapping[str, Any], stated: Published, published: Publishe
     changed, family = deepcopy(dict(config)), published.family
     changed.pop("torch_dtype", None)
     changed["dtype"] = "float32"
-    for row in published.rows:
+    rope = [row for row in published.rows if family.rope and row.keys[0].startswith("rope_")]
+    before, after = stated.sizes, published.sizes
+    if any(before[row.knob] != after[row.knob] for row in (*rope, *(rope_rows_of(before) if rope else ()))):
+        for key in ("rope_scaling", "rope_parameters", "rope_theta"):  # of any type
+            changed.pop(key, None)
+        for row in rope:
+            _put(changed, row.keys[0], row.to_published(published.knobs[row.knob], published.knobs))
+    for row in (row for row in published.rows if row not in rope):
         depends = (row.each or row.layers is not None) and stated.knobs["layers"] != published.knobs["layers"]
         if depends or stated.knobs[row.knob] != published.knobs[row.knob]:
             for key in row.keys:

@@ -325,6 +325,11 @@ def rope_rows_of(knobs: Mapping[str, Any]) -> tuple[ConfigRow, ...]:
     raise ConfigError(Problem("rope", f"{shown(knobs['rope'])} has no counterpart in config.json"))
 
 
+def rope_knobs() -> set[str]:
+    """Return the knobs that the rows of some `rope_type` set."""
+    return {row.knob for rows in _types().values() for row in rows}
+
+
 @cache
 def _types() -> dict[str, tuple[ConfigRow, ...]]:
     """Return the rows of each `rope_type`. The first row is the type."""

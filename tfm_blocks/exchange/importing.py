@@ -131,7 +131,7 @@ def _naming_the_table(family: Family) -> Iterator[None]:
     """Raise RunError that names the table of weights for an operation that does not fit the tensors."""
     try:
         yield
-    except (ValueError, IndexError, KeyError, RuntimeError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, RuntimeError) as error:
         rule = f"there is no knob {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         help = "correct the row of weights: docs/families.md describes the operations"
         raise RunError(Problem(f"family {family.name}: weights", rule, help=help)) from None

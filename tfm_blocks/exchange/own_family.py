@@ -11,7 +11,7 @@ from tfm_blocks.compose.folders import read_yaml
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import ConfigError, shown, suggest
-from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, make_family, whole_table
+from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, make_family, rope_knobs, whole_table
 from tfm_blocks.exchange.weights import BRACES, read_weight_table, wildcards
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.sources import Sources
@@ -107,6 +107,9 @@ class _Check:
         """Check the rows of `config`, and the knobs that other keys name."""
         for name in KNOBS.keys() - knobs.keys():
             self.report(("model",), f"{self.content['model']} lacks the knob {name}", KNOBS[name])
+        if lacking := sorted(rope_knobs() - knobs.keys()) if self.content.get("rope") else []:
+            rule = f"{self.content['model']} lacks the knobs {', '.join(lacking)} of rotary positions"
+            self.report(("rope",), rule, "add them to the model, or write rope: false and the rows that it needs")
         before: set[str] = set()
         for keys, value in self.content["config"].items():
             row = value if isinstance(value, Mapping) else {"knob": value}
@@ -178,6 +181,13 @@ def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[
         yield f"the model has no knob {shown(row.get('knob'))}", suggest(str(row.get("knob")), knobs)
     if row.get("is", ROOT) not in CONVERSIONS:
         yield f"is: {shown(row['is'])} is not a conversion", suggest(str(row["is"]), CONVERSIONS)
+    if not isinstance(row.get("layers", []), list):
+        yield (
+            f"layers must be a list, but is {shown(row['layers'])}",
+            "layers: [KIND OF THE OTHERS, KIND OF THESE]",
+        )
+    if ("layers" in row or row.get("each")) and "layers" not in before:
+        yield "reads the number of layers, which no earlier row has", "write the row of the knob layers first"
     if type(row.get("first", 0)) is not int:
         yield (
             f"first must be a whole number, but is {shown(row['first'])}",

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tfm_blocks.errors import suggest
+from tfm_blocks.errors import shown, suggest
 from tfm_blocks.registry.expression import evaluate, names_in
 
 JOINS = ("axis", "parts", "stack")
@@ -68,9 +68,26 @@ def read_weight_table(table: Mapping[str, Any]) -> list[Row]:
         for name in options:
             if name not in (*STEPS, *JOINS):
                 raise ValueError(f"{theirs}: {suggest(name, STEPS)}")
+            if shape := _misshapen(name, options[name]):
+                raise ValueError(f"{theirs}: {name} must be {shape}, but is {shown(options[name])}")
         joins = {name: options.pop(name) for name in JOINS if name in options}
         rows.append(Row(theirs, tuple([to] if isinstance(to, str) else to or ()), options, joins))
     return rows
+
+
+def _misshapen(name: str, value: Any) -> str:
+    """Return what the value of an operation must be; empty if it is."""
+    pair = isinstance(value, list) and len(value) == 2
+    match name:
+        case "regroup":
+            return "" if pair else "two values, [GROUPS, SHARES]"
+        case "transpose":
+            return "" if pair else "two axes"
+        case "axis":
+            return "" if type(value) is int else "a number"
+        case "stack":
+            return "" if isinstance(value, str) else "a name in braces of the addresses"
+    return ""
 
 
 @dataclass(frozen=True)

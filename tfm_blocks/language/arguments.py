@@ -80,15 +80,26 @@ class Args:
         return self.resolve_block(info, written, path, problems)
 
     def resolve_block(
-        self, info: BlockInfo, written: Mapping[str, Any], path: Path, problems: list[ArgumentError]
+        self,
+        info: BlockInfo,
+        written: Mapping[str, Any],
+        path: Path,
+        problems: list[ArgumentError],
+        outer: Mapping[str, RawValue] | None = None,
     ) -> dict[str, Any]:
-        """Return every argument of a block, converted. Errors are added to `problems`."""
-        values = {}
+        """Return every argument of a block, converted. Errors are added to `problems`.
+
+        A required argument of a part can also be in `outer`, the arguments of the block that contains the part.
+        """
+        values: dict[str, Any] = {}
+        own = {name: RawValue(value, (*path, name)) for name, value in written.items() if value is not None}
         for name, argument in info.arguments.items():
-            raw = RawValue(written[name], (*path, name)) if written.get(name) is not None else self.find(name)
+            raw = own.get(name) or self.find(name)
+            if raw is None and argument.required and outer is not None:
+                raw = outer.get(name)
             try:
                 if raw is not None:
-                    values[name] = self.convert(raw, argument.kind)
+                    values[name] = self.convert(raw, argument.kind, own)
                     if values[name] != self.registry.complete(argument.default):
                         self.changed.setdefault(raw.path, {}).setdefault(info.name, path)
                 elif not argument.required:
@@ -100,10 +111,10 @@ class Args:
                 problems.append(error)
         return values
 
-    def convert(self, raw: RawValue, kind: Kind) -> Any:
+    def convert(self, raw: RawValue, kind: Kind, outer: Mapping[str, RawValue] | None = None) -> Any:
         """Evaluate arithmetic and convert the value to its kind. Raises ArgumentError."""
         if kind.category and raw.value is not None:
-            return self.read_part(raw, kind.category)
+            return self.read_part(raw, kind.category, outer)
         value = raw.value
         try:
             if kind.numeric and (isinstance(value, str) or type(value) is int):
@@ -114,7 +125,7 @@ class Args:
         except ValueError as error:
             raise ArgumentError(raw.path, f"{raw.path[-1]} {error}", example_value(kind)) from None
 
-    def read_part(self, raw: RawValue, category: str) -> Part:
+    def read_part(self, raw: RawValue, category: str, outer: Mapping[str, RawValue] | None = None) -> Part:
         """Read the value of a category: a name, or {block: NAME} with arguments. Raises ArgumentError."""
         mapping = raw.value if isinstance(raw.value, Mapping) else {"block": raw.value}
         name, known = mapping.get("block"), self.registry.members(category)
@@ -127,7 +138,7 @@ class Args:
                 help = suggest(str(key), info.arguments) or f"{name} takes none"
                 raise ArgumentError((*raw.path, str(key)), f"{name} has no argument {shown(key)}", help)
         problems: list[ArgumentError] = []
-        values = self.resolve_block(info, mapping, raw.path, problems)
+        values = self.resolve_block(info, mapping, raw.path, problems, outer)
         if problems:
             raise problems[0]
         return Part(name, values)

@@ -122,11 +122,13 @@ class Call:
     def operands(self, values: Values) -> dict[str, Any]:
         """Return the arguments of the block's `forward`; the first has passed the operations before the block."""
         first, *others = self.ports
-        read = {first.parameter: first.read(values) if first.many else self.first(values)}
+        read = {first.parameter: self.first(values)}
         return read | {operand.parameter: operand.read(values) for operand in others}
 
-    def first(self, values: Values) -> Tensor:
-        """Return the first port's tensor after the operations before the block."""
+    def first(self, values: Values) -> Any:
+        """Return the first port's tensor after the operations before the block, or its list of tensors."""
+        if self.ports[0].many:
+            return self.ports[0].read(values)
         x = values[self.node.entry]
         return self.module.pre(x, x) if self.node.pre and isinstance(self.module, Branch) else x
 

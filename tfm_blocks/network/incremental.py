@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -189,19 +190,24 @@ def _prefill(call: Call, values: Values, keeps: PaddingMasks, state: State) -> T
     block = call.stepping
     if block is None:
         return call(values, keeps)
-    x_BPD, moving = call.first(values), _moving(call, values)
+    read, moving = call.first(values), _moving(call, values)
     if isinstance(block, Prefilling):
-        y_BPD, _ = block.prefill(x_BPD, state, **moving)
+        y_BPD, _ = block.prefill(read, state, **moving)
         return call.after(y_BPD, values)
     outputs = []
-    for position in range(x_BPD.shape[1]):
+    for position in range((read[0] if isinstance(read, list) else read).shape[1]):
         state.position = position
-        current = slice(position, position + 1)
-        y_B1D, _ = block.step(x_BPD[:, current], state, **{name: value[:, current] for name, value in moving.items()})
+        others = {name: _at(value, position) for name, value in moving.items()}
+        y_B1D, _ = block.step(_at(read, position), state, **others)
         outputs.append(y_B1D)
     return call.after(torch.cat(outputs, 1), values)
 
 
-def _moving(call: Call, values: Values) -> dict[str, Tensor]:
-    """Return the operands of the ports after the first that depend on the target."""
+def _at(value: Any, position: int) -> Any:
+    """Return one position of the tensor or the tensors of a port."""
+    return [_at(one, position) for one in value] if isinstance(value, list) else value[:, position : position + 1]
+
+
+def _moving(call: Call, values: Values) -> dict[str, Any]:
+    """Return the tensor or the tensors of each port after the first that depends on the target."""
     return {port.parameter: port.read(values) for port in call.moving_ports}

@@ -17,6 +17,7 @@ from tfm_blocks.exchange.exporting import tokenizer_files, write_files
 from tfm_blocks.exchange.random_sentences import Rows
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.graph import Network
+from tfm_blocks.runs.files import named_folder
 from tfm_blocks.runs.folder import new_folder
 from tfm_blocks.scoring.corpus import metrics, score
 from tfm_blocks.translation.settings import Search
@@ -45,7 +46,7 @@ def export_to_ctranslate2(
         write_files(part, tokenizer_files(translator.tokenizer))
         engine = (library.Translator if translator.inputs else library.Generator)(str(part), device="cpu")
         certificate = Certificate(
-            run.name,
+            named_folder(run).name,
             "ctranslate2",
             quantization,
             {"tfm-blocks": __version__, "ctranslate2": library.__version__, "torch": torch.__version__},

@@ -24,6 +24,7 @@ from tfm_blocks.exchange.random_sentences import SEED, SENTENCES, Rows, network_
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import weights_of
+from tfm_blocks.runs.files import named_folder
 from tfm_blocks.runs.folder import TOKENIZER, WEIGHTS, new_folder
 from tfm_blocks.runs.model import read_network, write_weights
 from tfm_blocks.version import __version__
@@ -95,7 +96,7 @@ def _certify(network: Network, run: Path, folder: Path) -> Certificate | None:
     libraries = {name: version(name) for name in ("onnx", "onnxscript", "onnxruntime")}
     versions = {"tfm-blocks": __version__, "torch": torch.__version__, **libraries, "opset": str(OPSET)}
     log_p = compare_graphs(Engine(folder, onnxruntime), network)
-    certificate = Certificate(run.name, "onnx", "float32", versions, log_p)
+    certificate = Certificate(named_folder(run).name, "onnx", "float32", versions, log_p)
     certificate.write(folder)
     return certificate
 
