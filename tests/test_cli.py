@@ -61,6 +61,15 @@ def test_show_of_a_run_refuses_a_config_folder(tmp_path, capsys):
     assert "--config-dir: has no effect on " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["my_blocks", "5", "[5]"])
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_plugins_that_are_no_list_of_names_are_refused_with_their_place(command, value, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "tiny", "data=parity", f"plugins={value}"])
+    error = capsys.readouterr().err
+    assert "must be a " in error and f"plugins comes from the command line: plugins={value}" in error
+
+
 def test_blocks_lists_every_block_with_its_signature(capsys):
     main(["blocks"])
     assert "x: B T D, kv?: B S E, score_bias?: heads T S -> B T D" in capsys.readouterr().out

@@ -3,18 +3,29 @@
 import pytest
 
 from tfm_blocks.compose.command_line import compose_arguments, parse_request
-from tfm_blocks.compose.folders import CONF, group_files, list_options
+from tfm_blocks.compose.folders import CONF, config_folders, group_files, list_options, model_chain
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 
 
-def test_a_file_that_one_of_ours_would_hide_is_refused_by_train_and_by_tfm(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "base.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\n")
-    with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
-        parse_request(["--config-dir", str(tmp_path), "model=base"])
-    with pytest.raises(ConfigError, match=r"conf/model/base\.yaml would be read instead"):
-        compose_model("base", conf=tmp_path)
+@pytest.mark.parametrize("file", ["conf/model/base", "families/model/apertus", "conf/experiment/probe/parity"])
+def test_a_file_with_the_name_of_a_built_in_file_is_refused_by_train_and_by_tfm(file, tmp_path):
+    path = tmp_path / file.partition("/")[2]
+    path.parent.mkdir(parents=True)
+    path.with_suffix(".yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\n")
+    (tmp_path / "apertus.yaml").write_text("a table of a family, which no name of a config file means\n")
+    with pytest.raises(ConfigError, match=rf"has the name of the built-in file {file}\.yaml"):
+        parse_request(["--config-dir", str(tmp_path), "model=tiny"])
+    with pytest.raises(ConfigError, match=rf"has the name of the built-in file {file}\.yaml"):
+        compose_model("tiny", conf=tmp_path)
+
+
+def test_a_parent_is_looked_up_next_to_the_file_that_inherits_it(tmp_path):
+    """The parent of a built-in file is never a user's file."""
+    (tmp_path / "mine.yaml").write_text("# @package _global_\ndefaults: [glm4, _self_]\n")
+    (tmp_path / "glm.yaml").write_text("# @package _global_\ndefaults: [tiny, _self_]\n")
+    chain = model_chain(str(tmp_path / "mine.yaml"), config_folders(None))
+    assert chain[:-1] == model_chain("glm4", config_folders(None))
 
 
 def test_a_file_of_a_subfolder_is_an_option_and_its_parents_come_before_it():

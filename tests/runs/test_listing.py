@@ -138,6 +138,23 @@ def test_a_run_is_deleted_only_with_yes_and_never_while_it_trains(tmp_path, caps
     assert not run.exists() and other.is_dir()
 
 
+@pytest.mark.parametrize("words", ["nomatch", "--state failed", "--json", "--in elsewhere"])
+def test_delete_refuses_the_filters_of_the_list(words, tmp_path, capsys):
+    run = leave(tmp_path / "a")
+    with pytest.raises(SystemExit):
+        main(["runs", *words.split(), "--delete", str(run), "--yes"])
+    assert "--delete: deletes exactly the folders that it names, so it takes no WORD" in capsys.readouterr().err
+    assert run.is_dir()
+
+
+def test_a_folder_that_is_named_twice_or_lies_in_a_deleted_sweep_is_deleted_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, sweep = leave(tmp_path / "a"), leave_sweep(tmp_path / "sweep")
+    main(["runs", "--delete", "a", str(run), str(sweep / "one"), "sweep", "--yes"])
+    assert not run.exists() and not sweep.exists()
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [str(run), "sweep"]
+
+
 def test_a_run_of_another_host_cannot_be_deleted_while_its_heartbeat_is_fresh(tmp_path, capsys):
     run = leave(tmp_path / "a", "running")
     leave_heartbeat(run, age=5)

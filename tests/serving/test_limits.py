@@ -83,6 +83,25 @@ def test_a_stream_whose_logits_are_not_finite_ends_with_an_error(translator):
     assert "not finite" in json.loads(line)["error"]["rule"]
 
 
+def test_a_stream_whose_batch_fails_after_some_pieces_ends_with_an_error(translator, monkeypatch, capsys):
+    lm = continuing_model(translator.tokenizer)
+    head, calls = lm.network.head, iter(range(99))
+
+    def failing(*arguments, **options):
+        if next(calls) > 3:
+            raise RuntimeError(str(ROOT))
+        return head(*arguments, **options)
+
+    monkeypatch.setattr(lm.network, "head", failing)
+    with serving(lm) as (port, _):
+        body = {"prompts": ["am Fluss"], "tokens": 40, "stream": True}
+        response = httpx.post(f"http://127.0.0.1:{port}/generate", json=body)
+    *pieces, last = map(json.loads, response.text.splitlines())
+    assert response.status_code == 200 and pieces and all("piece" in piece for piece in pieces)
+    assert last["error"]["rule"] == "the server failed" and str(ROOT) not in response.text
+    assert str(ROOT) in capsys.readouterr().err
+
+
 @contextlib.contextmanager
 def batching(translator):
     """Yield a batcher that waits long enough to batch jobs that are submitted one after the other."""

@@ -149,6 +149,22 @@ def test_a_long_prompt_is_cut_with_a_warning_or_refused(search, run_of_64_positi
         replace(work, strict=True).outputs(["am Fluss", long], [], 1)
 
 
+def test_embed_names_the_line_of_its_file_and_refuses_another_suffix_before_it_reads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    network = tfm.build("bert", vocab=tokenizer.size, max_length=64, **SIZES)
+    tfm.save(network, tmp_path / "run", tokenizer=tokenizer)
+    (tmp_path / "films.txt").write_text("zwei Kinder\n" + "zwei Kinder " * 50 + "\n")
+    for words, message in [
+        ([], "--> films.txt:2\n"),
+        (["-o", "films.train"], "-o: must be a file .npy in an existing folder, but is films.train"),
+        (["-o", "."], "-o: must be a file .npy in an existing folder, but is ."),
+        (["-o", "none/films.npy"], "-o: must be a file .npy in an existing folder"),
+    ]:
+        with pytest.raises(SystemExit):
+            main(["embed", "run", "films.txt", *words])
+        assert message in capsys.readouterr().err
+
+
 def test_a_number_of_tokens_that_no_memory_could_hold_is_refused(run_of_64_positions, capsys):
     with pytest.raises(SystemExit) as left:
         main(["generate", str(run_of_64_positions), "--tokens", "999999999999"])

@@ -51,7 +51,9 @@ def test_a_line_that_is_not_utf8_has_an_empty_line_or_is_refused(translator, dat
     texts = [text.decode("utf-8-sig", errors="replace") for text in data.rstrip(b"\n").split(b"\n")]
     texts[line - 1] = ""
     assert output.split("\n") == [*translator.translate(texts), ""] and progress[-1] == len(texts)
-    assert f"warning: stdin:{line}: the line is not UTF-8" in capsys.readouterr().err
+    assert (
+        f"warning: stdin:{line}: the line is not UTF-8 text: it is read as an empty line\n" in capsys.readouterr().err
+    )
     output, error = run(translator, data, strict=True)
     assert output.count("\n") == line - 1 and output.split("\n")[0] == translator.translate(["Haus"])[0]
     assert f"stdin:{line}" in error

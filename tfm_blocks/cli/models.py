@@ -278,9 +278,10 @@ def compose_requested_model(
     composed = compose_requested(model, overrides, arguments.config_dir)
     if not composed.choices:
         return composed
-    from tfm_blocks.launch.check import with_vocab_of_data
+    from tfm_blocks.launch.check import load_listed, with_locations, with_vocab_of_data
 
-    load_plugins(composed.mapping["plugins"])
+    with with_locations(composed):
+        load_listed(composed.mapping["plugins"])
     return with_vocab_of_data(composed, learn=learn)
 
 

@@ -73,10 +73,11 @@ def expect_figure(path: Path | None) -> None:
         raise ConfigError(Problem("-o", rule, help=f"write -o {path.stem or 'figure'}.svg"))
 
 
-def expect_html(path: Path, example: str) -> None:
-    """Raise ConfigError unless the file of -o is an .html file in an existing folder."""
-    if path.suffix != ".html" or path.is_dir() or not path.parent.is_dir():
-        rule = f"must be an .html file in an existing folder, but is {path}"
+def expect_file(path: Path, example: str) -> None:
+    """Raise ConfigError unless the file of -o has the suffix of the example and lies in an existing folder."""
+    suffix = Path(example).suffix
+    if path.suffix != suffix or path.is_dir() or not path.parent.is_dir():
+        rule = f"must be a file {suffix} in an existing folder, but is {path}"
         raise ConfigError(Problem("-o", rule, help=f"-o {example}"))
 
 

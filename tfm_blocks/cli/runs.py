@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tfm_blocks.report.scaling import Ladder
     from tfm_blocks.report.table import Table
 
+RUNS = Path("runs")
+
 
 def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
@@ -37,7 +39,7 @@ def add_commands(commands: options.Commands) -> None:
     what = "show only runs with this word in their name, model, data or command line"
     command.add_argument("words", nargs="*", metavar="WORD", help=what)
     what = "folder of the runs (runs)"
-    command.add_argument("--in", type=Path, default=Path("runs"), dest="root", metavar="FOLDER", help=what)
+    command.add_argument("--in", type=Path, default=RUNS, dest="root", metavar="FOLDER", help=what)
     command.add_argument("--state", metavar="STATE", help="only runs in this state, such as done or failed")
     options.add_shared(command, "--json")
     what = "delete these runs, or sweeps with all their runs, permanently; needs --yes"
@@ -143,14 +145,19 @@ def _delete(arguments: argparse.Namespace) -> None:
     from tfm_blocks.report.screen import print_line
     from tfm_blocks.runs.listing import delete_run, expect_deletable, size_of
 
+    if arguments.words or arguments.state or arguments.json or arguments.root != RUNS:
+        rule = "deletes exactly the folders that it names, so it takes no WORD, --state, --in or --json"
+        raise ConfigError(Problem("--delete", rule, help="leave them out"))
     for folder in arguments.delete:
         expect_deletable(folder)
-    for folder in arguments.delete:
+    named = {folder.resolve(): folder for folder in arguments.delete}
+    folders = [folder for path, folder in named.items() if named.keys().isdisjoint(path.parents)]
+    for folder in folders:
         print_line(f"{folder}: {size_of(folder) / 1e6:,.1f} MB")
     if not arguments.yes:
         rule = "deletes permanently, and nothing was deleted yet"
         raise ConfigError(Problem("--delete", rule, help="add --yes to confirm"))
-    for folder in arguments.delete:
+    for folder in folders:
         delete_run(folder)
 
 
@@ -250,7 +257,7 @@ def _report(arguments: argparse.Namespace) -> None:
     from tfm_blocks.runs.files import write_bytes
 
     path: Path = arguments.path
-    options.expect_html(path, "report.html")
+    options.expect_file(path, "report.html")
     comparison = _comparison(arguments)
     title = ", ".join(str(folder) for folder in arguments.folders)
     ladder = _ladder(arguments, comparison) if arguments.scaling else None

@@ -48,7 +48,7 @@ def add_commands(commands: options.Commands) -> None:
     embed = options.add_command(commands, "embed", _embed, "compute vectors of texts", what)
     what = "vector of a text: the mean of its positions, or its first position (%(default)s)"
     embed.add_argument("--pooling", choices=("mean", "first"), default="mean", help=what)
-    embed.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all vectors as FILE.npy instead")
+    embed.add_argument("-o", "--output", type=Path, metavar="FILE.npy", help="write all vectors as an array instead")
     for one in (classify, embed):
         one.set_defaults(data=True)
         options.add_shared(one, "folder")
@@ -89,7 +89,8 @@ def _outputs(
     """Yield the output of `read` for each line, and flush stdout after each chunk."""
     with options.precision_of(arguments, network):
         for first, lines in _numbered_lines(arguments, command):
-            yield from read(lines, first=first, batch_tokens=arguments.batch_tokens)
+            name = str(arguments.text or "stdin")
+            yield from read(lines, first=first, name=name, batch_tokens=arguments.batch_tokens)
             sys.stdout.flush()
 
 
@@ -106,11 +107,13 @@ def _embed(arguments: argparse.Namespace) -> None:
 
     from tfm_blocks.translation.encoder import Encoder
 
+    if path := arguments.output:
+        options.expect_file(path, "vectors.npy")
     encoder = Encoder.load(arguments.folder, **options.loading_of(arguments))
     embed = partial(encoder.embed, pooling=arguments.pooling)
     vectors = _outputs(arguments, "tfm embed RUN", encoder.network, embed)
-    if arguments.output:
-        path, kept = arguments.output.with_suffix(".npy"), [x_D.numpy() for x_D in vectors]
+    if path:
+        kept = [x_D.numpy() for x_D in vectors]
         np.save(path, np.stack(kept) if kept else np.zeros((0, 0), np.float32))
         print(f"{path}: {len(kept):,} vectors")
     else:

@@ -213,7 +213,7 @@ def _view(arguments: argparse.Namespace) -> None:
         serve(read, arguments.port)
         return
     path: Path = arguments.path
-    options.expect_html(path, "page.html")
+    options.expect_file(path, "page.html")
     text = render_view(read()).encode("utf-8", "replace")
     write_content(path, text)
     print(f"{shown(str(path))[1:-1]}: {len(text) / 1e3:.0f} kB")

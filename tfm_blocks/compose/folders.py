@@ -20,16 +20,19 @@ FAMILIES = PACKAGE / "exchange" / "families"  # its `model/` has models whose we
 
 
 def config_folders(config_dir: Path | None) -> list[Path]:
-    """Return conf/, `config_dir` and FAMILIES. Raises ConfigError if it is not a folder, or if conf/ would hide it."""
+    """Return conf/, `config_dir` and FAMILIES. Raises ConfigError if it is not a folder, or has a built-in name."""
     if config_dir is None or config_dir.resolve() == CONF.resolve():
         return [CONF, FAMILIES]
     if not config_dir.is_dir():
         rule = f"there is no folder {config_dir}"
         raise ConfigError(Problem("--config-dir", rule, help="name a folder that contains model/"))
-    files = [path.relative_to(config_dir) for path in (*config_dir.glob("*.yaml"), *config_dir.glob("*/*.yaml"))]
-    if hidden := sorted(file for file in files if (CONF / file).is_file()):
-        rule, help = "has the name of a built-in file, and conf/{} would be read instead", "give it another name"
-        raise ConfigError([_problem(config_dir / file, "--config-dir", rule.format(file), help) for file in hidden])
+    shipped = [(CONF, path) for path in CONF.rglob("*.yaml")]
+    shipped += [(FAMILIES, path) for path in (FAMILIES / "model").glob("*.yaml")]
+    files = {path.relative_to(root): root.name for root, path in sorted(shipped)}
+    if hidden := [file for file in files if (config_dir / file).is_file()]:
+        rule, help = "has the name of the built-in file {}/{}, so the name would be ambiguous", "give it another name"
+        problems = [(config_dir / file, "--config-dir", rule.format(files[file], file), help) for file in hidden]
+        raise ConfigError([_problem(*problem) for problem in problems])
     return [CONF, config_dir, FAMILIES]
 
 

@@ -20,7 +20,7 @@ MISSING = "???"  # a key that must be set; OmegaConf does not merge it into a va
 def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str]) -> list[YamlFile]:
     """Read the files of the model `name` (or of a path to a YAML file), parents first.
 
-    Parents are looked up next to the file, then in `folders`. `root_keys` are names that no knob may have.
+    Parents are looked up next to the file that inherits them, then in `folders`. `root_keys` are names that no knob may have.
     Raises ConfigError.
     """
     path = Path(name)
@@ -28,9 +28,9 @@ def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[s
         if not path.is_file():
             help = "write its path relative to the current folder"
             raise ConfigError(Problem("model", f"there is no file {name}", help=help))
-        chain = _Chain([path.parent, *folders], root_keys).files(path, ())
     else:
-        chain = _Chain(list(folders), root_keys).files(_find(name, folders), ())
+        path = _find(name, folders)
+    chain = _Chain(folders, root_keys).files(path, ())
     merge_chain(chain)
     return chain
 
@@ -62,7 +62,7 @@ class _Chain:
         chain = []
         for parent in file.parents:
             place = next((place for key, place, _ in file.entries if key == ("defaults",)), Place(file.shown))
-            inherited = _find(parent, self.folders, place)
+            inherited = _find(parent, [path.parent, *self.folders], place)
             if inherited.resolve() in (*children, path.resolve()):
                 help = f"take {parent} out of the defaults of {file.shown}"
                 raise ConfigError(Problem("defaults", f"{parent} inherits itself", place, help=help))

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
+from tfm_blocks.config.settings import Settings, read_settings
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ReplacedTokenSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_sizes
@@ -217,10 +218,13 @@ def _tasks(run: RunSettings) -> list[str]:
     return [run.data.task] if isinstance(run.data, ProbeSettings) else []
 
 
+class _Plugins(Settings):
+    plugins: list[str]
+
+
 def load_listed(modules: object) -> None:
-    """Import the plug-ins of a config, unless they are invalid, which `read_run` reports. Raises ConfigError."""
-    if isinstance(modules, list) and all(isinstance(module, str) for module in modules):
-        load_plugins(modules)
+    """Import the plug-ins of a config. Raises ConfigError, also if `modules` is not a list of names."""
+    load_plugins(read_settings(_Plugins, {"plugins": modules}).plugins)
 
 
 def _expect_size_of_tokenizer(run: CheckedRun) -> CheckedRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ from tfm_blocks.translation.translator import Translator, continuing, not_finite
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
+FAILURE = Problem("", "the server failed", help="its log has the reason")
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -236,7 +238,11 @@ def stream_response(body: GenerateBody, request: Request, batcher: Batcher) -> R
                 if piece := rest(batcher.translator.tokenizer.decode(ids, prompt).rstrip("\ufffd")):
                     yield line({"piece": piece})
             if not job.outputs.cancelled():
-                status, content = outcome(job)
+                try:
+                    status, content = outcome(job)
+                except Exception:
+                    logging.getLogger("uvicorn.error").exception("a stream failed")
+                    status, content = 500, {"error": error_of(FAILURE)}
                 if status == 200:
                     yield line({"piece": rest(content["outputs"][0][0]["text"])})
                 yield line(content)

@@ -39,6 +39,7 @@ from tfm_blocks.serving import (
 )
 from tfm_blocks.serving.batcher import Batcher, Metrics
 from tfm_blocks.serving.requests import (
+    FAILURE,
     ClassifyBody,
     EmbedBody,
     FillBody,
@@ -346,4 +347,4 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        return error_response(500, Problem("", "the server failed", help="its log has the reason"))
+        return error_response(500, FAILURE)

@@ -14,9 +14,8 @@ from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError, Problem, cut, printable
 from tfm_blocks.language.spec import Spec
-from tfm_blocks.launch.check import CheckedRun, with_vocab_of_data
+from tfm_blocks.launch.check import CheckedRun, load_listed, with_locations, with_vocab_of_data
 from tfm_blocks.network.build import count_parameters
-from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.sweep.job import WRONG, SweepJob
 from tfm_blocks.sweep.settings import MatchSettings
 from tfm_blocks.sweep.solve import BUDGETS, Solution, measure_cost, solve
@@ -89,7 +88,8 @@ class JobChecker:
     def compose(self, overrides: Sequence[str]) -> Composed:
         """Return the config of a job with the vocabulary that its data has. Raises ConfigError and DataError."""
         composed = compose_job(overrides, self.composer)
-        load_plugins(composed.mapping["plugins"])
+        with with_locations(composed):
+            load_listed(composed.mapping["plugins"])
         key = json.dumps([composed.mapping["data"], composed.vocabulary])
         if key in self.vocabularies:
             return composed.with_vocab(*self.vocabularies[key])

@@ -60,9 +60,14 @@ class Classifier(Encoder):
             cls.refuse()
         return cls(encoder.network, encoder.tokenizer, data.coder)
 
-    def classify(self, texts: Sequence[str], *, batch_tokens: int = 4096, first: int = 1) -> list[Classified]:
-        """Return the label of each text. Raises DataError for a text that is too long; lines count from `first`."""
-        rows, places = self.encode_labelled(texts, first=first)
+    def classify(
+        self, texts: Sequence[str], *, batch_tokens: int = 4096, first: int = 1, name: str = "stdin"
+    ) -> list[Classified]:
+        """Return the label of each text. Raises DataError, with a line of `name`, for a text that is too long.
+
+        Lines count from `first`.
+        """
+        rows, places = self.encode_labelled(texts, first=first, name=name)
         labels: list[Classified] = []
         with evaluating(self.network), torch.inference_mode():
             for start, end in batch_bounds(rows, batch_tokens):

@@ -75,14 +75,20 @@ class Encoder:
         return rows
 
     def embed(
-        self, texts: Sequence[str], *, pooling: Pooling = "mean", batch_tokens: int = 4096, first: int = 1
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: Pooling = "mean",
+        batch_tokens: int = 4096,
+        first: int = 1,
+        name: str = "stdin",
     ) -> Tensor:
         """Return a vector for each text, from the input of the output head: x_ND on the CPU.
 
-        pooling: the mean of all positions, special tokens included, or the first position. Raises DataError for a text
-        that is too long; lines count from `first`.
+        pooling: the mean of all positions, special tokens included, or the first position. Raises DataError, with a
+        line of `name`, for a text that is too long; lines count from `first`.
         """
-        rows = self.encode(texts, first=first)
+        rows = self.encode(texts, first=first, name=name)
         vectors = []
         with evaluating(self.network), torch.inference_mode():
             for start, end in batch_bounds(rows, batch_tokens):

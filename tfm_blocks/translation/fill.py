@@ -68,14 +68,22 @@ class Filler(Encoder):
         return cls(encoder.network, encoder.tokenizer, visible_sources(SavedRun(run).config))
 
     def fill(
-        self, texts: Sequence[str], *, top: int = 1, steps: int = 1, batch_tokens: int = 4096, first: int = 1
+        self,
+        texts: Sequence[str],
+        *,
+        top: int = 1,
+        steps: int = 1,
+        batch_tokens: int = 4096,
+        first: int = 1,
+        name: str = "stdin",
     ) -> list[Filled]:
         """Return the filled texts; a text without a mask is unchanged. Raises DataError for one that is too long.
 
         Each of `steps` predictions fills an equal number of masks of a text, the most probable tokens first, which the
-        next predictions read (Nie et al. 2025, low-confidence remasking). Lines count from `first`.
+        next predictions read (Nie et al. 2025, low-confidence remasking). Lines of `name` count from
+        `first`.
         """
-        rows = self.encode_masked(texts, first=first)
+        rows = self.encode_masked(texts, first=first, name=name)
         filled: list[Filled] = []
         with evaluating(self.network), torch.inference_mode():
             for start, end in batch_bounds(rows, batch_tokens):

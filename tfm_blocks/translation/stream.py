@@ -225,7 +225,7 @@ def _decoded(lines: Sequence[bytes], name: str, first: int, strict: bool) -> Ite
             if strict:
                 yield chunk
                 raise DataError(Problem(name, rule, Place(name, number), help="iconv -f latin1 -t utf-8")) from None
-            print(printable(f"warning: {name}:{number}: {rule}: its translation is an empty line"), file=sys.stderr)
+            print(printable(f"warning: {name}:{number}: {rule}: it is read as an empty line"), file=sys.stderr)
             chunk.append("")
     yield chunk
 
