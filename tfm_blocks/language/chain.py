@@ -20,8 +20,8 @@ MISSING = "???"  # a key that must be set; OmegaConf does not merge it into a va
 def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[str]) -> list[YamlFile]:
     """Read the files of the model `name` (or of a path to a YAML file), parents first.
 
-    Parents are looked up next to the file that inherits them, then in `folders`. `root_keys` are names that no knob may have.
-    Raises ConfigError.
+    Parents are looked up next to the file that inherits them, then in `folders`. `root_keys` are names that no knob may
+    have. Raises ConfigError.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
