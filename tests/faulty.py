@@ -17,7 +17,7 @@ left: list[bool] = []
 class Faulty(nn.Module):
     """x, for `sound` calls; then not a number, or an error, or the end of the process, or once SIGTERM.
 
-    `lose` deletes the paths in the environment variable LOSE, once. With `leave` SIGTERM comes in the first validation after a step, once in a process: if `left` is empty.
+    `lose` deletes the paths in the environment variable LOSE, once. With `leave` SIGTERM comes in the first validation after these calls, once in a process: if `left` is empty.
     `end_once` spares a process that a launcher restarted. With `steps`, x is not a number in these calls alone, counted from 1. A copy does no harm: a run tries one before
     its first step.
     """
@@ -40,7 +40,7 @@ class Faulty(nn.Module):
     def forward(self, x_BND: Tensor) -> Tensor:
         self.calls += self.training and not x_BND.is_meta
         if self.harm == "leave":
-            if self.calls and not (self.training or left):
+            if self.calls > self.sound and not (self.training or left):
                 left.append(True)
                 os.kill(os.getpid(), signal.SIGTERM)
             return x_BND

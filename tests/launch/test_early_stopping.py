@@ -161,6 +161,19 @@ def test_an_interrupted_validation_does_not_reach_callbacks(small: Small, tmp_pa
     assert validated(run) == [3, 6, LAST] and state(run) == "done"
 
 
+def test_a_run_interrupted_in_its_last_validation_trains_no_further_step(small: Small, tmp_path: Path) -> None:
+    leave = "++model.graph.stops={block: faulty, harm: leave, sound: %d, after: src_pos}"
+    stopping = ["plugins=[faulty]", *STOPPING, "callbacks.early_stopping.patience=1", "dropout=0.3"]
+    whole = begin(small(leave % 1000, *stopping), tmp_path)
+    with pytest.raises(PreemptedError):
+        begin(small(leave % 3, *stopping), tmp_path)
+    parted = tmp_path / "run-2"
+    assert validated(parted) == [3]
+    assert to_the_end(parted) == [6]
+    assert validated(parted) == validated(whole) == [3, 6]
+    expect_same(whole, parted)
+
+
 class Opaque(Callback):
     """A callback whose state cannot be read without running code."""
 

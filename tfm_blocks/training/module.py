@@ -152,6 +152,10 @@ class TrainingModule(LightningModule):
         self.start = time.monotonic()
         self.throughput.restart()
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """Return -1, which ends training, if a validation that a resumed run repeated has stopped it early."""
+        return -1 if self.trainer.should_stop else None
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the counters, and the sums over all ranks since metrics were last logged."""
         self.skipped.flush()
