@@ -41,6 +41,7 @@ class Part(Settings):
     inner: Inner
     names: dict[NotA, list[NotA]]
     limit: int | None = None
+    width: int | list[int] = 1
     every: int = 1
 
     @field_validator("every")
@@ -94,6 +95,13 @@ def test_all_problems_are_reported_together_with_addresses():
         helps["part.stps"].startswith("did you mean steps?")
         and helps["fruit.inner.fle"] == "did you mean file? one of: file"
     )
+
+
+def test_a_value_of_no_type_of_a_union_is_reported_for_each_type():
+    rules = ["must be an int, but is 'x'", "must be a list, but is 'x'"]
+    assert [(one.address, one.rule) for one in problems({**GOOD, "width": "x"})] == [
+        ("part.width", rule) for rule in rules
+    ]
 
 
 def test_a_rule_between_valid_settings_is_reported_with_other_problems():

@@ -166,7 +166,9 @@ GOOD = '{"en": "a", "de": "b"}\n'
         ({"1.src": ["a"], "2.src": ["b"]}, {"train": {"src": "?.src", "tgt": "train.tgt"}}, "data.train",
          "same number of files, but src has 2 and tgt has 1", "file N of a column"),
         ({"x.parquet": b"PAR1"}, {"train": {"src": "x.parquet", "tgt": "train.tgt"}}, "data.train",
-         "x.parquet has columns, but data.fields does not name them", "data.fields={src"),
+         "x.parquet has fields, but data.fields does not name them", "data.fields={src: FIELD, tgt: FIELD}"),
+        *(({name: [GOOD.strip()]}, {"train": {"src": name, "tgt": name}}, "data.train", f"{name} has fields, but", "data.fields={src")
+          for name in ("x.jsonl", "x.tsv", "x.ndjson.gz")),
         ({"x.csv": ["en,de", "a,b"]}, J | {"train": "x.csv"}, "data.train", "x.csv would be read as plain lines", "to convert CSV"),
         ({"x.jsonl": [GOOD.strip(), '{"en": "a", "du": "b"}']}, J, "x.jsonl:2", "no key 'de'; its keys: 'en', 'du'", "data.fields"),
         ({"x.jsonl": ['{"en": "a", "de": ["b"]}']}, J, "x.jsonl:1", "'de' must be a string, but is ['b']", "data.fields"),

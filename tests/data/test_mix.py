@@ -203,6 +203,18 @@ def test_a_wrong_mix_is_an_error_with_its_key_and_rule(text, changes, address, r
         prepared(text(**changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "address", "rule"),
+    [
+        ({"mix": {"a": {"weight": -1}, "b": {}}, "temperature": 5.0}, "data.mix.a.weight", "must be above 0"),
+        ({"fields": {"src": "", "tgt": "b"}, "train": "a", "val": "b"}, "data.fields.src", "must name a field"),
+    ],
+)
+def test_settings_that_depend_on_a_wrong_one_add_no_error(text, changes, address, rule):
+    with expect_problem(address, rule):
+        text(**changes)
+
+
 def test_a_corpus_has_its_own_folder_within_that_of_the_data(text, tmp_path):
     (tmp_path / "more").mkdir()
     settings = text(FILES)

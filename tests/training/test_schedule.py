@@ -121,6 +121,14 @@ def test_lengths_are_steps_fractions_of_the_run_or_tokens(small: Callable[..., C
     assert isinstance(schedule, WsdSettings) and (schedule.warmup, schedule.decay) == (5, 20)
 
 
+@pytest.mark.parametrize("wrong", ["[5000]", "0.5", "abc", "0", "-3", "true"])
+def test_a_length_in_tokens_adds_no_error_to_the_error_of_wrong_step_tokens(
+    small: Callable[..., Composed], wrong: str
+) -> None:
+    with expect_problem("data.step_tokens", "must be"):
+        read_run(small("schedule=wsd", "schedule.warmup=1k tokens", f"data.step_tokens={wrong}").mapping)
+
+
 @pytest.mark.parametrize(
     ("overrides", "address", "rule"),
     [
@@ -158,6 +166,14 @@ def test_the_nth_step_of_the_optimizer_uses_the_rate_of_step_n(small: Callable[.
     fit.fit(module, datamodule=data)
     rates = {group["lr"] for group in fit.optimizers[0].param_groups}
     assert rates == {module.latest["train/lr"]} == {module.settings.schedule.rate(steps)}
+
+
+def test_a_group_without_decay_follows_no_schedule_of_the_decay() -> None:
+    """A plug-in optimizer may have no setting weight_decay."""
+    schedule = ConstantSettings(name="constant", peak=2.0, steps=100, warmup=1, weight_decay=0.5)
+    groups = [{"rate": 1.0}, {"rate": 1.0, "weight_decay": 0.1, "peak_decay": 0.1}]
+    set_rates(groups, schedule, 1)
+    assert [group.get("weight_decay") for group in groups] == [None, 0.1]
 
 
 FOLLOWED = {"momentum": 0.95, "weight_decay": 0.25}

@@ -150,7 +150,7 @@ def _follow(annotation: Any, location: Sequence[str | int]) -> tuple[list[str], 
         if part == "[key]":
             continue
         if len(members) > 1:
-            annotation = next(member for member in members if part in _tags(member))
+            annotation = next((member for member in members if part in _tags(member)), annotation)
         else:
             keys += [str(part)] if isinstance(part, str) else []
             annotation = _fields(members[0]).get(str(part)) or get_args(members[0])[-1]

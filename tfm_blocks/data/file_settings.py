@@ -45,7 +45,7 @@ def _has_a_target(files: dict[str, Any]) -> dict[str, Any]:
 def _of_every_field(files: object, info: ValidationInfo) -> object:
     if not isinstance(files, str | list):
         return files
-    if not (fields := info.data.get("fields")):
+    if not (fields := info.data.get("fields", ["src", TARGET])):  # wrong fields have their own error
         rule = f"names no columns: {shown(files)}"
         help = "write {src: FILE, tgt: FILE}, or name the fields of both: data.fields={src: FIELD, tgt: FIELD}"
         raise RuleError(rule, help)
@@ -182,9 +182,9 @@ def is_a_mix(mix: Mapping[str, Any] | None, info: ValidationInfo) -> Mapping[str
 
 def suits_the_mix(temperature: float, info: ValidationInfo) -> float:
     """Return a temperature. Raises RuleError if it has no mix, or a mix that has weights."""
-    mix: Mapping[str, MixedCorpus] | None = info.data.get("mix")
-    if temperature == 1:
+    if temperature == 1 or "mix" not in info.data:
         return temperature
+    mix: Mapping[str, MixedCorpus] | None = info.data["mix"]
     if not mix:
         raise RuleError(f"is {temperature:g}, but data.mix is null", "write data.mix={NAME: {dir: PATH}, …}")
     if weighted := [name for name, corpus in mix.items() if corpus.weight is not None]:

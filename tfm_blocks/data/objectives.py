@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +14,7 @@ from tfm_blocks.data.noise import Bools, Diffusion, Masking, Noise
 from tfm_blocks.data.pair_noise import DenoiserMixture, Denoising, Prefix, SpanCorruption
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.data.vocabulary import sentinel
-from tfm_blocks.errors import ConfigError
+from tfm_blocks.errors import ConfigError, shown
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 Part = Annotated[float, Field(ge=0, le=1)]
@@ -298,7 +300,18 @@ class LabelSettings(ObjectiveBase):
     """
 
     name: Literal["label"]
-    weights: dict[str, Annotated[float, Field(gt=0)]] | Literal["balanced"] | None = None
+    weights: dict[str, Above0] | Literal["balanced"] | None = None
+
+    @field_validator("weights", mode="plain", json_schema_input_type=dict[str, Above0] | Literal["balanced"] | None)
+    @classmethod
+    def _are_of_classes(cls, weights: object) -> dict[str, float] | str | None:
+        if weights is None or weights == "balanced":
+            return weights
+        named = weights if isinstance(weights, Mapping) else {None: 0}
+        if all(type(weight) in (int, float) and 0 < weight < math.inf for weight in named.values()):
+            return {str(name): float(weight) for name, weight in named.items()}
+        rule = f"must be balanced, or a number above 0 for each class, but is {shown(weights)}"
+        raise RuleError(rule, "write objective.weights=balanced, or objective.weights={CLASS: 2.0, …}")
 
 
 def mask_of(tokenizer: Tokenizer) -> int:

@@ -15,7 +15,6 @@ from tfm_blocks.data.file_settings import HUB, MixedDocuments, MixedPairs
 from tfm_blocks.data.files import (
     FORMATS_HELP,
     LINES,
-    PARQUET,
     file_kind,
     file_problems,
     find_files,
@@ -95,9 +94,9 @@ def _shard_problems(address: str, files: Mapping[str, list[Path]], fields: Mappi
         rule = f"every column must have the same number of files, but {counts}"
         yield Problem(address, rule, help="file N of a column is read beside file N of the others, line by line")
     for path in dict.fromkeys(path for paths in files.values() for path in paths):
-        if not fields and file_kind(path) == PARQUET and path.exists():
-            help = "data.fields={src: COLUMN, tgt: COLUMN}"
-            yield Problem(address, f"{path.name} has columns, but data.fields does not name them", help=help)
+        if not fields and file_kind(path) != LINES and path.exists():
+            help = "data.fields={src: FIELD, tgt: FIELD}"
+            yield Problem(address, f"{path.name} has fields, but data.fields does not name them", help=help)
         if fields and file_kind(path) == LINES and sum(path in paths for paths in files.values()) > 1:
             rule = f"{path.name} would be read as plain lines, without the fields that data.fields names"
             yield Problem(address, rule, help=FORMATS_HELP)

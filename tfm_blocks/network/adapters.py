@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
 from tfm_blocks.config.settings import Above0, Fraction, Rank, Settings, Where, read_settings
 from tfm_blocks.errors import ConfigError
@@ -31,7 +32,7 @@ class AdapterGroup(Settings):
     alpha: Above0
     dropout: Fraction = 0.0
     scaling: Literal["standard", "rslora"] = "standard"
-    parts: tuple[str, ...] | list[str] = ()
+    parts: list[str] = Field(default_factory=list)
 
     @property
     def scale(self) -> float:

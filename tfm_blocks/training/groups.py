@@ -214,7 +214,7 @@ def set_rates(groups: Sequence[dict[str, Any]], schedule: ScheduleSettings, step
         if schedule.momentum is not None:
             first = schedule.momentum + (group["peak_momentum"] - schedule.momentum) * part
             group |= {"betas": (first, *group["betas"][1:])} if "betas" in group else {"momentum": first}
-        if schedule.weight_decay is not None:
+        if schedule.weight_decay is not None and "peak_decay" in group:
             key = "cautious_decay" if "cautious_decay" in group else "weight_decay"
             group[key] = group["peak_decay"] * (schedule.weight_decay + (1 - schedule.weight_decay) * part)
     return rate

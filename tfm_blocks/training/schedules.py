@@ -25,10 +25,12 @@ def read_length(length: object, steps: int, step_tokens: int | None, address: st
     if unit != "tokens" or not (tokens := read_amount(amount)):
         rule = f"must be steps, a fraction of the run, or tokens, but is {shown(length)}"
         raise RuleError(rule, f"write {address}=1000, {address}=0.1 or {address}='50M tokens'")
-    if not step_tokens:
+    if step_tokens is None:
         rule = f"is {shown(length)}, but this data has no number of tokens for an optimizer step"
         raise RuleError(rule, f"write steps, {address}=1000, or a fraction of the run, {address}=0.1")
-    return max(1, round(tokens / int(step_tokens)))
+    if type(step_tokens) is not int or step_tokens < 1:
+        return 1  # data.step_tokens has its own error
+    return max(1, round(tokens / step_tokens))
 
 
 def steps_of_branch(stable: int, decay: object, step_tokens: int | None) -> int:
