@@ -53,7 +53,7 @@ WRONG = {
         "base.yaml:16",
         "raise its max_length",
     ),
-    "interpolation to nothing": (["heads=${haeds}"], "cannot be resolved: there is no key 'haeds'", "tiny.yaml:6:1", "did you mean heads?"),
+    "interpolation to nothing": (["heads=${haeds}"], "${haeds} cannot be resolved: there is no key 'haeds'", "tiny.yaml:6:1", "did you mean heads?"),
 }  # fmt: skip
 
 

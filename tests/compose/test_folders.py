@@ -47,6 +47,7 @@ def test_a_file_with_an_underscore_is_inherited_but_cannot_be_chosen():
     [
         ("heads: 4\n", "begin the file with # @package _global_"),
         ("# a comment\n# @package _global_\nheads: 4\n", "begin the file with # @package _global_"),
+        ("\ufeff# @package _global_\nheads: 4\n", "begins with a byte order mark, which hides its first line"),
         ("# @package _global_\nhydra: {run: {dir: x}}\n", "write hydra.… on the command line"),
         ("# @package _global_\nheads: [4\n", "is not YAML"),
         ("# @package _global_\nseed: 1\ntrainer: {steps: 1, steps: 2}\n", "the key 'steps' is written twice"),

@@ -63,6 +63,7 @@ def refused(tmp_path, text, header=HEADER):
         ("defaults: [nothere, _self_]\n", "no model is called 'nothere'", 2),
         ("model: " + "[" * 40 + "]" * 40 + "\n", "deeper than 32", 2),
         ("x: " + "y" * 70_000 + "\n", "at most 64 KB", None),
+        ("\ufeff# @package _global_\nheads: 4\n".encode(), "begins with a byte order mark", 1),
         ("just text\n", "must be a mapping", None),
         (b"\xff\xfe\x00", "is not UTF-8", 1),
         ("defaults: [base, _self_]\nmodel: [1, 2]\n", "model: is a list in one file and a mapping in another", 3),

@@ -251,7 +251,12 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     "'encoder' is not a block: same reuses the module of an earlier block": [
         ("{graph: {tgt_pos: {block: null, same: encoder}}}", "graph.tgt_pos.same")
     ],
-    "unknown key 'd_model': same takes inputs only": [("{graph: {tgt_emb: {d_model: 4}}}", "graph.tgt_emb.d_model")],
+    "unknown key {}: same takes inputs only": [
+        ("{graph: {tgt_emb: {d_model: 4}}}", "graph.tgt_emb.d_model", "'d_model'"),
+        ("{graph: {tgt_emb: {args: {heads: 2}}}}", "graph.tgt_emb.args", "'args'"),
+        ("{graph: {tgt_emb: {add_norm: {pre: [norm]}}}}", "graph.tgt_emb.add_norm", "'add_norm'"),
+    ],
+    "needs at least one input": [("{graph: {both: {block: sum, in: [], before: tgt_emb}}}", "graph.both.in")],
     "the module of src_pos does not fit: D is 64 here, but 128 at src_pos": [
         (
             "{graph: {wide: {block: embedding, d_model: 64, in: src, before: tgt_emb}, again: {same: src_pos, in: wide, before: tgt_emb}, back: {block: linear, d_out: 128, before: tgt_emb}, decoder: {layer: {more: {block: attention, kv: back}}}}}",

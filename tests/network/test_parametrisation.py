@@ -218,6 +218,11 @@ WRONG = [
         "the model with these sizes is invalid: model.graph.encoder.layer.attn: the width must split evenly into heads",
         "",
     ),
+    (
+        ["model.parametrisation=mup", "model.base={where: {graph.nope.repeat: 3}}"],
+        "has a size at 'graph.nope.repeat', but the model has no such layers",
+        "model.base.d_model",
+    ),
     (["model.parametrisation=mup", "model.base.dropout=1"], "the model reads no knob 'dropout' that is a whole", ""),
 ]
 

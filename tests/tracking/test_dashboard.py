@@ -69,6 +69,13 @@ def test_the_training_dashboard_shows_all_that_is_logged_in_training() -> None:
     assert shown == logged
 
 
+def test_the_rest_is_added_to_a_section_of_its_name(tmp_path: Path) -> None:
+    text = "name: Mine\nrest: Rest\nsections: {Rest: [{bars: [test/bleu]}, {lines: [val/loss]}]}\n"
+    (section,) = read_dashboard("mine", write(tmp_path, text)).all_sections.values()
+    assert [panel.bars for panel in section[:2]] == [["test/bleu"], None]
+    assert len(section) > 2 and all(panel.lines != ["val/loss"] for panel in section[2:])
+
+
 def write(folder: Path, text: str) -> list[Path]:
     (folder / "dashboard").mkdir()
     (folder / "dashboard" / "mine.yaml").write_text(text)
@@ -88,6 +95,8 @@ def write(folder: Path, text: str) -> list[Path]:
         ("{media: [samples]}", "shows samples"),
         ("{importance: facts.seed}", "shows facts.seed"),
         ("{lines: [val/bleu], bars: [val/bleu]}", "must be one of lines, bars"),
+        ("{differences: false}", "must be one of lines, bars"),
+        ("{lines: null}", "must be one of lines, bars"),
         ("{bar: [val/bleu]}", "no such setting"),
     ],
 )

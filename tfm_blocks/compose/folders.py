@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tfm_blocks.errors import ConfigError, Place, Problem, display_path
 from tfm_blocks.language.chain import read_model_chain
-from tfm_blocks.language.files import HEADER, YamlFile, read_yaml_file
+from tfm_blocks.language.files import YamlFile, expect_header, read_yaml_file
 
 GLOBAL_GROUPS = frozenset({"experiment", "debug"})  # groups whose files set any key of a run
 OF_A_SWEEP = frozenset({"sweep", "launcher", "match", "ladder"})  # keys that define which jobs run, how and where
@@ -121,9 +121,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_experiment(path: Path) -> dict[str, Any]:
     """Read a file of a group of GLOBAL_GROUPS. Raises ConfigError if its settings would have no effect."""
     mapping = read_yaml(path)
-    if read_yaml_file(path).text.lstrip().splitlines()[:1] != [HEADER]:
-        rule = f"lacks the required first line, so its settings would go below the key {path.parent.name}"
-        raise _refuse(path, rule, f"begin the file with {HEADER}")
+    effect = f", so its settings would go below the key {path.parent.name}"
+    expect_header(read_yaml_file(path), path.stem, effect)
     if "hydra" in mapping:
         rule = "sets hydra, but an experiment defines a run, not how it is started"
         raise _refuse(path, rule, "write hydra.… on the command line")

@@ -172,8 +172,8 @@ def _leads_nowhere(error: InterpolationKeyError, raw: dict[str, Any], sources: S
     path = tuple(str(error.full_key).split("."))
     name = str(error.msg).split("'")[1] if "'" in str(error.msg) else str(error.msg)
     knobs = [key for key, value in raw.items() if not isinstance(value, (dict, list))]
-    value = cut(sources.values[path]) if path in sources.values else "its value"
-    rule = f"{value} cannot be resolved: there is no key {shown(name)}"
+    value = sources.overrides[path].partition("=")[2] if path in sources.overrides else sources.values.get(path)
+    rule = f"{cut(value) if value else 'its value'} cannot be resolved: there is no key {shown(name)}"
     return ConfigError(sources.problem(path, rule, help=suggest(name, knobs)))
 
 

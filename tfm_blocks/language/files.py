@@ -159,12 +159,21 @@ def read_model_file(path: Path, root_keys: Collection[str]) -> YamlFile:
         if _DIRECTIVE.match(line) and line != HEADER:
             help = f"the only allowed directive is {HEADER}"
             raise _refuse(file.shown, f"has the directive {shown(line.strip())}", number, help)
-    if file.text.lstrip().splitlines()[:1] != [HEADER]:  # below another comment, Hydra would not read it
-        raise _refuse(file.shown, "lacks the required first line", help=f"begin the file with {HEADER}")
+    expect_header(file, file.shown)
     if not isinstance(file.value, dict):
         raise _refuse(file.shown, "must be a mapping of knobs and the key model", help="write heads: 8, model: {…}")
     _expect_knobs(file, root_keys)
     return replace(file, parents=_parents(file.value.get("defaults", []), file.shown))
+
+
+def expect_header(file: YamlFile, address: str, effect: str = "") -> None:
+    """Raise ConfigError unless the first line is HEADER. Hydra does not read it below a comment or after a mark."""
+    if file.text.startswith("\ufeff"):
+        rule, help = "begins with a byte order mark, which hides its first line", "save it as UTF-8 without a mark"
+        raise _refuse(file.shown, rule, 1, help, address)
+    if file.text.lstrip().splitlines()[:1] != [HEADER]:
+        rule, help = f"lacks the required first line{effect}", f"begin the file with {HEADER}"
+        raise _refuse(file.shown, rule, help=help, address=address)
 
 
 def expect_unambiguous(event: yaml.Event, address: str, file: str) -> None:

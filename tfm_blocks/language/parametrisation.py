@@ -94,13 +94,17 @@ def _read(model: Mapping[str, Any], sources: Sources) -> tuple[str, Mapping[str,
 
 
 def _is_depth(path: str, model: Mapping[str, Any], sources: Sources) -> bool:
-    """Return True if a path is the number of layers of a stack. Raises ConfigError if they are side by side."""
+    """Return True if a path is the number of layers of a stack. Raises ConfigError for copies, and without a stack."""
     parts = path.removesuffix(".times").split(".")
     if parts[0] != "graph" or parts[-1] != "repeat":
         return False
     stack: Any = model
     for part in parts[:-1]:
-        stack = next(value for key, value in stack.items() if str(key) == part)
+        inner = stack.items() if isinstance(stack, Mapping) else ()
+        stack = next((value for key, value in inner if str(key) == part), None)
+    if not isinstance(stack, Mapping):
+        rule = f"has a size at {shown(path)}, but the model has no such layers"
+        raise ConfigError(sources.problem((*MODEL, "base"), rule, help=NO_BASE))
     if stack.get("join") is not None:
         rule = "no rule is known for copies that are side by side (join) and differ in number from the base"
         help = "take the knob of their number out of model.base"

@@ -27,7 +27,7 @@ from tfm_blocks.language.tree import (
     check_node_name,
     read_reference,
 )
-from tfm_blocks.registry.blocks import BlockInfo, Registry
+from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo, Registry
 from tfm_blocks.registry.signature import Port
 
 FORMS = ("block", "same", "layer", "parallel")
@@ -152,7 +152,7 @@ class Reader(Pass):
         of = self._reference(keys["same"], (*path, "same"))
         ports = [key for key in keys if key not in ("same", *PLACEMENT)]
         for key in ports:
-            if not isinstance(keys[key], str | list | Mapping):
+            if key in GRAMMAR - {"in"} or not isinstance(keys[key], str | list | Mapping):
                 self.report((*path, key), f"unknown key {shown(key)}: same takes inputs only", "leave it out")
                 return None
         reads = {key: self._read(keys[key], (*path, key), ANY) for key in ports}
@@ -233,8 +233,9 @@ class Reader(Pass):
     def _read(self, value: Any, path: Path, port: Port | None) -> tuple[Reference | BlockTree, ...]:
         """Read a reference or an inline block, or a list of them if the port takes several tensors."""
         items = value if isinstance(value, list) else [value]
-        if isinstance(value, list) and (port is None or not port.many or not value):
-            self.report(path, f"reads one tensor, but is {shown(value)}", "name one input or node")
+        if isinstance(value, list) and not (value and port and port.many):
+            rule = "needs at least one input" if port and port.many else f"reads one tensor, but is {shown(value)}"
+            self.report(path, rule, "name one input or node")
             return ()
         named = port.name if port and port is not ANY else path[-1] if path[-1] != "in" else "x"
         references: list[Reference | BlockTree | None] = []

@@ -86,9 +86,9 @@ class Panel(Settings):
 
     @model_validator(mode="after")
     def _is_one(self) -> Panel:
-        if len(self.model_fields_set - {"over", "log"}) != 1:
-            kinds = ", ".join(list(type(self).model_fields)[:7])
-            raise RuleError(f"must be one of {kinds}", "write one of them, such as {lines: [val/loss]}")
+        kinds = list(type(self).model_fields)[:7]
+        if sum(bool(getattr(self, kind)) for kind in kinds) != 1:
+            raise RuleError(f"must be one of {', '.join(kinds)}", "write one of them, such as {lines: [val/loss]}")
         return self
 
     @field_validator("lines", "bars", "scatter", "parallel", "importance", "media", "over")
@@ -106,7 +106,8 @@ class Dashboard(Settings):
     """Panels by section, in a workspace called `name`.
 
     group: settings by whose values runs are grouped. rest: the name of a last section with a panel for each metric of
-    training and validation that has no panel; without such metrics there is no section.
+    training and validation that has no panel; without such metrics there is no section. If `sections` has a section of
+    this name, the panels are added to it.
     """
 
     name: str
@@ -124,7 +125,9 @@ class Dashboard(Settings):
         """Return the sections, with a section for `rest`."""
         drawn = {name for panels in self.sections.values() for panel in panels for name in panel.lines or ()}
         rest = [Panel(lines=[key.name]) for key in (*TRAIN_KEYS, *VAL_KEYS) if key.name not in drawn]
-        return {**self.sections, self.rest: rest} if self.rest and rest else self.sections
+        if not (self.rest and rest):
+            return self.sections
+        return {**self.sections, self.rest: [*self.sections.get(self.rest, ()), *rest]}
 
 
 METRICS = {key.name: key for key in METRIC_KEYS}
