@@ -370,4 +370,4 @@ def test_a_place_where_no_page_can_be_is_refused(tmp_path, capsys):
     for path in (tmp_path / "out.pdf", tmp_path / "none" / "out.html", tmp_path):
         with pytest.raises(SystemExit) as left:
             main(["report", str(tmp_path), "-o", str(path)])
-        assert left.value.code == 2 and "must be a file .html" in capsys.readouterr().err
+        assert left.value.code == 2 and "must be a .html file" in capsys.readouterr().err

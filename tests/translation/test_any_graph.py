@@ -156,9 +156,9 @@ def test_embed_names_the_line_of_its_file_and_refuses_another_suffix_before_it_r
     (tmp_path / "films.txt").write_text("zwei Kinder\n" + "zwei Kinder " * 50 + "\n")
     for words, message in [
         ([], "--> films.txt:2\n"),
-        (["-o", "films.train"], "-o: must be a file .npy in an existing folder, but is films.train"),
-        (["-o", "."], "-o: must be a file .npy in an existing folder, but is ."),
-        (["-o", "none/films.npy"], "-o: must be a file .npy in an existing folder"),
+        (["-o", "films.train"], "-o: must be a .npy file in an existing folder, but is films.train"),
+        (["-o", "."], "-o: must be a .npy file in an existing folder, but is ."),
+        (["-o", "none/films.npy"], "-o: must be a .npy file in an existing folder"),
     ]:
         with pytest.raises(SystemExit):
             main(["embed", "run", "films.txt", *words])

@@ -77,7 +77,7 @@ def expect_file(path: Path, example: str) -> None:
     """Raise ConfigError unless the file of -o has the suffix of the example and lies in an existing folder."""
     suffix = Path(example).suffix
     if path.suffix != suffix or path.is_dir() or not path.parent.is_dir():
-        rule = f"must be a file {suffix} in an existing folder, but is {path}"
+        rule = f"must be a {suffix} file in an existing folder, but is {path}"
         raise ConfigError(Problem("-o", rule, help=f"-o {example}"))
 
 

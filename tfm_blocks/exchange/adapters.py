@@ -179,7 +179,7 @@ def _their_matrices(parts: Sequence[_Part], row_O: Tensor, column_I: Tensor) -> 
 
 
 def _peft_config(
-    matrices: Mapping[str, tuple[Tensor, Tensor, float]], task: str, dropout: float, transposed: bool
+    matrices: Mapping[str, tuple[Tensor, Tensor, float]], task: str | None, dropout: float, transposed: bool
 ) -> dict[str, object]:
     """Return adapter_config.json. The scale of a map is alpha / rank."""
     ranks = {module: len(a_RI) for module, (a_RI, _, _) in matrices.items()}

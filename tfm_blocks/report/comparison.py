@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tfm_blocks.report.baseline_tests import BaselineTest
     from tfm_blocks.report.matrix import Matrix
 
+NO_BASELINE = "the matrix has no baseline, because --only leaves out the model of --baseline"
 NAMED = 3  # runs that a note names; the others are counted
 SIZE_KEYS = [f"data.{key}" for key in ("train", "val", "test", "train_lengths", "test_lengths", "first")]
 PRUNED = "pruned"  # state of a job of a sweep
@@ -85,28 +86,23 @@ def compare_runs(
     if the baseline is not one of the runs, or no run has such scores or seeds.
     """
     records = find_runs(paths)
-    runs = [run for run in records if run.settings or run.state != PRUNED] or records
-    runs = _with_saved(runs, scores) if scores else runs
+    runs = _with_saved([run for run in records if run.settings or run.state != PRUNED] or records, scores)
     factors = find_factors(runs)
     groups = _shorten_labels(group_seeds(runs, factors), factors)
     curves = rate_curves(groups, factors)
     place = groups.index(_find_group(groups, curves, baseline)) if baseline else None
     if held_out_seeds:
         groups, curves = leave_out_choosing_seeds(groups, curves)
-    chosen = None if place is None else groups[place]
+    chosen, noted = None if place is None else groups[place], groups
     compared = best_groups(groups, curves)
-    every = arrange(compared, factors)
-    grid, noted = display.apply(every), groups
+    whole = arrange(compared, factors)
+    grid = display.apply(whole)
     if display.only:
-        compared = list(grid.groups.values())
-        curves = [curve for curve in curves if curve.best.group in compared]
-        noted = [group for group in groups if _at_best_rate(group, curves) in compared]
-        chosen = _shown_counterpart(every, compared, chosen) if chosen else None
+        compared, curves, noted, chosen = _only_shown(whole, grid, groups, curves, chosen)
     notes = list(_find_notes(grid, noted, curves, held_out=held_out_seeds, several_lengths=several_lengths))
     notes += _absent(records, runs, scores)
     matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
-    if matrix and chosen and chosen not in compared:
-        notes.append("the matrix has no baseline, because --only leaves out the model of --baseline")
+    notes += [NO_BASELINE] * bool(matrix and chosen and chosen not in compared)
     tests, untested = _test(compared, chosen, grid) if chosen and tested else ([], [])
     notes, renamed = [*notes, *untested], bool(display.names)
     return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, tests, notes, renamed)
@@ -159,8 +155,10 @@ def _score(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matri
     return matrix if matrix.cells else None
 
 
-def _with_saved(runs: Sequence[SavedRun], name: str) -> list[SavedRun]:
-    """Return the runs with the scores of this name. Raises ConfigError if no run has them."""
+def _with_saved(runs: Sequence[SavedRun], name: str | None) -> Sequence[SavedRun]:
+    """Return the runs with the scores of this name, if it is given. Raises ConfigError if no run has them."""
+    if name is None:
+        return runs
     known = sorted({name for run in runs for name in run.saved_names})
     if name not in known:
         help = suggest(name, known) if known else "tfm evaluate RUNS --beam 4 --test writes scores"
@@ -186,11 +184,19 @@ def _at_best_rate(group: Group, curves: Sequence[RateCurve]) -> Group:
     return curve.best.group if curve else group
 
 
-def _shown_counterpart(grid: ModelGrid, compared: Sequence[Group], baseline: Group) -> Group:
-    """Return the baseline if it is compared, or else a compared group of the same model; the baseline if none is."""
-    rows = {row for (row, _), group in grid.groups.items() if group is baseline}
-    others = (group for (row, _), group in sorted(grid.groups.items()) if row in rows and group in compared)
-    return baseline if baseline in compared else next(others, baseline)
+def _only_shown(
+    whole: ModelGrid, grid: ModelGrid, groups: Sequence[Group], curves: Sequence[RateCurve], baseline: Group | None
+) -> tuple[list[Group], list[RateCurve], list[Group], Group | None]:
+    """Return what --only leaves: the compared groups, their curves, and the groups at all rates; and the baseline.
+
+    The place of a baseline that is not shown is taken by a shown group of its model, if there is one.
+    """
+    compared = list(grid.groups.values())
+    curves = [curve for curve in curves if curve.best.group in compared]
+    at_all_rates = [group for group in groups if _at_best_rate(group, curves) in compared]
+    rows = {row for (row, _), group in whole.groups.items() if group is baseline}
+    others = (group for (row, _), group in sorted(whole.groups.items()) if row in rows and group in compared)
+    return compared, curves, at_all_rates, baseline if baseline in compared else next(others, baseline)
 
 
 def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterator[str]:
