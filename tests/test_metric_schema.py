@@ -108,7 +108,7 @@ def test_the_page_on_tracking_has_every_medium_and_fact() -> None:
 def test_every_column_is_of_one_key() -> None:
     text = columns(["encoder.0.ffn"], ["de", "en"], ["a", "b"])
     probe = columns(["encoder.0.ffn"], ["40", "64"], kinds=["answered"])
-    labels = columns([], [], ["a"], kinds=["labelled"])
+    labels = columns([], [], ["a"], kinds=["classes", "several", "number"])
     packed = columns([], [], ["a"], kinds=["documented"])
     for names in (text, probe, labels):
         assert len(names) == len(set(names))

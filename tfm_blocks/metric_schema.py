@@ -30,8 +30,9 @@ class Key:
     form: format in tables with fixed digits. progress: format on progress lines, or "".
     best: `tfm compare` and `tfm show` have a column for the best validation. chart: `tfm report` plots it.
     headline: `tfm runs` shows the measured metric with the lowest number. kinds: the kinds of runs, one of which it
-    requires. translated: the texts are translated; answered: of a probe task; labelled: of objective=label; documented:
-    of a language model of packed text.
+    requires. translated: the texts are translated; answered: of a probe task; documented: of a language model of packed
+    text; tokens: neither of a probe task nor of labels; replaced: of objective=replaced_token; probabilities: the loss is
+    -log p of tokens or classes; classes (class and words), several, number: of objective=label, by data.predict.
 
     A name that ends in {node}, {group}, {corpus} or {length} stands for several keys: one for each block with an
     auxiliary loss, each group of the text, each corpus of a mix, or each test length of a probe task.
@@ -46,6 +47,10 @@ class Key:
     chart: bool = False
     headline: int | None = None
     kinds: Sequence[str] = ()
+
+    def is_of(self, kinds: Collection[str]) -> bool:
+        """Return True if a run of these kinds measures it."""
+        return not self.kinds or any(kind in kinds for kind in self.kinds)
 
     @property
     def summarised(self) -> str:
@@ -99,16 +104,20 @@ class FinalScore:
         return f"{self.display}, %" if self.in_percent else self.display
 
 
+TRANSLATION = ("translated", "tokens", "probabilities")  # the kinds of a run that translates
+DECIDED = ("classes", "several")  # the kinds of a run whose outputs are decisions on classes
+LOSS = "nats per target token, label-smoothed"
+PERPLEXITY = "e^(nats per target token), not smoothed"
 IN_EVERY_ROW = frozenset({TOKENS, SECONDS})
 TRAIN_KEYS = (
     Key(
         "train/loss",
-        "nats per target token, label-smoothed, without auxiliary losses; mean since the previous row",
+        f"{LOSS}, without auxiliary losses; mean since the previous row",
         "min",
         progress="loss {:.3f}",
         chart=True,
     ),
-    Key("train/perplexity", "e^(nats per target token), not smoothed; mean since the previous row", "min"),
+    Key("train/perplexity", f"{PERPLEXITY}; mean since the previous row", "min", kinds=("probabilities", "replaced")),
     Key(TOKENS, "target tokens read so far, skipped steps included; in every row", "max"),
     Key(SECONDS, "seconds of training so far, with validations and the time before a resume; in every row", "max"),
     Key("train/lr", "learning rate of the last step", progress="lr {:.2e}", chart=True),
@@ -125,16 +134,8 @@ TRAIN_KEYS = (
     ),
 )
 SPLIT_KEYS = (  # of val/ and test/
-    Key(
-        "loss",
-        "nats per target token, label-smoothed",
-        "min",
-        progress="loss {:.3f}",
-        best=True,
-        chart=True,
-        headline=6,
-    ),
-    Key("perplexity", "e^(nats per target token), not smoothed", "min", progress="perplexity {:.2f}", headline=5),
+    Key("loss", LOSS, "min", progress="loss {:.3f}", best=True, chart=True, headline=6),
+    Key("perplexity", PERPLEXITY, "min", progress="perplexity {:.2f}", headline=5, kinds=("probabilities",)),
     Key(
         BITS_PER_BYTE,
         "bits per byte of the text of `data=lm`, in which the end of each document counts as a byte",
@@ -147,6 +148,7 @@ SPLIT_KEYS = (  # of val/ and test/
         "fraction of target tokens that are ranked first, or of right decisions of `objective=replaced_token`, 0 to 1",
         "max",
         progress="tokens {:.1%}",
+        kinds=("tokens",),
     ),
     Key(
         "bleu",
@@ -174,14 +176,14 @@ SPLIT_KEYS = (  # of val/ and test/
     Key("length_ratio", "tokens of TEXTS per token of their references", kinds=("translated",)),
     Key("exact_match/{group}", "exact match of TEXTS of the group, 0 to 1", "max", kinds=("translated",)),
     Key("loss/{corpus}", "the loss of a corpus of `data.mix`", "min"),
-    Key("perplexity/{corpus}", "the perplexity of a corpus of `data.mix`", "min"),
+    Key("perplexity/{corpus}", "the perplexity of a corpus of `data.mix`", "min", kinds=("probabilities",)),
     Key(f"{BITS_PER_BYTE}/{{corpus}}", "bits per byte of a corpus of `data.mix`", "min", kinds=("documented",)),
-    Key("token_accuracy/{corpus}", "the token accuracy of a corpus of `data.mix`, 0 to 1", "max"),
+    Key("token_accuracy/{corpus}", "the token accuracy of a corpus of `data.mix`, 0 to 1", "max", kinds=("tokens",)),
     Key("bleu/{corpus}", "BLEU of TEXTS of a corpus of `data.mix`, 0 to 100", "max", kinds=("translated",)),
     Key("chrf/{corpus}", "chrF of TEXTS of a corpus of `data.mix`, 0 to 100", "max", kinds=("translated",)),
     *(
-        Key(f"{name}/{{corpus}}", f"`{name}` of a corpus of `data.mix`", "max", kinds=("labelled",))
-        for name in ("accuracy", "f1", "mcc", "spearman")
+        Key(f"{name}/{{corpus}}", f"`{name}` of a corpus of `data.mix`", "max", kinds=kinds)
+        for name, kinds in (("accuracy", DECIDED), ("f1", DECIDED), ("mcc", ("classes",)), ("spearman", ("number",)))
     ),
 )
 ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
@@ -194,7 +196,7 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
         best=True,
         chart=True,
         headline=3,
-        kinds=("answered", "labelled"),
+        kinds=("answered", *DECIDED),
     ),
     Key("exact", "fraction of entirely correct answers, 0 to 1", "max", progress="exact {:.1%}", kinds=("answered",)),
     Key("scaled_accuracy", "(accuracy - c) / (1 - c), for the accuracy c of guesses", "max", kinds=("answered",)),
@@ -209,13 +211,13 @@ ANSWER_KEYS = (  # of val/ and test/, and in test/ also for each length
 LABEL_KEYS = (  # of val/ and test/
     Key(
         "f1",
-        "F1 of a class, mean over classes that occur, 0 to 1",
+        "F1 of a class, mean over occurring classes, 0 to 1",
         "max",
         progress="F1 {:.3f}",
         best=True,
-        kinds=("labelled",),
+        kinds=DECIDED,
     ),
-    Key("mcc", "Matthews' correlation of classes, -1 to 1", "max", progress="MCC {:.3f}", kinds=("labelled",)),
+    Key("mcc", "Matthews' correlation of classes, -1 to 1", "max", progress="MCC {:.3f}", kinds=("classes",)),
     Key(
         "spearman",
         "Spearman's rank correlation of numbers, -1 to 1",
@@ -224,7 +226,7 @@ LABEL_KEYS = (  # of val/ and test/
         best=True,
         chart=True,
         headline=4,
-        kinds=("labelled",),
+        kinds=("number",),
     ),
 )
 
@@ -284,7 +286,7 @@ LABEL_SCORES = frozenset(key.name for key in LABEL_KEYS)
 
 
 def columns(
-    nodes: Sequence[str], groups: Sequence[str], corpora: Sequence[str] = (), kinds: Collection[str] = ("translated",)
+    nodes: Sequence[str], groups: Sequence[str], corpora: Sequence[str] = (), kinds: Collection[str] = TRANSLATION
 ) -> list[str]:
     """Return the keys of a run with auxiliary losses at `nodes`, and with these groups or mixed corpora in its text.
 
@@ -293,7 +295,7 @@ def columns(
     suffixes = {"": [""], "node}": nodes, "corpus}": corpora}
     names: list[str] = []
     for key in METRIC_KEYS:
-        if not key.kinds or any(kind in kinds for kind in key.kinds):
+        if key.is_of(kinds):
             head, _, kind = key.name.partition("{")
             names += [head + suffix for suffix in suffixes.get(kind, groups)]
     return names

@@ -28,6 +28,7 @@ from tfm_blocks.exchange.weights import Conversion, read_weight_table
 from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.confusion import confusion_png, count_confusions
+from tfm_blocks.runs.metrics import read_metric_names
 from tfm_blocks.runs.row_results import read_translations
 from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.scoring.labels import label_statistics
@@ -324,6 +325,7 @@ def test_labels_of_a_mix_are_scored_for_each_corpus_and_together(predict, tmp_pa
         ],
     )
     names = ("accuracy", "f1", "mcc") if predict == "class" else ("spearman",)
+    assert ("train/perplexity" in read_metric_names(run.folder / "metrics.csv")) == (predict == "class")
     lines, scores = read_translations(run.folder), run.scores
     of_b = [place for place, line in enumerate(lines) if line.source.startswith("more")]
     assert len(of_b) == 9 and len(lines) == 29

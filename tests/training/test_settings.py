@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import reduce
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conftest import COMPOSER
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.training.schedules import InverseSqrtSettings, LinearSettings, NoamSettings
 from tfm_blocks.training.settings import RunSettings, read_run
@@ -68,6 +71,34 @@ def test_early_stopping_monitors_metrics_of_the_run(
     with pytest.raises(ConfigError) as caught:
         read_run(small(*overrides).mapping)
     assert message in str(caught.value) and "help: " in str(caught.value)
+
+
+LABELLED = ["model=classifier", "objective=label", "data=labels", "data.dir=x"]
+NAMED = [*LABELLED, "data.labels=[neg,pos]"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "measured", "missing"),
+    [
+        (NAMED, ["perplexity", "accuracy", "f1", "mcc"], ["token_accuracy", "spearman", "exact", "bleu"]),
+        ([*NAMED, "data.predict=words"], ["perplexity", "mcc"], ["token_accuracy", "spearman"]),
+        ([*NAMED, "data.predict=several"], ["accuracy", "f1"], ["perplexity", "token_accuracy", "mcc", "spearman"]),
+        ([*LABELLED, "data.predict=number"], ["loss", "spearman"], ["perplexity", "accuracy", "f1", "mcc"]),
+        (["objective=replaced_token", "objective.generator={model: electra}", "data=lm", "data.dir=x"],
+         ["loss", "token_accuracy"], ["perplexity", "accuracy"]),
+        (["data=parity"], ["perplexity", "accuracy"], ["token_accuracy", "f1"]),
+    ],
+)  # fmt: skip
+def test_early_stopping_monitors_the_scores_of_the_objective(
+    overrides: list[str], measured: list[str], missing: list[str]
+) -> None:
+    config = compose_job(
+        [*overrides, "callbacks.early_stopping.patience=1", "logger=csv", "name=run"], COMPOSER
+    ).mapping
+    for name in (*measured, *missing):
+        config["callbacks"]["early_stopping"]["monitor"] = f"val/{name}"
+        with nullcontext() if name in measured else pytest.raises(ConfigError, match="does not measure"):
+            read_run(config)
 
 
 def test_early_stopping_does_not_wait_for_translations_of_plain_text(small: Callable[..., Composed]) -> None:

@@ -304,12 +304,10 @@ class LabelSettings(ObjectiveBase):
 
     @field_validator("weights", mode="plain", json_schema_input_type=dict[str, Above0] | Literal["balanced"] | None)
     @classmethod
-    def _are_of_classes(cls, weights: object) -> dict[str, float] | str | None:
-        if weights is None or weights == "balanced":
-            return weights
-        named = weights if isinstance(weights, Mapping) else {None: 0}
+    def _are_of_classes(cls, weights: object) -> object:
+        named = {} if weights in (None, "balanced") else weights if isinstance(weights, Mapping) else {None: 0}
         if all(type(weight) in (int, float) and 0 < weight < math.inf for weight in named.values()):
-            return {str(name): float(weight) for name, weight in named.items()}
+            return {str(name): float(weight) for name, weight in named.items()} or weights
         rule = f"must be balanced, or a number above 0 for each class, but is {shown(weights)}"
         raise RuleError(rule, "write objective.weights=balanced, or objective.weights={CLASS: 2.0, …}")
 

@@ -52,7 +52,7 @@ from tfm_blocks.training.loss import backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.objective import Objective, Trunk, make_objective
-from tfm_blocks.training.settings import RunSettings
+from tfm_blocks.training.settings import RunSettings, measured_kinds
 from tfm_blocks.training.split_scorer import Generation, MaskedScorer, ReplacedScorer, SplitScorer
 from tfm_blocks.translation.fill import Filler
 from tfm_blocks.translation.settings import Search
@@ -313,9 +313,13 @@ class TrainingModule(LightningModule):
         return self.scorer.samples[: self.settings.trainer.samples]
 
     def _log(self, scores: dict[str, float], split: str) -> None:
-        """Log the scores with the tokens and seconds so far, which make runs with different batches comparable."""
+        """Log the scores with the tokens and seconds so far, which make runs with different batches comparable.
+
+        Scores that the table of metrics excludes for the kind of run are left out, such as the perplexity of numbers.
+        """
+        kinds = measured_kinds(self.settings.data, self.settings.objective)
         named = _with_prefix(scores, split) | {TOKENS: self.tokens, SECONDS: self.seconds}
-        assert all(map(find_key, named)), "every metric is in the table of metrics"
+        named = {name: value for name, value in named.items() if find_key(name).is_of(kinds)}
         self.latest |= named
         for logger in self.trainer.loggers:
             logger.log_metrics(named, self.global_step)

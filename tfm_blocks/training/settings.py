@@ -288,9 +288,8 @@ class RunSettings(Settings):
         stop, trainer = callbacks.early_stopping, info.data.get("trainer")
         if stop.patience is None or trainer is None:
             return callbacks
-        key, data = find_key(stop.monitor), info.data.get("data")
-        objective = info.data.get("objective", NEXT_TOKEN)
-        if data and key.kinds and measured_kinds(data, objective).isdisjoint(key.kinds):
+        key, data, objective = find_key(stop.monitor), info.data.get("data"), info.data.get("objective")
+        if data and objective and not key.is_of(measured_kinds(data, objective)):
             rule = f"early_stopping monitors {stop.monitor}, which a run of this data and objective does not measure"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
         head, corpus, _ = key.name.partition("{corpus}")
@@ -305,7 +304,8 @@ class RunSettings(Settings):
             return callbacks
         reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
         reason = "plain text is not translated" if isinstance(data, LmSettings) else reason
-        reason = reason if objective.generates else f"objective={objective.name} generates no text"
+        if objective and not objective.generates:
+            reason = f"objective={objective.name} generates no text"
         if reason:
             rule = f"early_stopping monitors {stop.monitor}, which is a score of translations, but {reason}"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
@@ -314,12 +314,18 @@ class RunSettings(Settings):
 
 def measured_kinds(data: DataSettings, objective: ObjectiveSettings) -> set[str]:
     """Return the kinds of a run with these settings, by the names of `Key.kinds`."""
-    answered, labelled = data.kind == "probe", objective.name == "label"
+    answered, replaced = data.kind == "probe", objective.name == "replaced_token"
+    predict = getattr(data, "predict", "class") if objective.name == "label" else ""
     kinds = {
-        "translated": not answered and not labelled,
+        "translated": not answered and not predict,
         "answered": answered,
-        "labelled": labelled,
         "documented": data.kind == "lm" and objective.generates,
+        "tokens": not answered and not predict,
+        "replaced": replaced,
+        "probabilities": not replaced and predict not in ("several", "number"),
+        "classes": predict in ("class", "words"),
+        "several": predict == "several",
+        "number": predict == "number",
     }
     return {kind for kind, is_of_it in kinds.items() if is_of_it}
 
