@@ -31,8 +31,8 @@ class Key:
     best: `tfm compare` and `tfm show` have a column for the best validation. chart: `tfm report` plots it.
     headline: `tfm runs` shows the measured metric with the lowest number. kinds: the kinds of runs, one of which it
     requires. translated: the texts are translated; answered: of a probe task; documented: of a language model of packed
-    text; tokens: neither of a probe task nor of labels; replaced: of objective=replaced_token; probabilities: the loss is
-    -log p of tokens or classes; classes (class and words), several, number: of objective=label, by data.predict.
+    text; tokens: neither of a probe task nor of labels; replaced: of objective=replaced_token; probabilities: the loss
+    is -log p of tokens or classes; classes (class and words), several, number: of objective=label, by data.predict.
 
     A name that ends in {node}, {group}, {corpus} or {length} stands for several keys: one for each block with an
     auxiliary loss, each group of the text, each corpus of a mix, or each test length of a probe task.

@@ -28,3 +28,8 @@ def test_sweep_parallel_takes_precedence(on_cluster: bool) -> None:
     assert parallel("seed=1,2", "sweep.parallel=3", on_cluster=on_cluster) == 3
     with pytest.raises(ConfigError, match=r"sweep\.parallel: must be at least 1"):
         parallel("seed=1,2", "sweep.parallel=0", on_cluster=on_cluster)
+
+
+def test_the_seed_of_optuna_has_32_bits() -> None:
+    with pytest.raises(ConfigError, match=r"sweep\.seed: must be below 4\.29497e\+09, but is 4294967296"):
+        parallel("seed=1,2", "sweep=optuna", f"sweep.seed={2**32}", on_cluster=False)

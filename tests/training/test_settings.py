@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import COMPOSER
+from tests.conftest import COMPOSER, expect_problem
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job
+from tfm_blocks.data.noise import uniforms
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.training.schedules import InverseSqrtSettings, LinearSettings, NoamSettings
 from tfm_blocks.training.settings import RunSettings, read_run
@@ -38,6 +39,12 @@ def test_numbers_with_an_exponent_are_numbers(small: Callable[..., Composed]) ->
     settings = read_run(small("schedule.peak=2e-3").mapping)
     assert settings.schedule == InverseSqrtSettings(name="inverse_sqrt", peak=0.002, warmup=2)
     assert settings.optimizer.eps == 1e-9
+
+
+def test_a_seed_fits_in_64_bits_with_a_sign(small: Callable[..., Composed]) -> None:
+    assert uniforms(read_run(small(f"seed={2**63 - 1}").mapping).seed, 0).shape == (1,)
+    with expect_problem("seed", "must be below 9.22337e+18, but is 9223372036854775808"):
+        read_run(small(f"seed={2**63}").mapping)
 
 
 def test_problems_of_all_groups_are_reported_together(small: Callable[..., Composed]) -> None:

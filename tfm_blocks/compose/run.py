@@ -49,7 +49,7 @@ RESUMABLE_KEYS = (
     "callbacks.early_stopping.monitor",
     "callbacks.early_stopping.patience",
     "callbacks.early_stopping.min_delta",
-)  # none of them changes the weight updates, except for rounding
+)  # at dropout 0, none of them changes the weight updates, except for rounding; devices and batch_tokens change dropout
 COOLDOWN_KEYS = (
     "name",
     "sweep.name",

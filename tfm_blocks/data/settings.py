@@ -22,7 +22,7 @@ from tfm_blocks.data.file_settings import (
     suits_the_mix,
     with_defaults,
 )
-from tfm_blocks.data.labels import LabelCoder, Predicted
+from tfm_blocks.data.labels import NONE, LabelCoder, Predicted
 from tfm_blocks.data.pair_settings import DatesSettings, PairSettings
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.errors import ConfigError, shown
@@ -109,6 +109,10 @@ class LabelsSettings(TextSettings):
             rule = f"must name at least {least} {'class' if least == 1 else 'classes'}, but is {shown(labels)}"
             raise RuleError(rule, "write data.labels=[NAME,NAME], or data.predict=number")
         assert labels is not None
+        if predict == "several" and NONE in labels:
+            raise RuleError(
+                f"has {NONE}, which is the label of a text of no class", "write another name for this class"
+            )
         if repeated := sorted({name for name in labels if labels.count(name) > 1}):
             raise RuleError(f"names {repeated[0]} more than once", "name each class once")
         if predict != "class" and (parted := next((name for name in labels if name.split() != [name]), None)):

@@ -232,7 +232,7 @@ def _weight_problems(data: LabelsSettings, objective: LabelSettings) -> Iterator
 
 
 def find_loss_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
-    """Yield a problem for each weight of a loss that the model or the objective does not have."""
+    """Yield a problem for each part of a loss that the model or the objective does not have."""
     losses, objective = run.losses, f"objective={run.objective.name}"
     for name, needed in PARTS_NEED.items():
         if getattr(losses, name) is not None and name not in run.objective.losses:
@@ -240,6 +240,10 @@ def find_loss_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
             yield Problem(f"losses.{name}", rule, help=f"leave it out, or write {needed}")
     if isinstance(run.objective, LabelSettings) and losses.is_on("z_loss"):
         yield Problem("losses.z_loss", f"is a loss of predicted tokens, but {objective} has none", help="write 0")
+    predict = getattr(run.data, "predict", "class")
+    if predict in ("several", "number") and run.label_smoothing:
+        rule = f"is a part of the cross-entropy of classes, but data.predict={predict} has none"
+        yield Problem("label_smoothing", rule, help="write label_smoothing=0")
     blocks = losses_of(spec)
     for name in losses.blocks or ():
         if not any(f"{address}.".startswith(f"{name}.") for address in blocks):

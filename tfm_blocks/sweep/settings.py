@@ -85,7 +85,7 @@ class OptunaSettings(MethodSettings):
 
     method: Literal["optuna"]
     trials: Count
-    seed: CountOrZero
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)]
     metric: str
     startup: CountOrZero
     halving: Annotated[int, Field(ge=2)] | None

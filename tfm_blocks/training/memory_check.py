@@ -93,7 +93,8 @@ class MemoryCheck:
             middle = (fits + fails) // 2
             fits, fails = (middle, fails) if self._fits(middle, seed) else (fits, middle)
         fits = max(least, int(MARGIN * fits))
-        raise RunError(Problem("data.batch_tokens", rule, help=f"data.batch_tokens={fits} fits; it changes no result"))
+        help = f"data.batch_tokens={fits} fits; at dropout 0 it changes no result"
+        raise RunError(Problem("data.batch_tokens", rule, help=help))
 
     def _fits(self, cap: int, seed: int) -> bool:
         """Return True if the largest micro-batches with at most `cap` tokens run forward and backward."""

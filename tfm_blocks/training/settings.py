@@ -269,7 +269,7 @@ PARTS = {"ce": 0.5, "kl": 0.5, "hidden": 1.0, "generator": 1.0, "replaced": 50.0
 class RunSettings(Settings):
     """All settings of a run except the model."""
 
-    seed: CountOrZero
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
     label_smoothing: Fraction
     losses: LossSettings = LossSettings()
     objective: ObjectiveSettings = NEXT_TOKEN
