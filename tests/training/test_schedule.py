@@ -121,7 +121,7 @@ def test_lengths_are_steps_fractions_of_the_run_or_tokens(small: Callable[..., C
     assert isinstance(schedule, WsdSettings) and (schedule.warmup, schedule.decay) == (5, 20)
 
 
-@pytest.mark.parametrize("wrong", ["[5000]", "0.5", "abc", "0", "-3", "true"])
+@pytest.mark.parametrize("wrong", ["[5000]", "0.5", "abc", "0", "-3", "true", "null"])
 def test_a_length_in_tokens_adds_no_error_to_the_error_of_wrong_step_tokens(
     small: Callable[..., Composed], wrong: str
 ) -> None:

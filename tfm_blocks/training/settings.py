@@ -343,5 +343,5 @@ def read_run(config: Mapping[str, Any]) -> RunSettings:
     """
     known = {key: config[key] for key in RunSettings.model_fields if key in config}
     data = config.get("data")
-    step_tokens = data.get("step_tokens") if isinstance(data, Mapping) else None
+    step_tokens = data["step_tokens"] or 0 if isinstance(data, Mapping) and "step_tokens" in data else None
     return read_settings(run_settings(), known, {STEP_TOKENS: step_tokens})
