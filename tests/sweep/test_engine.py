@@ -238,6 +238,7 @@ def test_a_changed_config_is_refused_with_its_changes_and_another_name_starts_ne
         (["-m", "heads=2,4", "sweep.name=a/b"], "sweep.name: must be a folder's name"),
         (["-m", "heads=interval(1,4)"], "heads: is an interval from 1 to 4"),
         (["-m", "sweep=optuna", "dropout=tag(log,interval(0,1))"], "dropout: has a log scale"),
+        (["-m", "sweep=optuna", "heads=2,4", "sweep.metric=val/mcc"], "sweep.metric: is val/mcc, which a run of this data"),
         (["-m", "heads=2,4", "launcher=slurm", "launcher.memory=32"], "launcher.memory: must be a size of memory"),
         (["launcher=slurm"], "launcher: configures a sweep, but this is a single run"),
         (["experiment=ladder", "data.dir=x"], "ladder: sets the sizes of a sweep, but this is a single run"),

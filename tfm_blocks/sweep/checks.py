@@ -15,10 +15,12 @@ from tfm_blocks.compose.run import compose_job
 from tfm_blocks.errors import ConfigError, Problem, cut, printable
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.check import CheckedRun, load_listed, with_locations, with_vocab_of_data
+from tfm_blocks.metric_schema import OBJECTIVE, find_key
 from tfm_blocks.network.build import count_parameters
 from tfm_blocks.sweep.job import WRONG, SweepJob
 from tfm_blocks.sweep.settings import MatchSettings
 from tfm_blocks.sweep.solve import BUDGETS, Solution, measure_cost, solve
+from tfm_blocks.training.settings import RunSettings, measured_kinds
 
 Check = Callable[[Composed], CheckedRun | Spec]  # of a run, or of a model alone
 
@@ -122,6 +124,13 @@ def refuse_wrong(jobs: Sequence[SweepJob]) -> None:
     rule = f"{len(wrong)} of {len(jobs)} jobs cannot start, so none was started"
     leave_out = f"leave out {' and '.join(culprits)}" if culprits and right else wrong[0].problems[0].help
     raise ConfigError([Problem("sweep", rule, help=leave_out), *dict.fromkeys(job.problems[0] for job in wrong)])
+
+
+def expect_measured(metric: str, settings: RunSettings) -> None:
+    """Raise ConfigError if runs with these settings do not measure the metric of a search."""
+    if not find_key(metric).is_of(measured_kinds(settings.data, settings.objective)):
+        rule = f"is {metric}, which a run of this data and objective does not measure"
+        raise ConfigError(Problem("sweep.metric", rule, help=f"write sweep.metric={OBJECTIVE}"))
 
 
 def find_used(jobs: Sequence[Sequence[str]], composer: Composer) -> set[str]:

@@ -30,7 +30,7 @@ from tfm_blocks.report.comparison_tables import show_tables, tables_of
 from tfm_blocks.report.lists import show_jobs
 from tfm_blocks.runs.folder import numbered_names
 from tfm_blocks.runs.lock import hold
-from tfm_blocks.sweep.checks import Check, JobChecker, find_used, refuse_wrong
+from tfm_blocks.sweep.checks import Check, JobChecker, expect_measured, find_used, refuse_wrong
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
 from tfm_blocks.sweep.job import DIVERGED, DONE, SweepJob
@@ -108,6 +108,8 @@ def _check(request: SweepRequest, settings: SweepSettings, check: Check) -> tupl
     jobs = [checker.check_job(job) for job in overrides]
     show_jobs([(job.overrides, job.parameters, job.problems) for job in jobs])
     refuse_wrong(jobs)
+    if settings.method == "optuna" and jobs[0].settings:  # None in a check of the models alone
+        expect_measured(settings.metric, jobs[0].settings)
     for job, name in zip(jobs, job_names(request.swept, [job.overrides for job in jobs]), strict=True):
         job.name = name
     return jobs, checker
