@@ -117,7 +117,7 @@ def group(where, rest="rank: 2, alpha: 2"):
         (group("{role: gain}"), "where", "matches no linear map, only weights such as encoder.0", "roles matrix"),
         (group("{role: head}"), "where", "only the tied weight src_emb", "tie: null"),
         (group("{role: matrix}", "rank: 2, alpha: 2, parts: [x]"), "where", "linear maps has a part called 'x'", "inner, k"),
-        (group("{role: matrix}", "rank: 2, alpha: 2, parts: q"), "parts", "must be a list, but is 'q'", "parts=[a,b]"),
+        (group("{role: matrix}", "rank: 2, alpha: 2, parts: q"), "parts", "must be a list or null, but is 'q'", "parts=[a,b]"),
         (group("{role: matrix}", "rank: 0, alpha: 2"), "rank", "must be at least 1, but is 0", "or more"),
         (group("{role: matrix}", "rank: 70000, alpha: 2"), "rank", "must be at most 65536, but is 70000", "65536 or less"),
         (group("{role: matrix}", "rank: 2"), "alpha", "is missing", "alpha"),

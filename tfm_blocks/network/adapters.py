@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 
 from tfm_blocks.config.settings import Above0, Fraction, Rank, Settings, Where, read_settings
 from tfm_blocks.errors import ConfigError
@@ -24,7 +23,7 @@ CHANGES = ("adapt", "quantize")  # keys of a model
 class AdapterGroup(Settings):
     """A group of `adapt`. With the scaling `standard`, the scale is alpha / rank; with `rslora`, alpha / √rank.
 
-    Source of `rslora`: Kalajdzievski 2023. `parts` selects maps by name, such as q and v of a map `qkv`.
+    Source of `rslora`: Kalajdzievski 2023. `parts` selects maps by name, such as q and v of a map `qkv`; null: all.
     """
 
     where: Where
@@ -32,7 +31,7 @@ class AdapterGroup(Settings):
     alpha: Above0
     dropout: Fraction = 0.0
     scaling: Literal["standard", "rslora"] = "standard"
-    parts: list[str] = Field(default_factory=list)
+    parts: list[str] | None = None
 
     @property
     def scale(self) -> float:
@@ -65,10 +64,10 @@ def change_maps(network: Network, sources: Sources) -> Spec:
     spec, groups = network.spec, _read_groups(network.spec.mapping, sources)
     adapters: dict[str, dict[str, Adapter]] = {node.owner: {} for node in spec.nodes}
     quantized: dict[str, dict[str, Quantization]] = {node.owner: {} for node in spec.nodes}
-    chosen = {name: (group.where, group.parts) for name, group in groups.adapt.items()}
+    chosen = {name: (group.where, group.parts or ()) for name, group in groups.adapt.items()}
     for name, one in select_maps(network, sources, "adapt", chosen):
         group = groups.adapt[name]
-        parts = one.chosen(group.parts)
+        parts = one.chosen(group.parts or ())
         named = tuple(dict.fromkeys(one.parts[part] for part in parts))
         adapters[one.weight.node.owner][one.path] = Adapter(parts, named, group.rank, group.scale, group.dropout)
     rounded = {name: (group.where, ()) for name, group in groups.quantize.items()}
