@@ -193,8 +193,14 @@ def _type(schema: Schema) -> str:
     }
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     kind = schema.get("type", "")
-    limits = ", ".join(f"{sign} {schema[name]:g}" for name, sign in bounds.items() if name in schema)
+    limits = ", ".join(f"{sign} {_bound(schema[name])}" for name, sign in bounds.items() if name in schema)
     return f"{names.get(kind, kind)} {limits}".strip()
+
+
+def _bound(number: float) -> str:
+    """Return a bound such as `0.5`, or `2^63`."""
+    exponent = int(number).bit_length() - 1
+    return f"2^{exponent}" if exponent > 31 and number == 2**exponent else f"{number:g}"
 
 
 def _schema() -> Schema:
