@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from tests.blocks.naive import with_random_weights
 from tfm_blocks.blocks.convolution import DepthwiseConvolution
+from tfm_blocks.blocks.layers.state import LONG_SEQUENCE, convolve_channels
 
 B, T, D = 3, 7, 5
 INPUTS = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1))
@@ -56,3 +57,16 @@ def test_every_channel_starts_by_its_own_fan_and_keeps_the_variance():
     for name, _ in own.named_parameters():
         own.initialise(name, torch.Generator().manual_seed(1))
     assert own.weight.square().sum(2).mean().item() == pytest.approx(1, rel=0.05) and not own.bias.any()
+
+
+@pytest.mark.parametrize(("biased", "padding"), [(True, 0), (False, 1)])
+def test_long_sequences_have_the_outputs_and_gradients_of_torchs_convolution(biased, padding):
+    tensors = [torch.randn(2, LONG_SEQUENCE + 5, 6), torch.randn(6, 3), torch.randn(6)]
+    x_BLD, weight_DK, bias_D = (one.double().requires_grad_() for one in tensors)
+    y_BTD = convolve_channels(x_BLD, weight_DK, bias_D if biased else None, padding)
+    expected_BDT = F.conv1d(x_BLD.mT, weight_DK[:, None], bias_D if biased else None, padding=padding, groups=6)
+    torch.testing.assert_close(y_BTD, expected_BDT.mT)
+    inputs = [x_BLD, weight_DK, *[bias_D] * biased]
+    direction_BTD = torch.randn_like(y_BTD)
+    gradients, expected = (torch.autograd.grad((one * direction_BTD).sum(), inputs) for one in (y_BTD, expected_BDT.mT))
+    torch.testing.assert_close(gradients, expected)

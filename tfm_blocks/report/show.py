@@ -61,8 +61,8 @@ COMPLEXITY = {
     ),
     "mlstm": Complexity(f"n * ({CHUNK} + d_key) * heads * d_value", f"n / {CHUNK}", f"n / {CHUNK}"),
     "rwkv7": _LINEAR,
-    "mamba": Complexity("n * d_inner * d_state", f"n / {CHUNK}", f"n / {CHUNK}"),
-    "rg_lru": Complexity("n * d * d / heads", f"n / {CHUNK}", f"n / {CHUNK}"),
+    "mamba": Complexity("n * d_inner * d_state", "n", "n"),
+    "rg_lru": Complexity("n * d * d / heads", "n", "n"),
     "mamba2": Complexity(f"n * ({CHUNK} + d_state) * d_inner", f"n / {CHUNK}", f"n / {CHUNK}"),
 }
 
