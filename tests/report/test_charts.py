@@ -84,7 +84,7 @@ def test_lengths_have_the_scaled_accuracy_with_chance_and_ceiling_if_all_runs_ha
 
 
 def test_a_single_length_has_no_chart() -> None:
-    """A length that is no number, in a damaged run, is none."""
+    """A damaged run may have a length that is not a number."""
     damaged = run("c", "mqar", x64=1)
     damaged.values["accuracy@x"] = 0.5
     assert length_charts({"mqar": {"a": Group("", [damaged])}}) == []

@@ -180,7 +180,7 @@ class Network(nn.ModuleDict):
         for call in self.head_calls:
             values = {call.node.entry: x_1ND}
             x_1ND = call.after(call.block(**call.operands(values)), values)
-        return x_1ND.view(*x_ND.shape[:-1], x_1ND.shape[-1])  # -1 is refused if there is no position
+        return x_1ND.view(*x_ND.shape[:-1], x_1ND.shape[-1])  # torch infers no -1 of an empty tensor
 
     def freeze(self, names: Iterable[str]) -> None:
         """Exclude weights from training. Modules all of whose weights are among them stay in eval mode."""

@@ -68,7 +68,7 @@ def rate_curves(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Rate
 
 
 def _curve(family: Sequence[Group], factors: Sequence[Factor]) -> RateCurve | None:
-    """Return the curve of groups that differ in one of RATES, if no seed of at least one of them diverged.
+    """Return the curve of groups that differ in one of RATES, if at least one of them has a loss and no diverged seed.
 
     The rates are compared on the seeds with a finished run at each rate that has finished runs, or else on all seeds.
     """

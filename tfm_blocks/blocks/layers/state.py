@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-SHORT_KERNEL, LONG_SEQUENCE = 4, 1024  # the longest kernel and the shortest sequence that training adds as shifts
+SHORT_KERNEL, LONG_SEQUENCE = 4, 1024  # for longer sequences, training applies such kernels as shifts
 RecurrentState = dict[str, Tensor]
 
 
