@@ -3,7 +3,8 @@
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.declarations import FILE as DECLARATIONS
 from tfm_blocks.registry.declarations import write_declarations
+from tfm_blocks.report.blocks import FIGURES as BLOCK_FIGURES
 
 FOLDER = Path(__file__).parent / "reference"
 FIGURES = Path(__file__).parent / "figures"
@@ -31,12 +33,13 @@ README = Path(__file__).parents[1] / "README.md"
 HOME = Path(__file__).parent / "index.md"
 BENCHMARKS_FILE = Path(__file__).parent / "benchmarks.json"
 BENCHMARKS_PAGE = BENCHMARKS_FILE.with_suffix(".md")
-BADGES = {"python": ("Python", "3.11 or newer"), "licence": ("licence", "Apache 2.0")}
+BADGES = {"python": ("Python", "3.11.5 or newer"), "licence": ("licence", "Apache 2.0")}
 SITE = Path(__file__).parents[1] / "mkdocs.yml"
 LISTED = "  - Cookbook:\n"  # begins the sections of mkdocs.yml that list folders
 ALL_NAMES = "## All names\n"  # the section of coming-from.md that is made from FOREIGN_NAMES
 KEY = re.compile(r"\w+\.[\w.]+(=PATH)?|\w+=\w+(\.\d+)?|--\w+")  # in the sentences of FOREIGN_NAMES
 ORACLES = Path(__file__).parents[1] / "tests" / "oracles"
+MODELS = ORACLES.with_name("models")
 RECIPE = re.compile(r"# (?P<title>[^(]+) \((?P<source>[^)]+)\)(?:, (?P<note>[^:]+))?(?:: (?P<special>.+))?")
 RECIPES = """\
 # Cookbook
@@ -46,9 +49,10 @@ Each page of this cookbook describes a published architecture in one short model
 their logits differ by less than 1e-5 of the largest logit, and greedy search finds the same tokens.
 [Benchmarks](../benchmarks.md#agreement-with-other-libraries) lists measured differences.
 
-The files are in `tests/oracles/`, with the small widths and windows of these tests, or in
-`tfm_blocks/exchange/families/model/`, with published sizes. The latter are models of families that tfm-blocks can
-[import](../importing.md): `tfm show NAME` and `tfm train model=NAME` find them by name.
+Most files are models of families that tfm-blocks can [import](../importing.md), with published sizes. They are in
+`tfm_blocks/exchange/families/model/` and `conf/model/`: `tfm show NAME` and `tfm train model=NAME` find them by name.
+The others are in `tests/oracles/`, with the small widths and windows of these tests. Half of all files have at most
+{median} lines.
 
 """
 SMALL = " d_model=16 d_ff=28 heads=4 layers=2 vocab=37"
@@ -131,6 +135,21 @@ tests of these and of all other architectures of the cookbook allow 1e-5, and gr
 The largest difference in the table is {largest}.
 
 {agreement}
+
+All {families} families of [published weights](importing.md) were measured in a similar way on 2026-11-30: models that
+Transformers saved were imported. `python tests/benchmarks/agreement.py` prints the figures of each family. The largest
+difference is 8.9e-06 of the largest logit. The absolute differences of four families are above 1e-5. The table compares
+them with rounding errors, the largest differences from the logits of Transformers in float64:
+
+| model | absolute difference | Transformers in float32 | tfm-blocks in float32 |
+|---|---|---|---|
+| marian_separate | 2.8e-05 | 2.4e-05 | 1.4e-05 |
+| marian | 1.6e-05 | 2.4e-05 | 1.7e-05 |
+| minimax | 1.2e-05 | 6.7e-05 | 7.6e-05 |
+| bamba | 1.2e-05 | 4.1e-06 | 1.2e-05 |
+
+In `bamba`, tfm-blocks has a rounding error three times as large as Transformers. In the other three, both have
+rounding errors of a similar size.
 """
 
 
@@ -138,6 +157,10 @@ def pages() -> dict[Path, str]:
     """Return the text of each file."""
     texts = {"commands.md": COMMANDS + "\n\n".join(commands()), "config.md": CONFIG + "\n\n".join(config())}
     figures = {FIGURES / f"{path.stem}.svg": _figure(path.stem, path.stem) for path in (CONF / "model").glob("*.yaml")}
+    for model, _ in BLOCK_FIGURES.values():
+        path = MODELS / f"{model}.yaml"
+        title = f"{path.relative_to(README.parent).as_posix()} layers=2"
+        figures[FIGURES / f"{model}.svg"] = _figure(str(path), title, ["layers=2"])
     references = {FOLDER / name: f"{text}\n" for name, text in texts.items()}
     pairs = sorted(
         (f"`{name}`", KEY.sub(r"`\g<0>`", text.removeprefix("it is ")))
@@ -192,6 +215,7 @@ def _benchmarks() -> str:
         commands="\n    ".join(row["command"] for row in measured["speed"]),
         agreement=table(["model", "difference"], [(name, f"{value:.1e}") for name, value in worst]),
         models=len(worst),
+        families=len(families()),
         largest=f"{worst[-1][1]:.1e}",
     )
 
@@ -217,16 +241,13 @@ def _cookbook() -> dict[Path, str]:
     classes = dict(re.findall(r"'(\w+)': \((\w+), \w+Config", references))
     sizes = ast.literal_eval(_assigned(ORACLES / "references.py", "SIZES"))
     architectures = {family.model: family.architecture for family in families().values()}
-    texts, rows = {}, {}
-    for path in (*sorted(ORACLES.glob("*.yaml")), *sorted((FAMILIES / "model").glob("*.yaml"))):
-        lines = [line for line in path.read_text("utf-8").splitlines() if "yaml-language-server" not in line]
-        recipe = RECIPE.fullmatch(lines[1])
-        assert recipe and recipe["special"], f"{path}: the third line must be `# NAME (SOURCE): WHAT IS SPECIAL`"
-        if recipe["title"] in rows or COOKBOOK / f"{path.stem}.md" in texts:
-            continue  # the oracle describes the same model
+    texts: dict[Path, str] = {}
+    rows: dict[str, tuple[str, ...]] = {}
+    recipes = _recipes(architectures)
+    for path, (lines, recipe) in recipes.items():
         is_oracle = path.parent == ORACLES
         theirs, overrides = (classes[path.stem], sizes) if is_oracle else (architectures[path.stem], {})
-        texts[COOKBOOK / f"{path.stem}.md"] = _recipe(path, lines, recipe, theirs)
+        texts[COOKBOOK / f"{path.stem}.md"] = _recipe(path, lines, recipe, theirs, {path.stem for path in recipes})
         texts[COOKBOOK / f"{path.stem}.svg"] = _figure(str(path), path.stem, [f"{k}={v}" for k, v in overrides.items()])
         rows[recipe["title"]] = (
             f"[{recipe['title']}]({path.stem}.md)",
@@ -236,21 +257,40 @@ def _cookbook() -> dict[Path, str]:
         )
     listed = sorted(rows.values(), key=lambda row: row[0].lower())
     listing = table(["model", "distinguishing features", "lines", "compared with"], listed)
-    return {**texts, COOKBOOK / "index.md": f"{RECIPES}{listing}\n"}
+    median = f"{statistics.median(int(row[2]) for row in listed):.0f}"
+    return {**texts, COOKBOOK / "index.md": f"{RECIPES.replace('{median}', median)}{listing}\n"}
 
 
-def _recipe(path: Path, lines: Sequence[str], recipe: re.Match[str], theirs: str) -> str:
-    """Return the page of a model: the file, what is special, the blocks and the agreement."""
+def _recipes(models: Collection[str]) -> dict[Path, tuple[list[str], re.Match[str]]]:
+    """Return the lines and the first comment of the `models` of families, and of the other models of the oracles."""
+    of_families = [path for path in (CONF / "model").glob("*.yaml") if path.stem in models]
+    of_families += (FAMILIES / "model").glob("*.yaml")
+    recipes: dict[Path, tuple[list[str], re.Match[str]]] = {}
+    for path in (*sorted(of_families), *sorted(ORACLES.glob("*.yaml"))):
+        lines = [line for line in path.read_text("utf-8").splitlines() if "yaml-language-server" not in line]
+        recipe = RECIPE.fullmatch(lines[1])
+        assert recipe and recipe["special"], f"{path}: the third line must be `# NAME (SOURCE): WHAT IS SPECIAL`"
+        titles, stems = {other["title"] for _, other in recipes.values()}, {other.stem for other in recipes}
+        if recipe["title"] not in titles and path.stem not in stems:
+            recipes[path] = lines, recipe
+        else:
+            assert path.parent == ORACLES, f"{path}: another page has the title {recipe['title']}"
+    return recipes
+
+
+def _recipe(path: Path, lines: Sequence[str], recipe: re.Match[str], theirs: str, names: Collection[str]) -> str:
+    """Return the page of a model: the file, what is special, the blocks and the agreement. `names` have pages."""
     content = yaml.safe_load("\n".join(lines))
-    parent, beside = content["defaults"][0], path.parent / f"{content['defaults'][0]}.yaml"
-    link = f"[{parent}]({f'{parent}.md' if beside.is_file() else f'../../conf/model/{parent}.yaml'})"
+    parent = content["defaults"][0]
+    link = f"[{parent}]({f'{parent}.md' if parent in names else f'../../conf/model/{parent}.yaml'})"
     if path.parent == ORACLES:
         tests, shown = "tests/oracles", f"tfm show tests/oracles/{path.name}{SMALL}"
         command = f"`{shown}` prints the nodes and shapes in the sizes of this test."
         at_end = path.stem in ast.literal_eval(_assigned(ORACLES / "test_hugging_face.py", "COUNT_NO_PADDING"))
         unlike = f" with padding at {'the end' if at_end else 'either end'}"
     else:
-        tests, shown, unlike = "tests/exchange/test_families.py", f"tfm show {path.stem}", ""
+        file = "test_import" if path.parent == CONF / "model" else "test_families"
+        tests, shown, unlike = f"tests/exchange/{file}.py", f"tfm show {path.stem}", ""
         command = f"`tfm import FOLDER` reads its published weights, and `{shown}` prints the nodes and shapes."
     blocks = sorted(set(_values(content.get("model", {}))) & REGISTRY.blocks.keys())
     note = f" ({recipe['note']})" if recipe["note"] else ""

@@ -108,9 +108,10 @@ def config() -> Iterator[str]:
             yield _keys(path, SCHEMA["properties"][group])
     yield "## Presets"
     yield "These files set keys of other groups. Each file lists its values with reasons."
-    for path in [path for group in PRESETS for path in _files(group)]:
+    for path in [path for group in PRESETS for path in sorted((CONF / group).rglob("*.yaml"))]:
         name = path.relative_to(CONF)
-        yield f"### {name.parent}={path.stem}"
+        group, _, option = str(name.with_suffix("")).partition("/")
+        yield f"### {group}={option}"
         yield from _about(path)
         yield f"File: [conf/{name}](../../conf/{name})"
 

@@ -1,23 +1,32 @@
 """Fixtures: a run that takes seconds, and a briefly trained translator."""
 
+import io
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Pieces
+from tokenizers import models
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import tfm_blocks as tfm
+from tfm_blocks.cli import main
 from tfm_blocks.compose.composition import Composer
 from tfm_blocks.compose.folders import config_folders
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.run import compose_job
+from tfm_blocks.data.published_libraries import published_tokenizer
+from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import BOS, EOS, Conventions, Vocabulary
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.launch.check import available_cores
 from tfm_blocks.launch.process_settings import collect_garbage_rarely
@@ -26,7 +35,6 @@ from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import write_model, write_weights
-from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
 COMPOSER = Composer(config_folders(None))  # shared by all tests of a process
@@ -66,6 +74,7 @@ OBJECTIVES = {  # overrides of runs with each objective besides next_token
     ],
     "label": ["model=classifier", "objective=label", "data=labels", *LABELLED, "vocab=300"],
 }
+PUBLISHED = ["<pad>", "<unk>", "<s>", "</s>", "a", "the", "red", "blue", "house", "boat"]
 WORDS = ["ein", "kleines", "Haus", "steht", "am", "Fluss", "und", "zwei", "Kinder", "spielen", "davor"]
 
 
@@ -159,6 +168,14 @@ def expect_problem(
     assert among or len(problems) == 1
 
 
+def refused(*words: object, status: int = 2) -> str:
+    """Run `tfm`, which ends with this status, and return its error."""
+    with pytest.raises(SystemExit) as ending, redirect_stderr(io.StringIO()) as error:
+        main([*map(str, words)])
+    assert ending.value.code == status
+    return error.getvalue()
+
+
 def sentences(count, seed):
     random = Random(seed)
     return [" ".join(random.choices(WORDS, k=random.randint(1, 9))) for _ in range(count)]
@@ -236,3 +253,11 @@ def composed_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         return run
 
     return composed
+
+
+def published_words(**conventions: Any) -> PublishedTokenizer:
+    """Return a published tokenizer of the words PUBLISHED, with these conventions."""
+    pieces = Pieces(models.WordLevel({word: id for id, word in enumerate(PUBLISHED)}, unk_token="<unk>"))
+    pieces.pre_tokenizer = WhitespaceSplit()
+    files = {"tokenizer.json": pieces.to_str().encode()}
+    return published_tokenizer(Vocabulary(len(PUBLISHED), 2, 3), files, "here", Conventions(**conventions))

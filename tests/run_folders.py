@@ -26,6 +26,11 @@ def printed(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def change_json(path, values):
+    """Replace values of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def garbled(references, share, seed):
     random = Random(seed)
     return [

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tests import pretend
-from tests.network.examples import ALL, DEFAULT, build, has_target, inputs_of, sources_of
+from tests.network.examples import ALL, build, has_target, inputs_of, sources_of
 from tests.translation.test_any_graph import sharper
 from tests.translation.test_search import bounds
 from tfm_blocks.data.layout import Batch, batch_of
@@ -35,7 +35,7 @@ SEARCHED = {"decoder_only", "latent", "prefix", "recurrent", "switch", "two_sour
 without_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
-def each_device_and_model(default: Collection[str] = DEFAULT) -> Any:
+def each_device_and_model(default: Collection[str]) -> Any:
     """Parametrize by devices and models; models outside `default` run only in CI."""
     rows = []
     for path in ALL:
@@ -129,7 +129,7 @@ def take_step(network: Network, batch: Batch, there: Batch, steps: StepSums, pac
     pace.update(21, 0.1)
 
 
-@each_device_and_model()
+@each_device_and_model(SEARCHED)
 def test_a_training_step_of_any_model_waits_for_nothing(device: torch.device, path: Path) -> None:
     """Use bf16, the precision of runs on accelerators; in float32 a mixture of experts waits."""
     network = build(path)
@@ -238,6 +238,7 @@ def test_fused_cells_of_the_device_have_the_values_and_gradients_of_the_cpu(kind
         torch.testing.assert_close(same.grad.to("cpu"), one.grad)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("search", ["greedy", "sampled", "beam"])
 def test_a_step_of_search_reads_once_and_sends_only_the_sentences_that_continue(search: str) -> None:
     """The host must know which sentences ended, so one read per step is the fewest."""

@@ -88,6 +88,7 @@ def test_the_table_has_each_optimizer() -> None:
     assert listed == set(OPTIMIZERS)
 
 
+@pytest.mark.grid
 @without_accelerator
 @pytest.mark.parametrize(("options", "reads", "per_weight"), table_of_optimizers())
 def test_a_training_step_reads_what_its_optimizer_needs_and_sends_its_batch(
@@ -116,6 +117,7 @@ def some_models(names: tuple[str, ...]) -> Any:
     return pytest.mark.parametrize("path", rows)
 
 
+@pytest.mark.grid
 @some_models(("tiny", "t5", "mla"))
 def test_autocast_on_the_device_is_near_float32(path: Path) -> None:
     """bf16 keeps 8 bits: logits differ by 0.1 to 10 % of their norm, and gradients by up to 20 %.
@@ -166,6 +168,7 @@ def test_an_operation_that_the_device_lacks_is_an_error_with_its_node_before_ste
         check.run(1)
 
 
+@pytest.mark.grid
 @without_accelerator
 def test_a_device_without_float64_trains_and_samples(
     small: Callable[..., Composed], here: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -53,6 +53,7 @@ def test_each_block_has_a_line_and_one_that_breaks_a_rule_makes_the_status_1(tfm
     assert lines["other_axis"].startswith("in attention: the content of padding changes kept positions by up to ")
 
 
+@pytest.mark.grid
 def test_blocks_that_keep_the_contract_make_the_status_0(tfm_blocks):
     passed = [f"{name}: pass" for name in ("shift", "tally", "tally_all", "pool", "blend", "counted")]
     status, lines, notes = tfm_blocks("--test", "plugged")
@@ -64,6 +65,7 @@ def test_blocks_that_keep_the_contract_make_the_status_0(tfm_blocks):
     assert tfm_blocks("right", "--test", "wrong_blocks")[:2] == (0, ["right: pass"])
 
 
+@pytest.mark.grid
 def test_arguments_and_widths_can_be_given(tfm_blocks):
     status, lines, errors = tfm_blocks("--test", "needs")
     assert (status, lines) == (2, [])
@@ -125,3 +127,16 @@ def test_a_note_names_each_weight_whose_role_only_its_shape_tells(tmp_path, tfm_
         "note: tables: table.weight has the role matrix, which follows from its shape and name",
         '  help: weight_roles = {"weight": "matrix"} in Table declares this or another role',
     ]
+
+
+def test_declared_roles_exist_and_belong_to_weights(tmp_path, tfm_blocks):
+    declared = "{self}    weight_roles: ClassVar = {roles}\n".format
+    head = "class Tables(nn.Module):\n"
+    for module, roles in (("typo", '{"table.weight": "matrx"}'), ("other", '{"tables.weight": "matrix"}')):
+        (tmp_path / f"{module}.py").write_text(ROLES.replace(head, declared(self=head, roles=roles)))
+    status, _, errors = tfm_blocks("--test", "typo")
+    assert status == 2 and "table.weight: weight_roles declares the role 'matrx', which does not exist" in errors
+    assert "did you mean matrix?" in errors
+    status, _, notes = tfm_blocks("--test", "other")
+    assert status == 0 and "weight_roles of Tables names tables.weight, which is not a weight of Tables" in notes
+    assert "did you mean table.weight?" in notes

@@ -6,6 +6,7 @@ import os
 import pty
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +16,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import COMPOSER, save
+from tests.conftest import COMPOSER, refused, save
 from tests.exchange.published import publish
 from tests.preloaded import run_python
-from tests.run_folders import leave_run
-from tfm_blocks.cli import main
+from tests.run_folders import change_json, leave_run
+from tfm_blocks.cli import main, run_command
+from tfm_blocks.cli.train import _run_training
 from tfm_blocks.compose.folders import CONF, FAMILIES
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.devices import choose_device
+from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.network.build import build_network, check_model, count_parameters
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.report.screen import screen
 from tfm_blocks.runs.model import write_model
 from tfm_blocks.sweep.view import show_end
 from tfm_blocks.translation.save import save_network
@@ -53,26 +57,26 @@ def test_show_reads_a_model_of_an_own_folder(tmp_path, capsys):
     assert "model mine" in capsys.readouterr().out
 
 
-def test_show_of_a_run_refuses_a_config_folder(tmp_path, capsys):
+def test_show_of_a_run_refuses_a_config_folder(tmp_path):
     (tmp_path / "run").mkdir()
-    with pytest.raises(SystemExit) as left:
-        main(["show", str(tmp_path / "run"), "--config-dir", str(tmp_path)])
-    assert left.value.code == 2
-    assert "--config-dir: has no effect on " in capsys.readouterr().err
+    assert "--config-dir: has no effect on " in refused("show", tmp_path / "run", "--config-dir", tmp_path)
 
 
 @pytest.mark.parametrize("value", ["my_blocks", "5", "[5]"])
 @pytest.mark.parametrize("command", ["show", "check"])
-def test_plugins_that_are_no_list_of_names_are_refused_with_their_place(command, value, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "tiny", "data=parity", f"plugins={value}"])
-    error = capsys.readouterr().err
+def test_plugins_that_are_no_list_of_names_are_refused_with_their_place(command, value):
+    error = refused(command, "tiny", "data=parity", f"plugins={value}")
     assert "must be a " in error and f"plugins comes from the command line: plugins={value}" in error
 
 
 def test_blocks_lists_every_block_with_its_signature(capsys):
     main(["blocks"])
     assert "x: B T D, kv?: B S E, score_bias?: heads T S -> B T D" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["ffn"], ["--test", "a_module"]], ids=" ".join)
+def test_the_page_of_blocks_takes_no_names(words):
+    assert "--markdown: prints the page of all blocks" in refused("blocks", "--markdown", *words)
 
 
 def test_blocks_with_a_name_prints_arguments_and_source(capsys):
@@ -82,10 +86,8 @@ def test_blocks_with_a_name_prints_arguments_and_source(capsys):
 
 
 @pytest.mark.parametrize("beam", ["0", "-1", "two", "9" * 5000])
-def test_an_invalid_count_has_a_short_error(beam, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["translate", "run", "--beam", beam])
-    assert caught.value.code == 2 and len(capsys.readouterr().err.splitlines()[-1]) < 300
+def test_an_invalid_count_has_a_short_error(beam):
+    assert len(refused("translate", "run", "--beam", beam).splitlines()[-1]) < 300
 
 
 def test_the_help_of_tfm_names_every_command(capsys):
@@ -95,6 +97,7 @@ def test_the_help_of_tfm_names_every_command(capsys):
     assert all(name in shown for name in ("train", "check", "show", "blocks", "translate", "evaluate", "average"))
 
 
+@pytest.mark.grid
 def test_a_full_disk_is_an_error_without_a_traceback():
     run = Path(__file__).parent / "runs" / "format_1"
     command = f"echo Haus | {sys.executable} -m tfm_blocks translate {run} > /dev/full"
@@ -119,6 +122,30 @@ def test_an_error_of_the_system_is_a_sentence_and_one_of_a_library_keeps_its_tra
     assert ("Traceback" in done.stderr) == (not end.startswith("error"))
 
 
+def refuse():
+    print("a line without an end", end="")
+    raise ConfigError(Problem("model", "is wrong"))
+
+
+@pytest.mark.parametrize(
+    ("stream", "run", "action", "status"),
+    [
+        ("stdout", run_command, lambda: screen().print("a line"), 0),
+        ("stdout", _run_training, lambda: screen().print("a line"), 128 + signal.SIGPIPE),
+        ("stderr", run_command, refuse, 2),
+        ("stdout", run_command, refuse, 2),
+    ],
+)
+def test_a_pipe_that_its_reader_closed_keeps_the_exit_status(stream, run, action, status, monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as out:
+        monkeypatch.setattr(sys, stream, out)
+        assert run(action) == status
+        with contextlib.suppress(BrokenPipeError):
+            out.close()
+
+
 def test_brackets_and_colons_of_a_folder_are_printed_as_they_are(tmp_path, capsys, monkeypatch):
     """rich would read [/x] as the end of a style and :key: as a picture."""
     monkeypatch.chdir(tmp_path)
@@ -139,6 +166,7 @@ def test_brackets_and_colons_of_a_folder_are_printed_as_they_are(tmp_path, capsy
     assert "runs/[/x]" in capsys.readouterr().out
 
 
+@pytest.mark.grid
 def test_commands_that_compute_take_the_device_that_training_would(tmp_path, monkeypatch, capsys):
     """Without CUDA this is the CPU; `pytest -m gpu` tests the other."""
     shutil.copytree(Path(__file__).parent / "runs" / "format_1", tmp_path / "run")
@@ -176,12 +204,8 @@ def test_show_of_a_run_prints_its_state_and_its_trained_nodes(translator, tmp_pa
     report = json.loads(capsys.readouterr().out)
     assert (report["run"]["state"], report["run"]["step"], report["run"]["facts"]) == ("done", 850, {})
     assert report["run"]["commands"] == ["python train.py model=[tiny]"] and report["parameters"] == count
-    with pytest.raises(SystemExit):
-        main(["show", str(tmp_path / "run"), "heads=2"])
-    assert "whose settings cannot be changed: 'heads=2'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["show", str(tmp_path)])
-    assert "this is not a run folder" in capsys.readouterr().err
+    assert "whose settings cannot be changed: 'heads=2'" in refused("show", tmp_path / "run", "heads=2")
+    assert "this is not a run folder" in refused("show", tmp_path, status=1)
 
 
 def test_models_lists_models_of_config_dir_with_their_comments(tmp_path, capsys):
@@ -231,8 +255,7 @@ def test_lone_surrogates_in_files_of_a_run_are_printed_as_json_escapes(command, 
     run = leave_run(tmp_path / "runs" / "one", ["Haus"], ["Haus"])
     write_model(run, compose_model("tiny").model, [])
     for name, key in (("run.json", "commands"), ("status.json", "state")):
-        record = json.loads((run / name).read_text())
-        (run / name).write_text(json.dumps(record | {key: [HALF] if key == "commands" else HALF}))
+        change_json(run / name, {key: [HALF] if key == "commands" else HALF})
     monkeypatch.setenv("COLUMNS", "200")
     said = output_of([*command, str(run if command[0] == "show" else run.parent)], terminal, monkeypatch)
     assert r"half \ud800 a letter" in said
@@ -241,6 +264,7 @@ def test_lone_surrogates_in_files_of_a_run_are_printed_as_json_escapes(command, 
         assert (entry["state"], entry["commands"]) == (HALF, [HALF])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("method", ["grid", "random", "bayes"])
 def test_a_sweep_for_agents_is_refused_if_a_value_could_not_be_trained(method, tmp_path, capsys):
     file = tmp_path / "sweep.yaml"
@@ -253,6 +277,21 @@ def test_a_sweep_for_agents_is_refused_if_a_value_could_not_be_trained(method, t
     assert "heads" in file.read_text()
 
 
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--metric", "val/bleu"], "--metric: is val/bleu, which a run of"),
+        (["logger=csv"], "logger: does not log to W&B"),
+    ],
+)
+def test_a_sweep_for_agents_is_refused_if_wandb_would_not_receive_the_metric(words, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["dashboard", "sweep", "probe_decoder", "data=parity", "d_model=16,32", *words])
+    assert left.value.code == 2 and capsys.readouterr().err.startswith(f"error: {message}")
+
+
+@pytest.mark.grid
 def test_commands_on_models_take_what_train_takes(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
@@ -303,12 +342,38 @@ def test_commands_on_models_take_what_train_takes(capsys, tmp_path, monkeypatch)
         ("check base seed=1 hedas=2", 2, "hedas: no such key: hedas=2"),
         ("show heads=2,4", 2, "heads: heads=2,4 has several values"),
         ("show x.yaml seed=2", 2, "x.yaml: is a path, and overrides of a run"),
+        ("figure tests/runs/format_1 -o x.svg --config-dir conf", 2, "--config-dir: has no effect on tests/runs/"),
+        ("eject tests/runs/format_1 -o x.py --config-dir conf", 2, "--config-dir: has no effect on tests/runs/"),
+        ("view tests/runs/format_1 -o x.html --config-dir conf", 2, "--config-dir: has no effect on tests/runs/"),
+        ("view tiny -o x.html --port 8000", 2, "--port: belongs to --watch"),
+        ("import theirs -o run --config-dir conf", 2, "--config-dir: belongs to --family"),
+        ("compare runs --scaling --csv --exponents", 2, "--exponents: adds a table, but --csv prints only"),
+        ("solve tiny d_ff --parameters 1M --within -1", 2, "--within: must be a percentage of at least 0"),
     ],
 )
-def test_a_wrong_command_is_refused_with_its_rule(command, status, rule, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(command.split())
-    assert left.value.code == status and rule in capsys.readouterr().err
+def test_a_wrong_command_is_refused_with_its_rule(command, status, rule):
+    assert rule in refused(*command.split(), status=status)
+
+
+def test_a_folder_that_is_not_a_run_does_not_hide_a_model_of_its_name(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    main(["show", "tiny", "--weights", "--json"])
+    assert json.loads(capsys.readouterr().out)["model"] == "tiny"
+    main(["figure", "tiny", "-o", "tiny.svg"])
+    assert Path("tiny.svg").is_file()
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(("other", "model"), [("decoder", "model=probe_decoder "), ("encoder", "")])
+def test_a_check_of_several_experiments_has_a_job_for_each(other, model, tmp_path, capsys):
+    (tmp_path / "experiment").mkdir()
+    for name, chosen in (("one", "decoder"), ("two", other)):
+        text = f"# @package _global_\ndefaults:\n  - override /data: parity\n  - override /model: probe_{chosen}\n"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    main(["check", "-m", "experiment=one,two", "--config-dir", str(tmp_path)])
+    rows = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert rows == [f"{model}experiment=one", f"{model}experiment=two"]
 
 
 def test_a_model_file_in_a_config_folder_takes_overrides_of_a_run(tmp_path, capsys):
@@ -398,17 +463,17 @@ def test_every_command_that_reads_models_takes_own_folders_and_plug_ins(words, o
     main([*words, *folder, "--plugins", "cli_plugin"])
     if words[0] == "dashboard":
         assert "[cli_plugin]" in Path("sweep.yaml").read_text()
+    if words[0] == "solve":
+        assert "'plugins=[cli_plugin]'" in capsys.readouterr().out
     assert "cli_doubled" in REGISTRY.blocks
 
 
-def test_a_run_with_a_plug_in_names_the_option_that_every_command_on_runs_takes(own_model, capsys):
-    record = json.loads(Path("run/model.json").read_text())
-    Path("run/model.json").write_text(json.dumps(record | {"plugins": ["never_loaded"]}))
-    with pytest.raises(SystemExit):
-        main(["export", "run", "--to", "huggingface", "-o", "out"])
-    assert "--plugins never_loaded" in capsys.readouterr().err
+def test_a_run_with_a_plug_in_names_the_option_that_every_command_on_runs_takes(own_model):
+    change_json(Path("run/model.json"), {"plugins": ["never_loaded"]})
+    assert "--plugins never_loaded" in refused("export", "run", "--to", "huggingface", "-o", "out", status=1)
 
 
+@pytest.mark.grid
 def test_a_family_of_ones_own_has_its_model_in_the_config_folder(own_model, capsys):
     text = (files("tfm_blocks.exchange") / "families" / "llama.yaml").read_text("utf-8")
     Path("other.yaml").write_text(text.replace("model: llama", "model: mine"))

@@ -7,13 +7,16 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
+from tests.conftest import refused
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.build import check_model
 from tfm_blocks.report.coordinates import NodeSizes
-from tfm_blocks.training.coordinates import Training
+from tfm_blocks.training.coordinates import OPTIMIZERS_BY_NAME, Training
+from tfm_blocks.training.optimizer_settings import read_optimizer
 
 SIZES = {"d_model": "64,128,256", "d_ff": "128,256,512", "heads": "2,4,8"}
 ALL_WIDTHS = {**SIZES, "kv_heads": "1,2,4", **dict.fromkeys(("d_latent", "d_query", "d_embedding"), "32,64,128")}
@@ -61,6 +64,7 @@ def test_outputs_that_overflow_or_are_zero_have_a_verdict() -> None:
     assert NodeSizes("node", [1, 2, 3], np.zeros((3, 3))).verdict == "flat"
 
 
+@pytest.mark.grid
 def test_a_model_is_flat_under_mup_and_not_under_standard(capsys) -> None:
     sizes = [f"{knob}={values}" for knob, values in {**SIZES, "layers": 1}.items()]
     effort = ["--seeds", "2", "--steps", "4", "--length", "16", "max_length=32", "vocab=1000"]
@@ -70,6 +74,14 @@ def test_a_model_is_flat_under_mup_and_not_under_standard(capsys) -> None:
     status, found = coordinates(capsys, "gpt2", *sizes, *effort)
     slopes = {node["node"]: node["slope"] for node in found["nodes"]}
     assert status == 1 and slopes["emb"] == pytest.approx(-0.5, abs=0.05)  # N(0, 1/d_model), not scaled
+
+
+def test_the_sizes_of_a_model_with_dropout_depend_on_the_seed_alone() -> None:
+    spec = check_model(compose_model("gpt2", [*SMALL, "max_length=32", "vocab=50", "dropout=0.5"]).model)
+    state = torch.random.get_rng_state()
+    first, second = (Training(1, 2, 8, 0.01).measure(spec, 1) for _ in range(2))
+    assert first == second
+    assert torch.equal(state, torch.random.get_rng_state())
 
 
 @pytest.mark.grid
@@ -124,13 +136,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize("arguments, rule", WRONG, ids=[rule for _, rule in WRONG])
-def test_wrong_arguments_are_errors(arguments, rule: str, capsys) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main(["coordinates", *arguments])
-    assert exit.value.code == 2 and rule in capsys.readouterr().err
+def test_wrong_arguments_are_errors(arguments, rule: str) -> None:
+    assert rule in refused("coordinates", *arguments)
 
 
 def test_the_ids_of_each_input_are_below_its_own_vocabulary() -> None:
     spec = check_model(compose_model("two_vocabularies", ["vocab=300", "source_vocab=20", *SMALL]).model)
     training = Training(steps=2, batch=8, length=16, rate=0.01)
-    assert training.measure(spec, seed=1)["logits"] and training.seconds(spec) > 0
+    assert training.measure(spec, seed=1)["logits"]
+    assert training.seconds(spec, read_optimizer(OPTIMIZERS_BY_NAME["muon"])) > 0

@@ -11,7 +11,7 @@ import torch
 
 from tfm_blocks import devices
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.errors import ConfigError
+from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.run_spec import choose_precision
 from tfm_blocks.training.metrics import StepSums
@@ -49,6 +49,15 @@ def test_a_device_that_is_missing_is_an_error_with_the_devices_of_the_machine(
         check_run(small("trainer.accelerator=auto", *overrides))
     (problem,) = caught.value.problems
     assert message in f"{problem.rule}\n{problem.help}"
+
+
+@pytest.mark.parametrize("name", ["nowhere", "meta"])
+def test_a_network_for_a_missing_device_is_an_error_with_the_devices_of_the_machine(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(monkeypatch, "mps")
+    with pytest.raises(RunError, match=f"device: '{name}' cannot be used: .*\n.*a CPU and 1 mps device"):
+        devices.on_device(torch.nn.Linear(1, 1), name)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps", "xpu", ""])

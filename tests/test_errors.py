@@ -41,6 +41,12 @@ def test_many_problems_are_cut_to_the_first_and_a_count_of_the_others():
     assert listed > 5 and message.endswith(f"and {100 - listed} more problems")
 
 
+def test_one_other_problem_is_counted_in_the_singular():
+    many = [Problem(f"key{number}", "is wrong. " * 10, help="repair it") for number in range(100)]
+    listed = str(ConfigError(many)).count("error: ")
+    assert str(ConfigError(many[: listed + 1])).endswith("and 1 more problem")
+
+
 @pytest.mark.parametrize(
     "letter", ["\x00", "\x1b", "\x7f", "\x9b", "\r", "\u200f", "\u202e", "\u2066", "\u2028", "\ud800", "\U000e0001"]
 )

@@ -38,6 +38,7 @@ def test_mutated_models_are_refused_in_a_sentence_or_run_at_length(seed):
     assert not report["slow"]
 
 
+@pytest.mark.grid
 def test_the_audit_hook_detects_the_forbidden_events():
     """Without its events the fuzz could not fail."""
     program = """

@@ -93,6 +93,7 @@ def test_overrides_may_stand_on_both_sides_of_an_option(folder, capsys):
     assert "heads: 2" in printed.out and printed.out == printable(printed.out)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["a b", "it's", "a,[b]", "a=b", BYTES])
 def test_any_folder_can_be_the_config_folder(name, folder, capsys):
     (folder / name / "model").mkdir(parents=True)
@@ -103,6 +104,7 @@ def test_any_folder_can_be_the_config_folder(name, folder, capsys):
     assert "mine: fine" in printed.out and "layers: 1" in printed.out
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("path", [".", "/dev/full", "missing/model.pt"])
 def test_weights_that_cannot_be_written_give_one_sentence(path, folder, capsys):
     assert f"{path}: cannot be written: " in refused(["eject", "run", "-o", "model.py", "--weights", path], 1, capsys)

@@ -90,7 +90,8 @@ def full_after(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
-@each("import", "svg", "schema")
+@pytest.mark.grid
+@each("import", "svg")
 def test_a_full_disk_leaves_nothing_and_does_not_block_the_next_try(name, words, tmp_path):
     assert status_of(words) == (0, "")
     whole = tree(tmp_path)

@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 import tfm_blocks as tfm
 from tests.conftest import SMALL
 from tests.preloaded import run_python
+from tfm_blocks.launch.python import restore_caller
 from tfm_blocks.runs.files import read_json
 
 ROOT = Path(__file__).parent.parent
@@ -94,6 +95,7 @@ def test_a_script_without_a_guard_trains_on_two_devices(folder: Path) -> None:
     assert "cluster: local, rank 0 of 2" in done.stdout and done.stdout.count("folder: runs/two\n") == 1
 
 
+@pytest.mark.grid
 def test_a_script_without_a_guard_trains_once_with_loader_workers(folder: Path) -> None:
     """The worker processes end with the run, because they would ignore the signals of the script's own forkserver pools."""
     done = script(
@@ -134,7 +136,8 @@ class Raises(Callback):
         raise ValueError("my own mistake")
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_does_not_change_the_process_however_it_ends(devices: int) -> None:
     tfm.train("tiny", name="warm", overrides=RUN)  # libraries start threads and read settings when they are used first
     torch.manual_seed(7)
@@ -152,6 +155,14 @@ def test_a_run_does_not_change_the_process_however_it_ends(devices: int) -> None
         assert traces() == before
 
 
+def test_settings_of_the_compiler_are_restored() -> None:
+    before = torch._functorch.config.backward_pass_autocast
+    with restore_caller():
+        torch._functorch.config.backward_pass_autocast = "off"  # as `trainer.compile=true` does
+    assert torch._functorch.config.backward_pass_autocast == before != "off"
+
+
+@pytest.mark.grid
 @pytest.mark.skipif(sys.platform != "linux", reason="the C library is asked for the memory of the process")
 def test_memory_that_is_freed_after_a_run_goes_back_to_the_system() -> None:
     """Run in a separate process, whose memory nothing else uses. Training keeps freed memory."""
@@ -181,6 +192,7 @@ class Sends(Callback):
                 os.kill(os.getpid(), self.number)
 
 
+@pytest.mark.grid
 def test_a_signal_stops_a_run_with_an_exception_and_the_same_call_resumes_it(folder: Path) -> None:
     whole = tfm.train("tiny", name="whole", overrides=RUN)
     with pytest.raises(tfm.PreemptedError, match="stopped by SIGTERM\nresume: tfm train resume=runs/parted"):
@@ -191,12 +203,14 @@ def test_a_signal_stops_a_run_with_an_exception_and_the_same_call_resumes_it(fol
     assert len(read_json(resumed.folder / "run.json")["commands"]) == 2
 
 
+@pytest.mark.grid
 def test_a_second_signal_reaches_the_callers_own_handler() -> None:
     with pytest.raises(KeyboardInterrupt):
         tfm.train("tiny", name="again", overrides=RUN, callbacks=[Sends(signal.SIGINT, 2, times=2)])
     assert read_json(Path("runs/again/status.json"))["state"] == "stopped"
 
 
+@pytest.mark.grid
 def test_a_run_in_a_thread_does_not_change_signal_handlers() -> None:
     before, runs = [signal.getsignal(number) for number in STOPS], list[tfm.Run]()
     thread = threading.Thread(target=lambda: runs.append(tfm.train("tiny", name="aside", overrides=RUN)))
@@ -207,6 +221,7 @@ def test_a_run_in_a_thread_does_not_change_signal_handlers() -> None:
     assert runs[0].folder == Path("runs/aside") and runs[0].load(checkpoint=4).translate(["3 March 1987"])
 
 
+@pytest.mark.grid
 def test_divergence_raises_its_exception_and_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tests")
     fault = "++model.graph.bad={block: faulty, harm: poison, sound: 0, steps: 2-3-, after: src_pos}"
@@ -238,6 +253,7 @@ def test_a_wrong_call_raises_an_error_that_names_the_fix(call: dict[str, Any], m
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.grid
 def test_a_callback_that_other_processes_cannot_import_is_refused() -> None:
     done = script(
         "import tfm_blocks as tfm\nfrom lightning.pytorch import Callback\nclass Mine(Callback): pass\n"
@@ -269,6 +285,7 @@ def test_an_own_model_and_block_build_train_save_and_load(folder: Path) -> None:
     assert script("import tfm_blocks as tfm\ntfm.load('saved', plugins=['my_blocks'])\n").returncode == 0
 
 
+@pytest.mark.grid
 def test_early_stopping_of_lightning_stops_a_run_with_its_reason() -> None:
     stop = EarlyStopping("val/loss", patience=1, min_delta=100.0)
     run = tfm.train(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from statistics import median
 from xml.etree import ElementTree
 
 import pytest
@@ -54,6 +55,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.grid
 def test_a_broken_link_fails_the_build(tmp_path):
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "build_site.py", tmp_path / "docs")
@@ -83,6 +85,18 @@ def test_the_generated_pages_are_current(monkeypatch):
     assert not stale, "python docs/generate.py"
 
 
+@pytest.mark.parametrize("page", ["tour.md", "contributing.md"])
+def test_the_files_that_a_page_on_the_code_names_exist(page):
+    files = [
+        f"/{path.relative_to(ROOT)}"
+        for folder in ("tfm_blocks", "docs", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    prose = re.sub(r"^```.*?^```", "", (ROOT / "docs" / page).read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    names = set(re.findall(r"`([\w/]+\.py)`", prose)) - {"train.py"}
+    assert names and not [name for name in names if not any(file.endswith(f"/{name}") for file in files)]
+
+
 def test_the_recording_shows_the_commands_of_the_front_page():
     recorder = runpy.run_path(str(ROOT / "docs" / "record.py"))
     rows = [element.text for element in ElementTree.parse(recorder["FILE"]).iter(f"{SVG}text")]
@@ -109,6 +123,15 @@ def test_the_recording_shows_each_line_at_its_time_and_scrolls_when_the_screen_i
     assert re.findall(r"translateY\((-\d+)px\); }", drawing)[-1] == str(-recorder["HEIGHT"] * full)
 
 
+def test_the_site_and_the_reference_list_every_page_and_preset():
+    docs = ROOT / "docs"
+    listed = re.findall(r"[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2])
+    assert sorted(listed) == sorted(str(path.relative_to(docs)) for path in docs.rglob("*.md"))
+    presets = [path for group in ("experiment", "debug") for path in (ROOT / "conf" / group).rglob("*.yaml")]
+    headings = {f"### {path.relative_to(ROOT / 'conf').with_suffix('')}".replace("/", "=", 1) for path in presets}
+    assert headings <= {*(docs / "reference" / "config.md").read_text("utf-8").splitlines()}
+
+
 def test_the_reference_has_a_section_for_every_command():
     page = (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8")
     names = [name for name, _ in subcommands(command_parser(), "tfm")]
@@ -129,6 +152,12 @@ def test_the_front_page_has_the_numbers_of_the_cookbook_and_of_the_families():
     index = (ROOT / "docs" / "cookbook" / "index.md").read_text("utf-8")
     lines = [int(number) for number in re.findall(r"^\| \[.*\| (\d+) \| `", index, re.MULTILINE)]
     assert f"each of the {len(lines)} published architectures" in readme
-    assert f"takes {min(lines)} to {max(lines)} lines of YAML" in readme
+    assert f"takes {min(lines)} to {max(lines)} lines of YAML, with a median of {median(lines):.0f}" in readme
     architectures = {family.architecture for family in families().values()}
     assert f"imports {len(architectures)} architectures" in readme
+    changes, models = (
+        (ROOT / "CHANGELOG.md").read_text("utf-8"),
+        (ROOT / "tfm_blocks/exchange/families/model").iterdir(),
+    )
+    assert f"a cookbook of {len(lines)} published architectures" in changes
+    assert f"{len([*models])} more families" in changes

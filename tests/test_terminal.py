@@ -80,6 +80,7 @@ def test_data_are_utf_8_whatever_the_encoding(folder, arguments):
     assert "--json" not in arguments or json.loads(text)
 
 
+@pytest.mark.grid
 def test_blocks_the_schema_and_a_dashboard_are_utf_8(folder):
     markdown = printed(folder, "ascii", "blocks", "--markdown").decode("utf-8")
     assert markdown == (ROOT / "docs" / "blocks.md").read_text("utf-8")

@@ -47,6 +47,7 @@ def train(folder, *arguments):
     return run_python([ROOT / "train.py", *arguments, *SMALL], folder, environment, timeout=300, share_server=True)
 
 
+@pytest.mark.grid
 def test_each_job_of_a_sweep_has_a_process_and_a_folder_and_a_failure_does_not_stop_the_others(tmp_path):
     done = train(tmp_path, "-m", "schedule.scale=1e38,1", "heads=2", "sweep.parallel=2")
     assert done.returncode == 1, done.stderr
@@ -57,6 +58,7 @@ def test_each_job_of_a_sweep_has_a_process_and_a_folder_and_a_failure_does_not_s
     assert "Traceback" not in (tmp_path / "runs" / "scale" / "scale-1e38.log").read_text()
 
 
+@pytest.mark.grid
 def test_a_second_run_of_the_same_name_gets_a_new_folder(tmp_path):
     assert [train(tmp_path, "name=x").returncode for _ in range(2)] == [0, 0]
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"x", "x-2"}
@@ -64,6 +66,7 @@ def test_a_second_run_of_the_same_name_gets_a_new_folder(tmp_path):
     assert one == two
 
 
+@pytest.mark.grid
 def test_runs_and_errors_repeat_the_typed_command_line(tmp_path):
     for name, lines in (("a", "one\ntwo\n"), ("b", "two\none\n")):
         (tmp_path / name).write_text(lines * 20)
@@ -108,7 +111,13 @@ def test_a_closed_output_pipe_gives_no_traceback(tmp_path, arguments):
     assert all(line.startswith(("the run was stopped", "resume: ")) for line in done.stderr.splitlines())
 
 
-@pytest.mark.parametrize("start", [[str(ROOT / "train.py")], ["-m", "tfm_blocks", "train"]], ids=["train.py", "tfm"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param([str(ROOT / "train.py")], id="train.py", marks=pytest.mark.grid),
+        pytest.param(["-m", "tfm_blocks", "train"], id="tfm"),
+    ],
+)
 def test_both_commands_refuse_a_sweep_to_print_with_a_sentence(start, tmp_path):
     command = [sys.executable, *start, "-m", "heads=2,4", "--cfg", "job"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

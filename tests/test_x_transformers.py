@@ -51,6 +51,13 @@ def test_an_encoder_has_memory_tokens():
     assert network(src=torch.randint(1, 30, (2, 9))).shape == (2, 13, 30)
 
 
+@torch.no_grad()
+def test_an_encoder_reads_continuous_embeddings():
+    config = compose_model("encoder_only", [*SIZES, *overrides_of("continuous embeddings")])
+    network = build_network(check_model(config.model, config.sources), seed=1).eval()
+    assert network(img=torch.randn(2, 9, 48)).shape == (2, 9, 30)
+
+
 @pytest.mark.parametrize("row", ["flash attention", "macaron", "cross attention"])
 def test_the_other_rows_name_shipped_models(row):
     assert MODELS & set(re.findall("`([^`]+)`", ROWS[row]))

@@ -142,7 +142,9 @@ def load(
 
 
 def _overrides(knobs: dict[str, Any]) -> list[str]:
-    return [f"{name}={'null' if value is None else value}" for name, value in knobs.items()]
+    from tfm_blocks.compose.overrides import override_text
+
+    return [override_text(name, value) for name, value in knobs.items()]
 
 
 LAZY = {

@@ -10,19 +10,20 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import Backend, get_backend
 
-from tfm_blocks.errors import shown
+from tfm_blocks.errors import Problem, RunError, shown
 
 CPU, AUTO, MPS = "cpu", "auto", "mps"
 ACCELERATORS = ("cuda", MPS, "xpu")
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # variables that choose devices of a machine
 PINS = {CPU: False, "cuda": True, MPS: False, "xpu": True}
 GROUPED_KERNEL = {"cuda"}  # devices on which torch has a kernel for grouped products
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def accelerator() -> str:
@@ -34,6 +35,18 @@ def accelerator() -> str:
 def choose_device(name: str) -> str:
     """Return `name`; `auto` becomes the accelerator if there is one, else the CPU."""
     return accelerator() or CPU if name == AUTO else name
+
+
+def on_device(network: Network, name: str) -> Network:
+    """Return the network on the device `name`, as in `choose_device`. Raises RunError if the device cannot be used."""
+    device = choose_device(name)
+    try:
+        torch.zeros((), device=device).item()
+        return network.to(device)
+    except (RuntimeError, AssertionError) as error:  # raised for a missing device
+        rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
+        help = f"write {names_here()}: this machine has {devices_here()}"
+        raise RunError(Problem("device", rule, help=help)) from None
 
 
 def device_count(kind: str) -> int:
@@ -115,6 +128,11 @@ def _has_float64(kind: str) -> bool:
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return float64, in which sums of a run are exact enough, or float32 for a device without float64, such as mps."""
     return torch.float64 if _has_float64(device.type) else torch.float32
+
+
+def without_autocast(device: torch.device) -> torch.autocast:
+    """Return a context without autocast, for backward passes and optimizers; the meta device never has autocast."""
+    return torch.autocast(CPU if device.type == "meta" else device.type, enabled=False)
 
 
 def has_grouped_kernel(x: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import linecache
+import os
 import sys
 import traceback
 import unicodedata
@@ -55,6 +56,11 @@ def printable(text: str) -> str:
     Otherwise a file name could move the cursor, change colours or the title, or reverse the order of letters.
     """
     return "".join(map(_escaped, text)) if not text.isascii() or not text.isprintable() else text
+
+
+def print_line(text: str) -> None:
+    """Print a text that the terminal may wrap, at once."""
+    print(printable(text), flush=True)
 
 
 def is_utf8(text: str) -> bool:
@@ -131,6 +137,14 @@ class Problem:
         return printable("\n".join(lines))
 
 
+def print_on_rank_0(text: str) -> None:
+    """Print to stderr on rank 0 only, because all ranks of a launcher read the same command line and files."""
+    of_srun = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    rank = "RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID" if of_srun else ""
+    if os.environ.get(rank, "0") == "0":
+        print(printable(text), file=sys.stderr)
+
+
 def print_warnings(warnings: Iterable[Problem]) -> None:
     """Print warnings to stderr, since stdout may be data."""
     for warning in warnings:
@@ -156,7 +170,7 @@ def _message(problems: Sequence[Problem]) -> str:
     for number, problem in enumerate(problems):
         lines.append(str(problem))
         if sum(len(line) + 1 for line in lines) > LONGEST_MESSAGE - LONGEST_VALUE and number:
-            return "\n".join([*lines[:-1], f"and {len(problems) - number} more problems"])
+            return "\n".join([*lines[:-1], f"and {counted(len(problems) - number, 'more problem')}"])
     return "\n".join(lines)
 
 
@@ -172,6 +186,11 @@ class ConfigError(TfmError):
     """The config is invalid; nothing was started."""
 
     exit_status = 2
+
+
+def config_error(address: str, rule: str, help: str = "") -> ConfigError:
+    """Return the error with one problem."""
+    return ConfigError(Problem(address, rule, help=help))
 
 
 def expect_none(problems: Sequence[Problem]) -> None:
@@ -190,6 +209,11 @@ class LimitError(DataError):
 
 class RunError(TfmError):
     """A run folder is damaged, foreign or incomplete."""
+
+
+def run_error(address: str, rule: str, help: str = "") -> RunError:
+    """Return the error with one problem."""
+    return RunError(Problem(address, rule, help=help))
 
 
 def file_error(error: OSError, place: str) -> RunError | None:
@@ -228,6 +252,12 @@ def escape_unknown_letters() -> None:
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def close_output() -> None:
+    """Discard the unwritten output, so that Python does not fail when it flushes stdout at exit."""
+    if sys.stdout:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_utf8() -> None:

@@ -260,7 +260,7 @@ METRIC_KEYS = (*TRAIN_KEYS, *VAL_KEYS, *TEST_KEYS)
 IMPROVABLE = {key.name: key for key in VAL_KEYS if key.summary != "last"}  # a search or early stopping can follow these
 TOKEN_ACCURACY = FinalScore("token accuracy", "fraction", "higher", key="token_accuracy")
 HIDING = ("masked", "masked_diffusion", "replaced_token")  # objectives with the token accuracy as a final score
-EQUAL_LOSS = ("next_token", "distil", "several_tokens")  # objectives with the same loss in validation and test
+EQUAL_LOSS = ("next_token", "distil", "several_tokens")  # objectives with an equal loss, of all tokens, in val and test
 FINAL_SCORES = (
     FinalScore("accuracy", "fraction", "higher", key="accuracy"),
     FinalScore("scaled accuracy", "scaled", "higher", key="scaled_accuracy", low=-100.0),
@@ -340,9 +340,9 @@ def keys_as_markdown() -> str:
             "W&B shows the summary of a run in its tables. [Tracking](tracking.md) lists samples, images and facts.\n",
             *("| key | unit | summary |", "|---|---|---|", *keys),
             "\nThese are the scores of finished models, by their names in [`tfm compare`](comparing.md). Three of them",
-            "are not logged: TER, sacreBLEU's translation edit rate, is computed from the test outputs,",
-            "[the pseudo-perplexity](encoders.md#scores) on request, and `solved`, the percentage of seeds whose",
-            f"scaled accuracy is at least {SOLVED_FROM:g} %, from the scaled accuracy.\n",
+            "are not logged. TER, sacreBLEU's translation edit rate, is computed from the test outputs;",
+            "[the pseudo-perplexity](encoders.md#scores) is computed on request; `solved`, the percentage of seeds",
+            f"whose scaled accuracy is at least {SOLVED_FROM:g} %, is computed from the scaled accuracy.\n",
             *("| score | in JSON and CSV | better |", "|---|---|---|", *scores),
         ]
     )

@@ -7,15 +7,17 @@ library's computations outside its layer, such as rotary angles. Every step of o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
+    DebertaV2Config,
     DeepseekV2Config,
+    DeepseekV32Config,
     DiffLlamaConfig,
     Gemma2Config,
     GptOssConfig,
@@ -32,7 +34,9 @@ from transformers import (
     T5Config,
     xLSTMConfig,
 )
+from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention, DeepseekV2RotaryEmbedding
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Attention, DeepseekV32RotaryEmbedding
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2RMSNorm
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
@@ -51,12 +55,13 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
-from tfm_blocks.blocks.time_mixing import RWKV7
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.graph import Network
 from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.values import Part
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.blocks.test_time_mixing import naive as rwkv7_loop
+from tests.blocks import loops
 
 Layer = Callable[[Tensor], Tensor]
 Maker = Callable[[int, int, int], Layer]
@@ -65,6 +70,11 @@ CAUSAL = {"mask": "causal"}
 PLAIN = {**CAUSAL, **ROTARY, "bias": False}
 RADIUS = 128  # set r of restricted attention
 SEGMENTS = {"segment": RADIUS // 2, "memory": RADIUS // 2}
+SPARSE = {"d_query": 192, "top_k": RADIUS, "index_heads": 4, "d_index": 32}
+BLOCKS = {**CAUSAL, "selection": "top_blocks"}
+FORGETTING = {**CAUSAL, "forget_gate": True}
+CHANNELS = {"decay": "channel"}
+STEPS = {"steps": 2, "beta_max": 2.0}
 LIGHTNING = {
     "slope": 1.0,
     "rotate": False,
@@ -81,14 +91,19 @@ def ours(block: str, **arguments: Any) -> Maker:
     """
 
     def make(width: int, heads: int, n: int) -> Layer:
-        args = {"heads": heads, "d_ff": 4 * width, "r": RADIUS, "d_model": width, "d_inner": 2 * width}
-        graph = {"node": {"block": block, "in": "x", **arguments}}
-        network = build_network(check_model({"inputs": {"x": f"B N {width}"}, "args": args, "graph": graph}), seed=1)
-        call = [*network.calls, *network.head_calls][-1]
+        network = network_of(block, width, heads, arguments)
+        call = network.all_calls[-1]
         keep_masks = cache(lambda length: network.begin({"x": torch.zeros(1, length, width)})[1])
         return lambda x_BND: call({"x": x_BND}, keep_masks(x_BND.shape[1]))
 
     return make
+
+
+def network_of(block: str, width: int, heads: int, arguments: Mapping[str, Any]) -> Network:
+    """Return a model of one block, with the address `node`."""
+    args = {"heads": heads, "d_ff": 4 * width, "r": RADIUS, "d_model": width, "d_inner": 2 * width}
+    graph = {"node": {"block": block, "in": "x", **arguments}}
+    return build_network(check_model({"inputs": {"x": f"B N {width}"}, "args": args, "graph": graph}), seed=1)
 
 
 def named(name: str) -> Callable[[Maker], Maker]:
@@ -196,12 +211,30 @@ def lightning(width: int, heads: int, n: int) -> Layer:
     return lambda x: layer(x, None, None)[0]
 
 
-@named("a loop over positions")
-def time_mixing(width: int, heads: int, n: int) -> Layer:
-    layer = RWKV7(width, None, heads=heads)
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=width**-0.5)
-    return lambda x: rwkv7_loop(layer, x)
+@named("transformers DisentangledSelfAttention")
+def deberta(width: int, heads: int, n: int) -> Layer:
+    rows = 512
+    config = DebertaV2Config(
+        hidden_size=width, num_attention_heads=heads, relative_attention=True, pos_att_type=["p2c", "c2p"],
+        share_att_key=True, max_relative_positions=rows // 2, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
+    )  # fmt: skip
+    layer, table_RD = DisentangledSelfAttention(config).train(), nn.Parameter(torch.randn(rows, width))
+    mask_11NN = torch.ones(1, 1, n, n, dtype=torch.bool)
+    return lambda x: layer(x, mask_11NN, rel_embeddings=table_RD)[0]
+
+
+@named("transformers DeepseekV32Attention (sdpa); its indexer is not trained")
+def sparse_deepseek(width: int, heads: int, n: int) -> Layer:
+    d = width // heads
+    config = DeepseekV32Config(
+        hidden_size=width, num_attention_heads=heads, num_key_value_heads=heads, q_lora_rank=SPARSE["d_query"],
+        kv_lora_rank=4 * d, qk_nope_head_dim=d, qk_rope_head_dim=d // 2, v_head_dim=d, index_topk=SPARSE["top_k"],
+        index_n_heads=SPARSE["index_heads"], index_head_dim=SPARSE["d_index"], attn_implementation="sdpa",
+        num_hidden_layers=1,
+    )  # fmt: skip
+    layer, angles = DeepseekV32Attention(config, 0).train(), DeepseekV32RotaryEmbedding(config)
+    positions_1N, mask_11NN = torch.arange(n)[None], torch.zeros(1, 1, n, n).masked_fill(future(n), -torch.inf)
+    return lambda x: layer(x, angles(x, positions_1N), mask_11NN, position_ids=positions_1N)[0]
 
 
 @named("transformers xLSTMLayer")
@@ -313,9 +346,11 @@ PAIRS: dict[str, tuple[Maker, Maker]] = {
         rotary_attention(DiffLlamaAttention, DiffLlamaConfig, "eager"),
     ),
     "latent_attention": (ours("latent_attention", **CAUSAL, **LATENT), deepseek),
+    "sparse_latent_attention": (ours("sparse_latent_attention", **CAUSAL, **LATENT, **SPARSE), sparse_deepseek),
+    "disentangled_attention": (ours("disentangled_attention"), deberta),
     "ffn": (ours("ffn"), feed_forward),
     "gated_ffn": (ours("gated_ffn", bias=False), llama_mlp),
-    "gated_moe": (ours("gated_moe", experts=4), mixtral),
+    "moe, gated": (ours("moe", gated=True, activation="silu", experts=4), mixtral),
     "layernorm": (ours("layernorm"), norm(nn.LayerNorm)),
     "rmsnorm": (ours("rmsnorm"), norm(nn.RMSNorm)),
     "unit_offset_rmsnorm": (ours("unit_offset_rmsnorm"), norm(Gemma2RMSNorm)),
@@ -327,49 +362,103 @@ PAIRS: dict[str, tuple[Maker, Maker]] = {
     "gated_delta_rule": (ours("gated_delta_rule"), delta_net),
     "gated_delta_rule, channel": (ours("gated_delta_rule", decay="channel"), kimi_delta),
     "retention, lightning": (ours("retention", **LIGHTNING), lightning),
-    "rwkv7": (ours("rwkv7"), time_mixing),
     "mlstm": (ours("mlstm"), matrix_lstm),
     "mamba": (ours("mamba"), mamba),
     "mamba2": (ours("mamba2"), mamba2),
     "rg_lru": (ours("rg_lru"), gated_recurrence),
 }
 
-LINEAR: dict[str, dict[str, Any]] = {
-    "rotary": {},
-    "restricted_attention": {},
-    "restricted_global_attention": {},
-    "dilated_attention": {},
-    "segment_attention": SEGMENTS,
-    "retention": {},
-    "gated_delta_rule": {},
-    "mlstm": {},
-    "rwkv7": {},
-    "mamba": {},
-    "mamba2": {},
-    "rg_lru": {},
-    "rnn": CAUSAL,
-    "gru": CAUSAL,
-    "lstm": CAUSAL,
-    "convolution": {"kernel_size": 3},
-    "depthwise_conv": {"kernel_size": 3},
+Loop = Callable[[Any, Tensor], Tensor]
+Looped = tuple[str, Mapping[str, Any], Loop, int]  # the block, its arguments, the loop, the largest practical length
+
+
+def rows(loop: Callable[[Any, Tensor], Tensor]) -> Loop:
+    """Return a loop over the rows of a batch, from a loop over the positions of a row."""
+    return lambda own, x_BND: torch.stack([loop(own, x_ND) for x_ND in x_BND])
+
+
+LOOPED: dict[str, Looped] = {
+    "retention": ("retention", {}, rows(loops.retention), 8192),
+    "retention, lightning": (
+        "retention",
+        LIGHTNING,
+        rows(partial(loops.retention, **{**LIGHTNING, "out_norm": Part("rmsnorm")})),
+        8192,
+    ),
+    "gated_delta_rule": ("gated_delta_rule", {}, loops.delta_rule, 8192),
+    "gated_delta_rule, channel": ("gated_delta_rule", CHANNELS, loops.delta_rule, 8192),
+    "gated_delta_rule, steps": ("gated_delta_rule", STEPS, loops.delta_rule, 8192),
+    "mlstm": ("mlstm", {}, loops.matrix_lstm, 8192),
+    "rwkv7": ("rwkv7", {}, loops.time_mixing, 8192),
+    "segment_attention": ("segment_attention", {**CAUSAL, **SEGMENTS}, loops.segments, 8192),
+    "memory_attention": ("memory_attention", CAUSAL, rows(loops.with_memory), 2048),
+    "attention, forget_gate": ("attention", FORGETTING, rows(loops.forgetting), 2048),
+    "contextual_attention": ("contextual_attention", CAUSAL, rows(loops.contextual), 2048),
+    "attention, top_blocks": (
+        "attention",
+        BLOCKS,
+        rows(lambda own, x: loops.chosen_blocks(own, x, True, range(len(x)))),
+        512,
+    ),
+    "native_sparse_attention": (
+        "native_sparse_attention",
+        CAUSAL,
+        rows(lambda own, x: loops.native_sparse(own, x, range(len(x)))),
+        512,
+    ),
+}
+
+
+def looped(block: str, arguments: Mapping[str, Any], loop: Loop) -> Maker:
+    """Return a maker of the loop of a block that the tests use, with the weights of a new block."""
+
+    @named("a loop")
+    def make(width: int, heads: int, n: int) -> Layer:
+        own = network_of(block, width, heads, arguments).get_submodule("node.block")
+        return lambda x_BND: loop(own, x_BND)
+
+    return make
+
+
+for name, (block, arguments, loop, _) in LOOPED.items():
+    PAIRS[f"{name}, loop"] = ours(block, **arguments), looped(block, arguments, loop)
+LONGEST = {f"{name}, loop": longest for name, (*_, longest) in LOOPED.items()} | {"mamba": 8192, "rg_lru": 8192}
+
+LINEAR: dict[str, Maker] = {
+    "rotary": ours("rotary"),
+    "restricted_attention": ours("restricted_attention"),
+    "restricted_global_attention": ours("restricted_global_attention"),
+    "restricted_shared_attention": ours("restricted_shared_attention", k="x", v="x"),
+    "dilated_attention": ours("dilated_attention"),
+    "segment_attention": ours("segment_attention", **SEGMENTS),
+    "retention": ours("retention"),
+    "retention, lightning": ours("retention", **LIGHTNING),
+    "gated_delta_rule": ours("gated_delta_rule"),
+    "gated_delta_rule, channel": ours("gated_delta_rule", **CHANNELS),
+    "gated_delta_rule, steps": ours("gated_delta_rule", **STEPS),
+    "mlstm": ours("mlstm"),
+    "rwkv7": ours("rwkv7"),
+    "mamba": ours("mamba"),
+    "mamba2": ours("mamba2"),
+    "mamba3": ours("mamba3"),
+    "rg_lru": ours("rg_lru"),
+    "rnn": ours("rnn", **CAUSAL),
+    "gru": ours("gru", **CAUSAL),
+    "lstm": ours("lstm", **CAUSAL),
+    "convolution": ours("convolution", kernel_size=3),
+    "depthwise_conv": ours("depthwise_conv", kernel_size=3),
 }
 
 
 def mixers() -> dict[str, Maker]:
     """Return a maker of each registered branch block that reads other positions, causal where it can be, and of variants.
 
-    The variants are MoBA, forgetting attention, lightning attention and Kimi Delta Attention.
+    The variants are MoBA, forgetting attention, lightning attention, Kimi Delta Attention and Gated DeltaProduct.
 
     Ports that a block needs besides its first read the same input.
     """
-    sizes = {"kernel_size": 4, "d_query": 192, **LATENT, "top_k": RADIUS, "index_heads": 4, "d_index": 32}
-    sizes |= {"segment": RADIUS, "memory": RADIUS}
-    makers = {
-        "attention, top_blocks": ours("attention", **CAUSAL, selection="top_blocks"),
-        "attention, forget_gate": ours("attention", **CAUSAL, forget_gate=True),
-        "retention, lightning": ours("retention", **LIGHTNING),
-        "gated_delta_rule, channel": ours("gated_delta_rule", decay="channel"),
-    }
+    sizes = {"kernel_size": 4, **LATENT, **SPARSE, "segment": RADIUS, "memory": RADIUS}
+    makers = {name: ours(block, **arguments) for name, (block, arguments, *_) in LOOPED.items() if ", " in name}
     for name, info in REGISTRY.blocks.items():
         ports = [port for port in info.signature.ports[1:] if not port.optional]
         if info.branch and info.sees and all(port.axes[1] == info.signature.ports[0].axes[1] for port in ports):

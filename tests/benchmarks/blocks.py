@@ -4,6 +4,8 @@
     python tests/benchmarks/blocks.py --growth [--lengths 1024 2048 4096 8192 16384]
     python tests/benchmarks/blocks.py --mixers [--lengths 512 2048 8192]
 
+Without `--lengths`, the lengths are 512 and 4,096; beside loops over positions, 512, 2,048 and 8,192, up to the largest
+that is practical for the loop: at 8,192, a step of a loop takes minutes.
 Print the median milliseconds of one sequence. A median covers `--rounds` rounds, or all rounds of one second if those
 are more. Print the ratio of our time to the library's. Mark our block if the ratio exceeds 1.1.
 With --growth, measure only the blocks whose cost should grow linearly with the length. Print the exponent of growth
@@ -23,7 +25,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 import torch
-from block_pairs import LINEAR, PAIRS, Layer, mixers, ours
+from block_pairs import LINEAR, LONGEST, PAIRS, Layer, mixers
 
 from tfm_blocks.devices import set_threads
 from tfm_blocks.launch.process_settings import keep_freed_memory
@@ -63,7 +65,9 @@ def compare(options: argparse.Namespace) -> None:
     for name, (make, theirs) in PAIRS.items():
         if options.only and name not in options.only:
             continue
-        for n in options.lengths or (512, 4096):
+        for n in options.lengths or ((512, 2048, 8192) if name in LONGEST else (512, 4096)):
+            if n > LONGEST.get(name, n):
+                continue
             torch.manual_seed(0)
             layers = {"ours": make(options.width, options.heads, n), "theirs": theirs(options.width, options.heads, n)}
             medians = alternate({key: step(layer, n, options.width) for key, layer in layers.items()}, options.rounds)
@@ -78,10 +82,10 @@ def growth(options: argparse.Namespace) -> None:
     lengths = options.lengths or (1024, 2048, 4096, 8192, 16384)
     print("| block | " + " | ".join(f"n = {n:,}" for n in lengths) + " |")
     print("|---" * (len(lengths) + 1) + "|")
-    for name, arguments in LINEAR.items():
+    for name, make in LINEAR.items():
         if options.only and name not in options.only:
             continue
-        layer = ours(name, **arguments)(options.width, options.heads, 0)
+        layer = make(options.width, options.heads, 0)
         medians = alternate({n: step(layer, n, options.width) for n in lengths}, options.rounds)
         cells = [f"{medians[lengths[0]]:.1f}"]
         for before, n in pairwise(lengths):

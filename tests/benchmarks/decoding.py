@@ -18,10 +18,11 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 import tfm_blocks as tfm
+from tfm_blocks.data.layout import BOS, EOS, PAD
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.packed import packed
 from tfm_blocks.translation.beam import beam_search, gnmt
-from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
+from tfm_blocks.translation.search import Bounds, one_by_one
 
 VOCAB, SENTENCES, LENGTH = 10_000, 64, 24
 SIZES = {

@@ -27,12 +27,13 @@ from decoding import LENGTH, SENTENCES, SIZES, VOCAB, sources
 from torch import Tensor
 
 import tfm_blocks as tfm
+from tfm_blocks.data.layout import EOS, PAD
 from tfm_blocks.exchange.ctranslate2.export import write_network
 from tfm_blocks.launch.process_settings import keep_freed_memory
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.packed import packed, quantized
 from tfm_blocks.translation.beam import beam_search, gnmt
-from tfm_blocks.translation.search import EOS, PAD, Bounds, one_by_one
+from tfm_blocks.translation.search import Bounds, one_by_one
 
 TOKENS = ["<pad>", "<s>", "</s>", "<unk>", *(f"t{number}" for number in range(4, VOCAB))]
 IDS = {token: number for number, token in enumerate(TOKENS)}

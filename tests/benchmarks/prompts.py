@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tfm_blocks as tfm
+from tfm_blocks.data.layout import BOS, EOS, PAD
 from tfm_blocks.network.packed import packed
-from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
+from tfm_blocks.translation.search import Bounds, one_by_one
 
 VOCAB, PROMPTS, LENGTH, NEW = 10_000, 64, 64, 32
 WIDTH, INNER, HEADS, LAYERS = 512, 2048, 8, 6

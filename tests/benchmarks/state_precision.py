@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.blocks import linear_attention
-from tfm_blocks.blocks.linear_attention import CHUNK, by_chunks
+from tfm_blocks.blocks.layers.decay import CHUNK, by_chunks
 
 
 def in_autocast(read, memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:

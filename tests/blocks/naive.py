@@ -6,10 +6,10 @@ from torch import nn
 from tfm_blocks.blocks.attention import Attention
 
 
-def with_random_weights(block):
+def with_random_weights(block, std=1.0):
     """Return the block in evaluation mode with weights from a normal distribution."""
     for index, parameter in enumerate(block.parameters()):
-        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(index))
+        nn.init.normal_(parameter, std=std, generator=torch.Generator().manual_seed(index))
     return block.eval()
 
 

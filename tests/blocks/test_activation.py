@@ -9,7 +9,7 @@ from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tests.blocks.naive import with_random_weights
 from tfm_blocks.blocks.feedforward import GatedFeedForward
-from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.registry.blocks import ALIASES, REGISTRY
 from tfm_blocks.registry.values import Part
 
 THEIRS = {
@@ -21,6 +21,16 @@ THEIRS = {
     "squared_relu": "relu2",
     "sigmoid": "sigmoid",
     "xielu": "xielu",
+    "tanh": "tanh",
+    "mish": "mish",
+    "relu6": "relu6",
+    "hardswish": "hardswish",
+    "laplace": "laplace",
+    "sqrt_softplus": "sqrtsoftplus",
+    "identity": "linear",
+    "clipped_gelu": "gelu_10",
+    "leaky_relu": "leaky_relu",
+    "prelu": "prelu",
 }
 
 
@@ -30,11 +40,25 @@ def test_every_activation_has_a_reference():
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_an_activation_equals_hugging_faces(name):
-    x_BTD = torch.linspace(-6, 6, 2 * 3 * 50).view(2, 3, 50)
+    x_BTD = torch.linspace(-12, 12, 2 * 3 * 50).view(2, 3, 50).requires_grad_()
     theirs = XIELUActivation(0.9, 1.3, dtype=torch.float32) if name == "xielu" else ACT2FN[THEIRS[name]]
     ours = REGISTRY.make(Part(name), 50)
-    ours.load_state_dict({key: value for key, value in theirs.state_dict().items() if key.startswith("alpha")})
-    torch.testing.assert_close(ours(x_BTD), theirs(x_BTD))
+    ours.load_state_dict({key: value for key, value in theirs.state_dict().items() if key in ours.state_dict()})
+    outputs = ours(x_BTD), theirs(x_BTD)
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*(torch.autograd.grad(y_BTD.square().sum(), x_BTD) for y_BTD in outputs))
+
+
+def test_each_activation_of_transformers_is_a_block_or_has_a_hint():
+    known = REGISTRY.members("activation")
+    for name in ACT2FN:
+        assert name in known or REGISTRY.suggest(name, known).startswith(f"did you mean {ALIASES[name]}?"), name
+
+
+def test_the_root_of_softplus_has_a_finite_gradient_far_below_0():
+    x_BTD = torch.full((1, 1, 1), -200.0, requires_grad=True)
+    REGISTRY.make(Part("sqrt_softplus"), 1)(x_BTD).sum().backward()
+    assert x_BTD.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.95])

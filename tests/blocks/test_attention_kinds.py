@@ -27,8 +27,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 import tfm_blocks.blocks  # noqa: F401
 from tests.blocks.naive import NaiveAttention
 from tests.blocks.test_attention import keep, started
-from tfm_blocks.blocks.attention import Attention, DifferentialAttention, RelativeAttention, TalkingHeadsAttention
+from tfm_blocks.blocks.attention import Attention, DifferentialAttention, TalkingHeadsAttention
 from tfm_blocks.blocks.latent import LatentAttention, LatentQueryAttention, SparseLatentAttention
+from tfm_blocks.blocks.position_vectors import RelativeAttention
 from tfm_blocks.blocks.prefix import PrefixAttention
 from tfm_blocks.blocks.restricted import DilatedAttention, RestrictedAttention, RestrictedGlobalAttention
 from tfm_blocks.errors import ConfigError
@@ -118,7 +119,7 @@ def test_normed_queries_and_keys_match_those_normed_after_and_before_the_split(l
 
 @torch.no_grad()
 def test_a_sink_matches_gpt_oss():
-    own = filled(Attention(D, None, heads=H, kv_heads=2, mask="causal", scores=Part("sink", {"heads": 99})))
+    own = filled(Attention(D, None, heads=H, kv_heads=2, mask="causal", scores=Part("sink")))
     x_BTD = torch.randn(B, T, D)
     q, k, v = (part.unflatten(2, (-1, 4)).transpose(1, 2) for part in own.qkv(x_BTD).split(own.qkv.parts, 2))
     module = SimpleNamespace(sinks=own.scores.weight, num_key_value_groups=2, training=False)
@@ -240,7 +241,7 @@ def test_relative_positions_are_added_to_keys_and_values_of_each_pair(mask):
 
 
 @pytest.mark.parametrize("mask", ["causal", None])
-@pytest.mark.parametrize("position", ["alibi", "relative_bias"])
+@pytest.mark.parametrize("position", ["alibi", "relative_bias", "relative_sinusoidal"])
 @pytest.mark.parametrize("scores", ["softmax", "softcap", "sink"])
 @torch.no_grad()
 def test_a_window_has_the_scores_that_attention_has_there(mask, position, scores):
@@ -253,8 +254,8 @@ def test_a_window_has_the_scores_that_attention_has_there(mask, position, scores
     }
     dense, near = Attention(D, None, heads=H, **arguments), RestrictedAttention(D, heads=H, r=4, **arguments)
     filled(dense)
-    if position == "relative_bias":
-        nn.init.normal_(dense.position.weight)
+    for parameter in dense.position.parameters():
+        nn.init.normal_(parameter)
     near.load_state_dict(dense.state_dict())
     x_BTD, keep_BT = torch.randn(B, 150, D), keep([150, 60], 150)
     distance_TT = torch.arange(150) - torch.arange(150)[:, None]
@@ -268,9 +269,10 @@ def test_a_window_has_the_scores_that_attention_has_there(mask, position, scores
 @pytest.mark.parametrize("mask", ["causal", None])
 @pytest.mark.parametrize("dilation", [1, 2, 3])
 @torch.no_grad()
-def test_dilated_neighbours_lie_apart(mask, dilation):
-    position = Part("alibi", {"heads": H})
-    near = started(DilatedAttention(D, heads=H, r=4, dilation=dilation, mask=mask, position=position))
+@pytest.mark.parametrize("position", ["alibi", "relative_sinusoidal"])
+def test_dilated_neighbours_lie_apart(mask, dilation, position):
+    position = Part(position, {"heads": H})
+    near = filled(DilatedAttention(D, heads=H, r=4, dilation=dilation, mask=mask, position=position))
     dense = Attention(D, None, heads=H, mask=mask, position=position).eval()
     dense.load_state_dict(near.state_dict())
     x_BTD, keep_BT = torch.randn(B, 151, D), keep([151, 60], 151)
@@ -295,10 +297,12 @@ def test_biases_of_only_queries_keys_and_values_match_qwen_2():
 
 @pytest.mark.parametrize("mask", ["causal", None])
 @pytest.mark.parametrize(("n", "first", "r"), [(9, 2, 4), (9, 20, 3), (150, 3, 7), (150, 1, 80)])
+@pytest.mark.parametrize("position", ["rotary", "alibi", "relative_sinusoidal"])
 @torch.no_grad()
-def test_the_first_positions_see_all_and_are_seen_by_all(mask, n, first, r):
-    near = started(RestrictedGlobalAttention(D, heads=H, r=r, first=first, mask=mask, position=Part("rotary")))
-    dense = Attention(D, None, heads=H, mask=mask, position=Part("rotary")).eval()
+def test_the_first_positions_see_all_and_are_seen_by_all(mask, n, first, r, position):
+    position = Part(position, {} if position == "rotary" else {"heads": H})
+    near = filled(RestrictedGlobalAttention(D, heads=H, r=r, first=first, mask=mask, position=position))
+    dense = Attention(D, None, heads=H, mask=mask, position=position).eval()
     dense.load_state_dict(near.state_dict())
     x_BTD, keep_BT = torch.randn(B, n, D), keep([n, n // 2], n)
     place_T = torch.arange(n)
@@ -351,6 +355,15 @@ def test_the_rows_of_weights_add_up_to_one_and_leave_padding_out(name):
     w_BHTT = own.weights(torch.randn(B, T, D), keep_BT=keep([9, 4], T))
     torch.testing.assert_close(w_BHTT[0].sum(2), torch.ones(w_BHTT.shape[1:3]))
     assert not w_BHTT[1, :, :4, 4:].any()
+
+
+@pytest.mark.parametrize("scores", ["sink", "sigmoid_scores"])
+@pytest.mark.parametrize("name", [name for name in LOOKING if "scores" in REGISTRY.blocks[name].arguments])
+def test_the_weights_of_a_sequence_of_padding_are_finite(name, scores):
+    info = REGISTRY.blocks[name]
+    required = {one.name: WIDE[one.name] for one in info.arguments.values() if one.required}
+    own = filled(info.make(*([D, None][: len(info.sizes)]), scores=Part(scores), **required)).eval()
+    assert own.weights(torch.randn(B, T, D), keep_BT=keep([9, 0], T)).isfinite().all()
 
 
 def test_attention_to_few_keys_by_many_heads_is_scaled_dot_product_attention_of_repeated_keys():

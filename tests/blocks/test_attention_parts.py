@@ -12,6 +12,7 @@ from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.call import module_of
 from tfm_blocks.network.contract import rules
 from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.registry.blocks import REGISTRY
@@ -33,7 +34,7 @@ FACTORS = {
     "bias": [True, False, "qkv", "out", "except_keys"],
     "v_norm": [None, "rmsnorm"],
     "scores": ["softmax", "softcap", "sink"],
-    "position": [None, "none", "rotary", "alibi"],
+    "position": [None, "none", "rotary", "alibi", "relative_sinusoidal"],
     "kv_heads": [None, 2],
     "d_value": [None, 3],
     "forget_gate": [None, True],
@@ -74,7 +75,11 @@ def written(row):
     kind = {} if row["qk_norm_kind"] else {"qk_norm_kind": "head"}
     heads = {
         key: {"block": row[key], "heads": H}
-        for key, names in (("gate", ["headwise_gate"]), ("scores", ["sink"]), ("position", ["alibi"]))
+        for key, names in (
+            ("gate", ["headwise_gate"]),
+            ("scores", ["sink"]),
+            ("position", ["alibi", "relative_sinusoidal"]),
+        )
         if row[key] in names
     }
     capped = {"scores": {"block": "softcap", "cap": 0.7}} if row["scores"] == "softcap" else {}
@@ -120,6 +125,14 @@ def normalised(x_HK, row, position, gain, gain_HK):
     return rms(x_HK, gain) if kind == "post_position" else x_HK
 
 
+def by_transformer_xl(q_HK, k_SHK, before_S, state):
+    """Return the terms b to d of the scores of a query, for keys at the distances `before_S` before it."""
+    u_HK, v_HK, w_DD = (state[f"position.{name}"] for name in ("u", "v", "map.weight"))
+    angle_SI = before_S[:, None] * torch.exp(torch.arange(0, D, 2) * (-math.log(10000.0) / D))
+    r_SHK = (torch.cat((angle_SI.sin(), angle_SI.cos()), 1).double() @ w_DD.T).unflatten(1, q_HK.shape)
+    return ((u_HK * k_SHK).sum(2) + ((q_HK + v_HK) * r_SHK).sum(2)) / math.sqrt(D // H)
+
+
 def gated(y_HV, x_D, row, state):
     if row["gate"] is None:
         return y_HV
@@ -156,6 +169,8 @@ def looped(row, state, x_ND):
         scores = 0.7 * torch.tanh(scores / 0.7) if row["scores"] == "softcap" else scores
         if row["position"] == "alibi":
             scores = scores - (i - torch.tensor(seen)).abs()[:, None] * slope_H
+        if row["position"] == "relative_sinusoidal":
+            scores = scores + by_transformer_xl(q_NHK[i], k_NHK[seen], i - torch.tensor(seen), state)
         if row["forget_gate"]:
             gates_NH = torch.sigmoid(x_ND @ state["forget.weight"].T + state["forget.bias"])
             scores = scores + torch.stack([gates_NH[j + 1 : i + 1].log().sum(0) for j in seen])
@@ -209,11 +224,23 @@ FEATURES = {
 }
 
 
+@pytest.mark.parametrize("parts", [{}, {"heads": 2}, {"heads": 4}], ids=str)
+def test_parts_of_differential_attention_have_two_maps_for_each_head(parts):
+    node = {"block": "differential_attention", "in": "x", "heads": 2, "gate": {"block": "headwise_gate", **parts}}
+    network = build_network(check_model({"inputs": {"x": f"B N {D}"}, "graph": {"node": node}}), seed=1)
+    assert network.get_submodule("node.block.gate").out_features == 4
+
+
+def position_of(name):
+    """Return a position that the attention takes."""
+    return {"block": "alibi", "heads": H} if name == "relative_attention" else "rotary"
+
+
 @pytest.mark.parametrize(("name", "heads"), EXTENDED.items())
 @torch.no_grad()
 def test_other_kinds_of_attention_decode_with_these_features(name, heads):
     arguments = {"heads": heads, "kv_heads": 2, "d_head": 4, "D": D, **FEATURES}
-    order = {} if name == "prefix_attention" else {"mask": "causal", "position": "rotary"}
+    order = {} if name == "prefix_attention" else {"mask": "causal", "position": position_of(name)}
     case = next(cases_of(REGISTRY.blocks[name], {**arguments, **order}))
     assert case.decoder is not None
     rules.steps_as_it_reads(case)
@@ -224,7 +251,8 @@ def test_other_kinds_of_attention_decode_with_these_features(name, heads):
 @torch.no_grad()
 def test_heads_that_share_keys_and_values_equal_heads_with_copies_of_them(name, heads):
     def made(**arguments):
-        node = {"block": name, "in": "x", "heads": heads, "d_head": 4, "position": "rotary", **FEATURES, **arguments}
+        node = {"block": name, "in": "x", "heads": heads, "d_head": 4, **FEATURES, **arguments}
+        node["position"] = position_of(name)
         network = build_network(check_model({"inputs": {"x": f"B N {D}"}, "graph": {"node": node}}), seed=1)
         return filled(network.double()).eval().get_submodule("node.block")
 
@@ -264,6 +292,10 @@ def test_attention_in_bfloat16_takes_a_bias_in_float32(name):
         ({"block": "attention"}, "forget_gate reads the positions from key to query: add mask: causal"),
         ({"block": "restricted_attention", "r": 3, "mask": "causal"}, "forget_gate has no form in windows"),
         ({"block": "attention", "kv": "y", "mask": "causal"}, "kv is another"),
+        (
+            {"block": "attention", "kv": "y"},
+            "forget_gate reads the positions of one sequence, but kv is another: leave it out",
+        ),
     ],
 )
 def test_a_forget_gate_without_a_past_or_in_a_window_is_refused(node, message):
@@ -271,3 +303,40 @@ def test_a_forget_gate_without_a_past_or_in_a_window_is_refused(node, message):
     graph = {"node": {"in": "x", "heads": H, "forget_gate": True, **node}}
     with pytest.raises(ConfigError, match=rf"graph\.node.*{message}"):
         check_model({"inputs": inputs, "graph": graph})
+
+
+def test_a_part_keeps_its_bias_and_has_the_heads_of_its_attention():
+    def checked(**parts):
+        node = {"block": "attention", "in": "x", "heads": H, **parts}
+        return check_model({"inputs": {"x": f"B N {D}"}, "graph": {"node": node}})
+
+    gate = build_network(checked(gate={"block": "headwise_gate", "bias": False}), seed=1).get_submodule(
+        "node.block.gate"
+    )
+    assert (gate.bias, gate.out_features) == (None, H)
+    for key, part in (("scores", "sink"), ("gate", "headwise_gate"), ("position", "alibi")):
+        with pytest.raises(ConfigError, match=f"{part} has heads: 1, but its attention has {H}: leave its heads out"):
+            checked(**{key: {"block": part, "heads": 1}})
+
+
+@pytest.mark.parametrize("gate", ["sigmoid_gate", "headwise_gate", "glu_gate"])
+@pytest.mark.parametrize("written", [None, True, False])
+@pytest.mark.parametrize("bias", FACTORS["bias"])
+def test_a_gate_without_a_written_bias_has_one_if_queries_have_one(bias, written, gate):
+    node = {"block": "attention", "in": "x", "heads": H, "bias": bias, "gate": {"block": gate, "bias": written}}
+    (checked,) = check_model({"inputs": {"x": f"B N {D}"}, "graph": {"node": node}}).nodes
+    gate = module_of(checked).block.gate
+    biased = any(name.endswith("bias") for name, _ in gate.named_parameters())
+    assert biased is (bias not in (False, "out") if written is None else written)
+
+
+@pytest.mark.parametrize("position", ["rotary", "sinusoidal", "none", "alibi"])
+@pytest.mark.parametrize("name", ["relative_attention", "contextual_attention"])
+def test_queries_that_learned_vectors_multiply_are_not_rotated(name, position):
+    graph = {"node": {"block": name, "in": "x", "heads": H, "position": position}}
+    model = {"inputs": {"x": f"B N {D}"}, "graph": graph}
+    if position in ("none", "alibi"):
+        check_model(model)
+    else:
+        with pytest.raises(ConfigError, match=r"graph\.node.*learned vectors that are not rotated multiply them too"):
+            check_model(model)

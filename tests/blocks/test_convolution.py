@@ -45,14 +45,3 @@ def test_centred_convolution_of_each_sentence_equals_torchs_without_its_padding(
         before, after = kernel // 2 * dilation, (kernel - 1) // 2 * dilation
         expected = torchs(own, alone_1ND, before, after, dilation)
         torch.testing.assert_close(y_BTD[row : row + 1, keep_T], expected, rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_it_takes_the_weights_of_torchs_layer():
-    reference = nn.Conv1d(D, D, 3, padding=1)
-    own = Convolution(D, kernel_size=3)
-    own.map.weight.copy_(reference.weight.flatten(1))
-    own.map.bias.copy_(reference.bias)
-    x_BTD = torch.randn(B, T, D)
-    y_BTD = own(x_BTD, keep_BT=torch.ones(B, T, dtype=torch.bool))
-    torch.testing.assert_close(y_BTD, reference(x_BTD.mT).mT)

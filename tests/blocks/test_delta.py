@@ -8,8 +8,10 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from tfm_blocks.blocks import linear_attention
-from tfm_blocks.blocks.linear_attention import GatedDeltaRule, by_chunks, delta_rule
+from tests.blocks import loops
+from tfm_blocks.blocks.layers import decay
+from tfm_blocks.blocks.layers.decay import by_chunks
+from tfm_blocks.blocks.linear_attention import GatedDeltaRule, delta_rule
 
 B, D, H, G = 2, 24, 6, 3  # G heads of keys
 K, V = 8, 5
@@ -107,7 +109,7 @@ def test_outputs_equal_those_of_hugging_face(length, options, theirs):
 @pytest.mark.parametrize("rates", [1, K], ids=["heads", "channels"])
 @torch.no_grad()
 def test_chunks_equal_the_rule_one_position_at_a_time(beta_max, rates, chunk, monkeypatch):
-    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
+    monkeypatch.setattr(decay, "CHUNK", chunk)
     q, k = torch.randn(2, B, H, 150, K, dtype=torch.float64)
     v, k = torch.randn(B, H, 150, V, dtype=torch.float64), k / k.norm(dim=3, keepdim=True)
     share, log_rate = beta_max * torch.rand(B, H, 150).double(), -3 * torch.rand(B, H, 150, rates).double()
@@ -122,39 +124,15 @@ def test_chunks_equal_the_rule_one_position_at_a_time(beta_max, rates, chunk, mo
     torch.testing.assert_close(after, memory)
 
 
-@pytest.mark.parametrize("options", [STEPS, {**KIMI, "steps": 2}], ids=["heads", "channels"])
-@torch.no_grad()
+@pytest.mark.parametrize(
+    "options", [WIDTHS, KIMI, STEPS, {**KIMI, "steps": 2}], ids=["one", "kimi", "heads", "channels"]
+)
 def test_each_position_decays_once_and_writes_the_values_of_its_steps_one_after_the_other(options):
-    """fla's GatedDeltaProduct as a loop: the maps of keys, values and β have a block of heads for each step."""
-    own, T, steps = started(**options).double(), 40, options["steps"]
-    groups, width, V_own = options.get("key_heads", H), own.head_widths[0], own.head_widths[2]
-    x_BTD = torch.randn(B, T, D, dtype=torch.float64)
-    made_BTX = x_BTD @ own.qkv.weight.T
-    near_BTX = torch.zeros_like(made_BTX)
-    for t in range(T):
-        for back in range(min(t + 1, own.kernel_size)):
-            near_BTX[:, t] += made_BTX[:, t - back] * own.near[:, -1 - back]
-    q, k, v = torch.nn.functional.silu(near_BTX).split(own.qkv.parts, 2)
-    q = q.view(B, T, groups, width)
-    k, v = k.view(B, T, steps, groups, width), v.view(B, T, steps, H, V_own)
-    q, k = (one / (one.square().sum(-1, keepdim=True) + 1e-6).sqrt() for one in (q, k))
-    q, k = (one.repeat_interleave(H // groups, -2) for one in (q, k))
-    rates = x_BTD @ own.rates.weight.T
-    beta = own.beta_max * rates[..., : steps * H].sigmoid().view(B, T, steps, H)
-    faded = own.channel_rates(x_BTD) if options.get("decay") == "channel" else rates[..., steps * H :]
-    alpha = (-own.fade.exp()[:, None] * torch.nn.functional.softplus(faded + own.fade_bias).view(B, T, H, -1)).exp()
-    memory, outputs = torch.zeros(B, H, width, V_own, dtype=torch.float64), []
-    for t in range(T):
-        memory = memory * alpha[:, t, :, :, None]
-        for step in range(steps):
-            known = torch.einsum("bhk,bhkv->bhv", k[:, t, step], memory)
-            new = beta[:, t, step, :, None] * (v[:, t, step] - known)
-            memory = memory + torch.einsum("bhk,bhv->bhkv", k[:, t, step], new)
-        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], memory) / width**0.5)
-    y = torch.stack(outputs, 1)
-    y = y / (y.square().mean(-1, keepdim=True) + own.eps).sqrt() * own.gain
-    expected = (own.activation(own.gate(x_BTD)) * y.flatten(2)) @ own.out.weight.T
-    torch.testing.assert_close(own(x_BTD, keep_BT=torch.ones(B, T, dtype=torch.bool)), expected)
+    own, x_BTD, weight_BTD = started(**options).double(), *torch.randn(2, B, 40, D, dtype=torch.float64)
+    results = []
+    for y_BTD in (own(x_BTD, keep_BT=torch.ones(B, 40, dtype=torch.bool)), loops.delta_rule(own, x_BTD)):
+        results.append([y_BTD, *torch.autograd.grad((y_BTD * weight_BTD).sum(), list(own.parameters()))])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
 
 def test_a_head_starts_with_a_memory_of_its_own():

@@ -1,36 +1,53 @@
 """Recurrences that decay element by element, against Hugging Face's layers and against a naive loop."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
-from transformers import MambaConfig, RecurrentGemmaConfig
+from transformers import FalconMambaConfig, JambaConfig, MambaConfig, RecurrentGemmaConfig
+from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
+from transformers.models.jamba.modeling_jamba import JambaMambaMixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
+from tests.blocks import loops
+from tests.blocks.naive import with_random_weights
 from tfm_blocks.blocks.diagonal import RGLRU, Mamba, scan
+from tfm_blocks.registry.values import Part
 
 B, D, H, N = 2, 24, 4, 6
 LENGTHS = pytest.mark.parametrize("length", [1, 5, 32, 70])
-
-
-def filled(own):
-    """Draw all parameters from a normal distribution."""
-    for index, parameter in enumerate(own.parameters()):
-        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(index))
-    return own
 
 
 def whole(length):
     return torch.ones(B, length, dtype=torch.bool)
 
 
+MIXERS = {  # the layer and the config of a family, and the norm of the steps, B and C
+    "mamba": (MambaMixer, MambaConfig(hidden_size=D, expand=2, state_size=N, time_step_rank=3), None),
+    "falcon_mamba": (
+        partial(FalconMambaMixer, initialize_mixer_weights=False),
+        FalconMambaConfig(hidden_size=D, expand=2, state_size=N, time_step_rank=3, mixer_rms_eps=1e-3),
+        Part("plain_rmsnorm", {"eps": 1e-3}),
+    ),
+    "jamba": (
+        JambaMambaMixer,
+        JambaConfig(hidden_size=D, mamba_expand=2, mamba_d_state=N, mamba_dt_rank=3, rms_norm_eps=1e-3),
+        Part("rmsnorm", {"eps": 1e-3}),
+    ),
+}
+
+
 @LENGTHS
+@pytest.mark.parametrize("family", MIXERS)
 @torch.no_grad()
-def test_the_selective_scan_equals_hugging_faces(length):
-    own, x_BTD = filled(Mamba(D, d_inner=2 * D, d_state=N, d_step=3)), torch.randn(B, length, D)
-    config = MambaConfig(hidden_size=D, expand=2, state_size=N, time_step_rank=3, num_hidden_layers=1)
-    theirs = MambaMixer(config, 0).eval()
-    theirs.load_state_dict({
+def test_the_selective_scan_equals_hugging_faces(length, family):
+    mixer, config, norm = MIXERS[family]
+    own = with_random_weights(Mamba(D, d_inner=2 * D, d_state=N, d_step=3, selected_norm=norm), 0.3)
+    x_BTD = torch.randn(B, length, D)
+    theirs = mixer(config, layer_idx=0).eval()
+    weights = {
         "in_proj.weight": own.maps.weight,
         "conv1d.weight": own.near,
         "conv1d.bias": own.near_bias,
@@ -40,14 +57,16 @@ def test_the_selective_scan_equals_hugging_faces(length):
         "A_log": own.fade,
         "D": own.skip,
         "out_proj.weight": own.out.weight,
-    })  # fmt: skip
+    }
+    if family == "jamba":
+        norms = {"dt": own.rank_norm, "b": own.b_norm, "c": own.c_norm}
+        weights |= {f"{name}_layernorm.weight": norm.weight for name, norm in norms.items()}
+    theirs.load_state_dict(weights)
     torch.testing.assert_close(own(x_BTD, keep_BT=whole(length)), theirs(x_BTD), rtol=1e-4, atol=1e-5)
 
 
-@LENGTHS
-@torch.no_grad()
-def test_the_gated_recurrence_equals_recurrent_gemmas(length):
-    own, x_BTD = filled(RGLRU(D, heads=H)), torch.randn(B, length, D)
+def recurrent_gemmas(own):
+    """Return Hugging Face's layer with our weights."""
     theirs = RecurrentGemmaRglru(RecurrentGemmaConfig(hidden_size=D, lru_width=D, num_attention_heads=H)).eval()
     theirs.load_state_dict({
         "recurrent_param": own.fade,
@@ -56,8 +75,46 @@ def test_the_gated_recurrence_equals_recurrent_gemmas(length):
         "recurrent_gate_weight": own.decay_gate,
         "recurrent_gate_bias": own.decay_bias.view(H, -1),
     })  # fmt: skip
-    expected_BTD = theirs(x_BTD, torch.arange(length).expand(B, -1))
+    return theirs
+
+
+@LENGTHS
+@torch.no_grad()
+def test_the_gated_recurrence_equals_recurrent_gemmas(length):
+    own, x_BTD = with_random_weights(RGLRU(D, heads=H), 0.3), torch.randn(B, length, D)
+    expected_BTD = recurrent_gemmas(own)(x_BTD, torch.arange(length).expand(B, -1))
     torch.testing.assert_close(own(x_BTD, keep_BT=whole(length)), expected_BTD, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [-12.0, -16.0])
+def test_a_closed_decay_gate_keeps_inputs_out(bias):
+    """The factor √(1 - a²) is exact however small it is, and its derivative is at most 1000, as in RecurrentGemma."""
+    own = with_random_weights(RGLRU(D, heads=H), 0.3).double()
+    nn.init.constant_(own.decay_bias, bias)
+    x_BTD = torch.randn(B, 40, D, dtype=torch.float64) + 0.5
+    x_BTD[:, 0] = 0
+    theirs = recurrent_gemmas(own).double()
+    both = own(x_BTD, keep_BT=whole(40)), theirs(x_BTD, torch.arange(40).expand(B, -1))
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-6)
+    weight_BTD = torch.randn_like(x_BTD)
+    gradient, expected = (
+        torch.autograd.grad((y_BTD * weight_BTD).sum(), weights)
+        for y_BTD, weights in zip(
+            both,
+            ((own.fade, own.decay_gate), (theirs.recurrent_param, theirs.recurrent_gate_weight)),
+            strict=True,
+        )
+    )
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [-12.0, -16.0])
+@torch.no_grad()
+def test_a_closed_decay_gate_follows_the_formula(bias):
+    own = with_random_weights(RGLRU(D, heads=H), 0.3).double()
+    nn.init.constant_(own.decay_bias, bias)
+    x_BTD = torch.randn(B, 50, D, dtype=torch.float64)
+    torch.testing.assert_close(own(x_BTD, keep_BT=whole(50)), loops.gated_recurrence(own, x_BTD))
 
 
 @pytest.mark.parametrize("strongest", [1.0, 200.0])

@@ -50,6 +50,16 @@ def test_it_equals_the_attention_of_transformers(shared, largest):
     torch.testing.assert_close(own.weights(x_BTD, keep_BT=keep_BT)[kept], weights_BHTS[kept])
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@torch.no_grad()
+def test_keys_of_distances_have_no_bias_if_keys_have_none(shared):
+    own = DisentangledAttention(D, None, heads=H, rows=ROWS, share_projections=shared, bias="except_keys")
+    for parameter in own.parameters():
+        torch.nn.init.normal_(parameter)
+    query_HRK, key_HRK = own._of_distances(torch.zeros(ROWS, D))
+    assert query_HRK.all() and not key_HRK.any()
+
+
 @pytest.mark.parametrize(("rows", "largest"), [(8, 12), (12, 9), (16, 14), (64, 100), (512, 512)])
 def test_the_ranges_of_distances_are_those_of_transformers(rows, largest):
     own = DisentangledAttention(D, None, heads=H, rows=rows, max_distance=largest)

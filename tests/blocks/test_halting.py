@@ -138,9 +138,9 @@ def test_a_smaller_ponder_cost_is_learned_by_halting_earlier():
 
 def test_weights_of_the_steps_add_up_to_one_at_every_position():
     probabilities = [torch.rand(B, T) * 0.6 for _ in range(STEPS)]
-    halting = AdaptiveHalting(D).halt(probabilities)
-    torch.testing.assert_close(sum(halting.weights), torch.ones(B, T))
-    assert all((weight_BN >= 0).all() for weight_BN in halting.weights)
+    weights, _ = AdaptiveHalting(D).halt(probabilities)
+    torch.testing.assert_close(sum(weights), torch.ones(B, T))
+    assert all((weight_BN >= 0).all() for weight_BN in weights)
 
 
 def test_a_timestep_adds_the_same_vector_everywhere_which_is_the_one_of_that_position():

@@ -2,22 +2,20 @@
 
 import pytest
 import torch
-from torch import nn
 from transformers import xLSTMConfig
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
+from tests.blocks import loops
+from tests.blocks.naive import with_random_weights
 from tests.blocks.test_diagonal import whole
-from tfm_blocks.blocks import linear_attention
+from tfm_blocks.blocks.layers import decay
 from tfm_blocks.blocks.matrix_lstm import MatrixLSTM
 
 B, D, H, K, V = 2, 24, 4, 3, 6
 
 
 def started(**options):
-    own = MatrixLSTM(D, **{"heads": H, "d_key": K, "d_value": V, **options})
-    for index, parameter in enumerate(own.parameters()):
-        nn.init.normal_(parameter, std=D**-0.5, generator=torch.Generator().manual_seed(index))
-    return own
+    return with_random_weights(MatrixLSTM(D, **{"heads": H, "d_key": K, "d_value": V, **options}), D**-0.5)
 
 
 def theirs(own):
@@ -50,33 +48,14 @@ def test_outputs_equal_those_of_hugging_face(length):
     torch.testing.assert_close(y_BTD, theirs(own)(x_BTD)[0], rtol=1e-4, atol=1e-5)
 
 
-def naive(own, x_BTD):
-    """Compute the layer position by position, with the gates of the paper."""
-    q, k, v = (part.unflatten(2, (H, -1)) for part in own.qkv(x_BTD).split(own.qkv.parts, 2))
-    gates = own.rates(x_BTD) + torch.cat((own.input_bias, own.forget_bias))
-    if own.gate_cap:
-        gates = own.gate_cap * torch.tanh(gates / own.gate_cap)
-    put, kept = gates[..., :H].exp(), gates[..., H:].sigmoid()
-    memory, total, outputs = torch.zeros(B, H, K, V).double(), torch.zeros(B, H, K).double(), []
-    for t in range(x_BTD.shape[1]):
-        memory = kept[:, t, :, None, None] * memory + put[:, t, :, None, None] * k[:, t, :, :, None] * v[:, t, :, None]
-        total = kept[:, t, :, None] * total + put[:, t, :, None] * k[:, t]
-        query = q[:, t] / K**0.5
-        norm = (query * total).sum(2).abs().clamp(min=1)
-        outputs.append((query[..., None] * memory).sum(2) / norm[..., None])
-    y = torch.stack(outputs, 1)
-    y = (y - y.mean(3, keepdim=True)) / (y.var(3, correction=0, keepdim=True) + own.eps).sqrt()
-    return own.out(own.gate(x_BTD).sigmoid() * y.flatten(2) * own.gain)
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 32, 100])
 @pytest.mark.parametrize("gate_cap", [15.0, None])
 def test_outputs_and_gradients_equal_those_of_a_loop_without_stabiliser(gate_cap, chunk, monkeypatch):
-    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
+    monkeypatch.setattr(decay, "CHUNK", chunk)
     own = started(gate_cap=gate_cap, normaliser_eps=1e-12).double()
     x_BTD, weight = 3 * torch.randn(B, 100, D).double(), torch.randn(B, 100, D).double()
     results = []
-    for y_BTD in (own(x_BTD, keep_BT=whole(100)), naive(own, x_BTD)):
+    for y_BTD in (own(x_BTD, keep_BT=whole(100)), loops.matrix_lstm(own, x_BTD)):
         results.append([y_BTD, *torch.autograd.grad((y_BTD * weight).sum(), list(own.parameters()))])
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)
 

@@ -8,6 +8,7 @@ from transformers import ViTConfig, ViTModel, WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from tests.network.small import network
+from tfm_blocks.blocks.mixing import Pool
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network import incremental
 
@@ -15,6 +16,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 EMBED = {"block": "embedding", "in": "src"}
 TOKENS = {"block": "learned_tokens", "tokens": 3}
 DROP = {"block": "drop_tokens", "tokens": 3}
+ALONE = {"block": "concat_sequence"}  # of one sequence, so without effect
 OUT = {"block": "unembed"}
 READERS = [
     {"block": "attention", "position": "rotary"},
@@ -64,6 +66,15 @@ def test_padding_after_or_before_a_sequence_changes_nothing(changed, reader):
     keep = {"src": (torch.arange(8) >= 3).expand(2, -1)}
     kept = net.keep_masks({"src": before_BS}, keep).masks[axis_of(net, "out")]
     torch.testing.assert_close(net(src=before_BS, keep=keep)[kept].view_as(alone), alone, **CLOSE)
+
+
+@pytest.mark.parametrize("changed", [strided(3, 1), ALONE], ids=["stride 1", "one sequence"])
+@torch.no_grad()
+def test_a_block_that_keeps_the_axis_keeps_the_place_of_the_padding(changed):
+    net = network({"src": "B S"}, {"emb": EMBED, "changed": changed, "attn": {"block": "attention"}, "out": OUT})
+    assert net.spec.sink.shape[1] == net.spec.input("src").shape[1]
+    src_BS, keep_BS = ids(1, 6), torch.tensor([[False, True, True, False, True, True]])
+    torch.testing.assert_close(net(src=src_BS, keep={"src": keep_BS})[keep_BS], net(src=src_BS[keep_BS][None])[0])
 
 
 @torch.no_grad()
@@ -198,3 +209,22 @@ def test_a_vision_transformer_reads_patches_and_a_class_token():
     pixels_BCHW = torch.randn(2, 3, 32, 32)
     patches_BSD = F.unfold(pixels_BCHW, 8, stride=8).mT
     torch.testing.assert_close(ours(image=patches_BSD), theirs(pixels_BCHW).last_hidden_state, **CLOSE)
+
+
+POOLED = {
+    "mean": lambda rows: [sum(column) / len(column) for column in zip(*rows, strict=True)],
+    "max": lambda rows: [max(column) for column in zip(*rows, strict=True)],
+    "first": lambda rows: rows[0],
+}
+
+
+@pytest.mark.parametrize("kind", [*POOLED, "none"])
+def test_pooling_gives_every_position_a_value_of_the_kept_ones(kind):
+    """Padding comes after, before and between the kept positions, whose values are negative; the last row has no other."""
+    keep_BN = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    x_BND = torch.where(keep_BN[..., None], -1 - torch.rand(5, 5, 3), 9.0)
+    y_BND = Pool(kind=kind)(x_BND, keep_BN=keep_BN)
+    for x_ND, y_ND, keep_N in zip(x_BND, y_BND, keep_BN, strict=True):
+        kept = x_ND[keep_N].tolist()
+        pooled_D = torch.tensor(POOLED[kind](kept) if kind != "none" and kept else [0.0] * 3)
+        torch.testing.assert_close(y_ND, x_ND if kind == "none" else pooled_D.expand(5, 3))

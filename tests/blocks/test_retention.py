@@ -1,15 +1,13 @@
 """Retention against a naive recurrence with complex numbers, as the paper writes it, and Hugging Face's MiniMax."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers.models.minimax import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
-from tfm_blocks.blocks import linear_attention
+from tests.blocks import loops
+from tfm_blocks.blocks.layers import decay
 from tfm_blocks.blocks.linear_attention import Retention
 from tfm_blocks.registry.values import Part
 
@@ -37,37 +35,6 @@ def started(**options):
     return own
 
 
-def rotated(x_K, t):
-    """Rotate the pairs of elements as complex numbers."""
-    angle_I = t * 10000.0 ** (-torch.arange(0, len(x_K), 2, dtype=torch.float64) / len(x_K))
-    x_I = torch.view_as_complex(x_K.unflatten(0, (-1, 2)).contiguous())
-    return torch.view_as_real(x_I * torch.polar(torch.ones_like(angle_I), angle_I)).flatten()
-
-
-def naive(own, x_TD, slope=None, **options):
-    """Compute retention for one sentence, head by head and position by position."""
-    qkv = own.qkv(x_TD)
-    q, k, v = (F.silu(qkv) if "qkv_activation" in options else qkv).chunk(3, 1)
-    H, K, rotate = own.heads, q.shape[1] // own.heads, rotated if "rotate" not in options else lambda x_K, t: x_K
-    heads = []
-    for head in range(H):
-        own_head = slice(head * K, (head + 1) * K)
-        rate = 1 - 2.0 ** (-5 - head) if slope is None else math.exp(-slope * 2.0 ** (-8 * (head + 1) / H))
-        memory_KK, outputs = x_TD.new_zeros(K, K), []
-        for t in range(len(x_TD)):
-            memory_KK = rate * memory_KK + torch.outer(rotate(k[t, own_head], t), v[t, own_head]) / K**0.5
-            outputs.append(rotate(q[t, own_head], t) @ memory_KK)
-        heads.append(torch.stack(outputs))
-    if "out_norm" in options:
-        y_TX, eps = torch.cat(heads, 1), options["out_norm"].arguments.get("eps", 1e-6)
-        normed = own.out_norm.weight * y_TX / (y_TX.square().mean(1, keepdim=True) + eps).sqrt()
-    else:
-        moments = ((y, y.mean(1, keepdim=True), y.var(1, correction=0, keepdim=True)) for y in heads)
-        normed = torch.cat([(y - mean) / (variance + own.eps).sqrt() for y, mean, variance in moments], 1)
-    gate = torch.sigmoid if "gate_activation" in options else F.silu
-    return own.out(gate(own.gate(x_TD)) * normed)
-
-
 @pytest.mark.parametrize("length", [1, 5, 64, 150])
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 @torch.no_grad()
@@ -75,7 +42,7 @@ def test_chunks_equal_the_recurrence(options, length):
     own = started(**options)
     x_BTD = torch.randn(B, length, D, dtype=torch.float64)
     y_BTD = own(x_BTD, keep_BT=torch.ones(B, length, dtype=torch.bool))
-    expected = torch.stack([naive(own, x_TD, **options) for x_TD in x_BTD])
+    expected = torch.stack([loops.retention(own, x_TD, **options) for x_TD in x_BTD])
     torch.testing.assert_close(y_BTD, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -84,7 +51,7 @@ def test_chunks_equal_the_recurrence(options, length):
 def test_the_size_of_chunks_does_not_matter(chunk, monkeypatch):
     own, x_BTD, keep_BT = started(**LIGHTNING), torch.randn(B, 150, D).double(), torch.ones(B, 150, dtype=torch.bool)
     expected = own(x_BTD, keep_BT=keep_BT)
-    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
+    monkeypatch.setattr(decay, "CHUNK", chunk)
     torch.testing.assert_close(own(x_BTD, keep_BT=keep_BT), expected, rtol=1e-9, atol=1e-9)
 
 

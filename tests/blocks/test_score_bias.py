@@ -2,15 +2,18 @@
 
 import pytest
 import torch
-from transformers import BloomConfig, T5Config
+from transformers import BloomConfig, T5Config, XLNetConfig, XLNetModel
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tests.blocks.test_attention import started
+from tests.network.small import network
 from tfm_blocks.blocks.attention import Attention
 from tfm_blocks.blocks.layers.dot_product import Span, distance
+from tfm_blocks.blocks.layers.rounding import int8, ternary
 from tfm_blocks.blocks.layers.state import State
-from tfm_blocks.blocks.score_bias import Alibi, RelativeBias
+from tfm_blocks.blocks.score_bias import Alibi, RelativeBias, RelativeSinusoidal
+from tfm_blocks.errors import ConfigError
 from tfm_blocks.registry.values import Part
 
 N = 300
@@ -36,6 +39,40 @@ def test_relative_biases_are_t5s(decoder):
     own.weight.copy_(torch.randn(32, 4))
     reference.relative_attention_bias.weight.copy_(own.weight)
     torch.testing.assert_close(own(torch.zeros(1, N, 8)), reference.compute_bias(N, N)[0])
+
+
+@torch.no_grad()
+def test_sinusoids_of_distances_are_xlnets():
+    """The output projection of XLNet includes the residual connection and a norm, so the heads are compared."""
+    config = XLNetConfig(vocab_size=9, d_model=16, n_head=4, d_inner=8, n_layer=1, pad_token_id=0)
+    model = XLNetModel(config).eval()
+    reference = model.layer[0].rel_attn
+    for parameter in reference.parameters():
+        parameter.normal_(std=0.5)
+    own = started(Attention(16, None, heads=4, position=Part("relative_sinusoidal", {"heads": 4}), bias=False))
+    own.position.u.copy_(reference.r_w_bias)
+    own.position.v.copy_(reference.r_r_bias)
+    own.position.map.weight.copy_(reference.r.flatten(1).T)
+    own.qkv.weight.copy_(torch.cat([getattr(reference, name).flatten(1).T for name in "qkv"]))
+    x_BTD = torch.randn(2, 30, 16)
+    x_TBD, r_LBD = x_BTD.transpose(0, 1), model.relative_positional_encoding(30, 30, bsz=2)
+    q, k, v = (torch.einsum("tbd,dhk->tbhk", x_TBD, getattr(reference, name)) for name in "qkv")
+    expected_TBHK = reference.rel_attn_core(q, k, v, torch.einsum("lbd,dhk->lbhk", r_LBD, reference.r))
+    own.out.weight.copy_(torch.eye(16))
+    y_BTD = own(x_BTD, keep_BT=torch.ones(2, 30, dtype=torch.bool))
+    torch.testing.assert_close(y_BTD, expected_TBHK.transpose(0, 1).flatten(2), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_step_rounds_the_sinusoids_as_a_sequence_does():
+    own = RelativeSinusoidal(4, heads=2)
+    for parameter in own.parameters():
+        parameter.normal_()
+    own.map.round_weight, own.map.round_input = ternary, int8
+    q_BHNK, k_BHNK = torch.randn(1, 2, 7, 4), torch.randn(1, 2, 7, 4)
+    distance_NN = torch.arange(7) - torch.arange(7)[:, None]
+    whole_BHNN = own.of_pairs(q_BHNK, k_BHNK, distance_NN)
+    torch.testing.assert_close(own.of_pairs(q_BHNK[:, :, 3:4], k_BHNK, distance_NN[3:4]), whole_BHNN[:, :, 3:4])
 
 
 @pytest.mark.parametrize("decoder", [False, True])
@@ -65,6 +102,17 @@ def test_a_step_gives_the_row_of_the_present_position(block):
     whole_HNN = block(torch.zeros(2, 9, 4))
     row_H1N, _ = block.step(torch.zeros(2, 1, 4), State(position=5))
     torch.testing.assert_close(row_H1N, whole_HNN[:, 5:6, :6])
+
+
+def test_a_bias_that_compares_queries_with_keys_is_no_node():
+    with pytest.raises(ConfigError, match=r"graph\.bias: .*use it as the position of an attention"):
+        network(
+            {"x": "B N 8"},
+            {
+                "bias": {"block": "relative_sinusoidal", "in": "x"},
+                "y": {"block": "attention", "in": "x", "score_bias": "bias"},
+            },
+        )
 
 
 def test_distances_count_from_query_to_key():

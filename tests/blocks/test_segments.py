@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.blocks import loops
 from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
 from tests.blocks.test_selection import decodes_by_the_rules
@@ -18,7 +19,6 @@ from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.values import Part
 
 B, N, SHORT, D, H, LAYERS, INNER = 2, 19, 11, 8, 2, 3, 12
-SLOPES = [2 ** (-8 * (head + 1) / H) for head in range(H)]
 SIZES = [(4, 4), (4, 6), (5, 2), (3, 0), (6, 50), (50, 4)]
 sizes = pytest.mark.parametrize(("segment", "memory"), SIZES)
 
@@ -32,22 +32,7 @@ def network(segment, memory, position):
     return build_network(spec, seed=1).double()
 
 
-def attended(attn, h_BTD, cat_BSD, alibi):
-    """Attend from the last T of S positions to all of them up to their own, as in the authors' attention."""
-    w_q, w_k, w_v = attn.qkv.weight.chunk(3)
-    b_q, b_k, b_v = attn.qkv.bias.chunk(3)
-    T, S, heads = h_BTD.shape[1], cat_BSD.shape[1], []
-    projected = h_BTD @ w_q.T + b_q, cat_BSD @ w_k.T + b_k, cat_BSD @ w_v.T + b_v
-    parts = zip(*(x.chunk(H, 2) for x in projected), SLOPES, strict=True)
-    later_TS = torch.ones(T, S, dtype=torch.bool).triu(1 + S - T)
-    far_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
-    for q_BTK, k_BSK, v_BSK, slope in parts:
-        scores_BTS = q_BTK @ k_BSK.mT / math.sqrt(D / H) - slope * alibi * far_TS
-        heads.append(scores_BTS.masked_fill(later_TS, -math.inf).softmax(2) @ v_BSK)
-    return torch.cat(heads, 2) @ attn.out.weight.T + attn.out.bias
-
-
-def transformer_xl(model, x_BND, segment, memory, alibi):
+def transformer_xl(model, x_BND, segment, memory, position):
     """Run the segments in turn. Each layer concatenates the detached hidden states of earlier segments with its input.
 
     The memories are updated as by `_update_mems` of the authors' code: the last `memory` hidden states, detached.
@@ -58,7 +43,7 @@ def transformer_xl(model, x_BND, segment, memory, alibi):
         for number, layer in enumerate(layers):
             cat_BSD = torch.cat((memories[number], h_BTD), 1)
             memories[number] = cat_BSD[:, max(0, cat_BSD.shape[1] - memory) :].detach()
-            h_BTD = layer.attn.post.norm(h_BTD + attended(layer.attn.block, h_BTD, cat_BSD, alibi))
+            h_BTD = layer.attn.post.norm(h_BTD + loops.continued(layer.attn.block, h_BTD, cat_BSD, position))
             inner_BTF = F.relu(h_BTD @ layer.ffn.block.inner.weight.T + layer.ffn.block.inner.bias)
             out = layer.ffn.block.out
             h_BTD = layer.ffn.post.norm(h_BTD + inner_BTF @ out.weight.T + out.bias)
@@ -67,14 +52,15 @@ def transformer_xl(model, x_BND, segment, memory, alibi):
 
 
 @sizes
-@pytest.mark.parametrize("position", [None, {"block": "alibi", "heads": H}], ids=["none", "alibi"])
+@pytest.mark.parametrize("position", [None, "alibi", "relative_sinusoidal"])
 def test_a_row_equals_a_loop_over_its_segments_with_detached_memories(segment, memory, position):
-    model, x_BND = network(segment, memory, position), torch.randn(B, N, D, dtype=torch.float64)
+    part = position and {"block": position, "heads": H}
+    model, x_BND = network(segment, memory, part), torch.randn(B, N, D, dtype=torch.float64)
     keep_BN, weight_BND = keep([N, SHORT], N), torch.randn(B, N, D, dtype=torch.float64)
 
     def loop(x_BND):
         rows = zip(x_BND, (N, SHORT), strict=True)
-        rows = [transformer_xl(model, x_ND[None, :n], segment, memory, position is not None)[0] for x_ND, n in rows]
+        rows = [transformer_xl(model, x_ND[None, :n], segment, memory, position)[0] for x_ND, n in rows]
         return torch.cat(rows)
 
     def gradients(y_RD):
@@ -119,8 +105,9 @@ def test_without_a_mask_a_query_reads_its_whole_segment(segment, memory, padding
 
 @sizes
 @torch.no_grad()
-def test_steps_equal_the_forward_pass_after_prefixes_of_any_length(segment, memory):
-    position = Part("alibi", {"heads": H})
+@pytest.mark.parametrize("position", ["alibi", "relative_sinusoidal"])
+def test_steps_equal_the_forward_pass_after_prefixes_of_any_length(segment, memory, position):
+    position = Part(position, {"heads": H})
     own = filled(SegmentAttention(D, segment=segment, memory=memory, heads=H, mask="causal", position=position))
     x_BND = torch.randn(B, N, D)
     for first in (1, 4, 7, N):

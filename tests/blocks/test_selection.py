@@ -1,14 +1,13 @@
 """Attention to chosen blocks of keys, against loops over queries, blocks and heads in float64, and token by token."""
 
-import math
-
 import pytest
 import torch
 
+from tests.blocks import loops
 from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
 from tfm_blocks.blocks.attention import Attention
-from tfm_blocks.blocks.layers.dot_product import Span
+from tfm_blocks.blocks.prefix import PrefixAttention
 from tfm_blocks.blocks.restricted import RestrictedAttention
 from tfm_blocks.blocks.selection import TopBlocks
 from tfm_blocks.network.contract import rules
@@ -20,32 +19,6 @@ B, N, SHORT, D, H, G = 2, 23, 9, 16, 4, 2
 BLOCKS = Part("top_blocks", {"block_size": 4, "k": 3})
 
 
-def chosen_keys(q_NK, k_NK, t, seen, block_size, k):
-    """Return the keys that query t of a head attends to: of its own block, and of the k - 1 best others among `seen`."""
-    products = {}
-    for block in {s // block_size for s in seen} - {t // block_size}:
-        keys = [k_NK[s] for s in seen if s // block_size == block]
-        products[block] = (q_NK[t] @ sum(keys) / len(keys)).item()
-    best = {t // block_size, *sorted(products, key=products.get, reverse=True)[: k - 1]}
-    return [s for s in seen if s // block_size in best]
-
-
-def looped(own, x_ND, causal, kept):
-    """Compute the attention of one sequence at the positions `kept`, query by query and head by head."""
-    q_HNK, k_GNK, v_GNK = (one[0] for one in own.self_heads(x_ND[None], Span(0, len(x_ND))))
-    y_ND = torch.zeros_like(x_ND)
-    for t in kept:
-        heads = []
-        for h, q_NK in enumerate(q_HNK):
-            k_NK, v_NK = k_GNK[h // (H // G)], v_GNK[h // (H // G)]
-            seen = [s for s in kept if s <= t or not causal]
-            keys = chosen_keys(q_NK, k_NK, t, seen, **BLOCKS.arguments)
-            weights = torch.softmax(k_NK[keys] @ q_NK[t] / math.sqrt(len(q_NK[t])), 0)
-            heads.append(weights @ v_NK[keys])
-        y_ND[t] = own.out.weight @ torch.cat(heads) + own.out.bias
-    return y_ND
-
-
 @pytest.mark.parametrize("padding", ["after", "before"])
 @pytest.mark.parametrize("mask", ["causal", None])
 @torch.no_grad()
@@ -55,7 +28,7 @@ def test_each_query_reads_its_own_block_and_the_blocks_with_the_largest_mean_key
     keep_BN = keep([N, SHORT], N) if padding == "after" else keep([N, SHORT], N).flip(1)
     y_BND = own(x_BND, keep_BT=keep_BN, right_padded_T=padding == "after")
     for y_ND, x_ND, keep_N in zip(y_BND, x_BND, keep_BN, strict=True):
-        expected_ND = looped(own, x_ND, mask == "causal", keep_N.nonzero().flatten().tolist())
+        expected_ND = loops.chosen_blocks(own, x_ND, mask == "causal", keep_N.nonzero().flatten().tolist())
         torch.testing.assert_close(y_ND[keep_N], expected_ND[keep_N], rtol=0, atol=1e-10)
 
 
@@ -77,7 +50,7 @@ def test_the_node_returns_the_mean_of_the_chosen_vectors():
     y_BND = TopBlocks(**BLOCKS.arguments)(x_BND, keep_BT=keep([N, SHORT], N))
     for x_ND, y_ND, length in zip(x_BND, y_BND, (N, SHORT), strict=True):
         for t in range(length):
-            torch.testing.assert_close(y_ND[t], x_ND[chosen_keys(x_ND, x_ND, t, range(length), 4, 3)].mean(0))
+            torch.testing.assert_close(y_ND[t], x_ND[loops.chosen_keys(x_ND, x_ND, t, range(length), 4, 3)].mean(0))
 
 
 DECODERS = {
@@ -129,3 +102,7 @@ def test_a_selection_needs_all_keys_of_one_sequence():
         Attention(D, D, heads=H, selection=BLOCKS)
     with pytest.raises(ValueError, match="selection chooses among all keys, but each query has a window"):
         RestrictedAttention(D, r=3, heads=H, selection=BLOCKS)
+    with pytest.raises(
+        ValueError, match="selection compares the positions of one sequence, but prefix is another: leave"
+    ):
+        PrefixAttention(D, heads=H, selection=BLOCKS)

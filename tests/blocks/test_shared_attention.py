@@ -43,7 +43,7 @@ def test_each_query_weighs_the_values_by_the_keys_of_another_node(mask):
 @torch.no_grad()
 def test_with_projections_of_its_input_it_is_attention(mask, window):
     options = {"heads": H, "kv_heads": G, "mask": mask, "position": Part("rotary"), "qk_norm": Part("rmsnorm")}
-    options |= {"gate": Part("sigmoid_gate")}
+    options |= {"gate": Part("sigmoid_gate"), "clip_qkv": 0.7}
     n = N if window is None else 80  # a window is computed in blocks
     if window is None:
         whole, own = filled(Attention(D, None, **options)), SharedAttention(D, D // 2, D // 2, **options)
@@ -93,10 +93,11 @@ def test_a_value_residual_mixes_the_values_of_the_first_layer_into_later_ones():
 
 @torch.no_grad()
 def test_residual_attention_adds_the_scores_of_all_its_queries_and_keys():
-    own = filled(ResidualAttention(D, 3, E, F, heads=2, mask="causal").double())
+    own = filled(ResidualAttention(D, 3, E, F, heads=2, mask="causal", clip_qkv=0.7).double())
     x_BND, v_BNF = torch.randn(B, N, D).double(), torch.randn(B, N, F).double()
     q, k = ([torch.randn(B, N, E).double() for _ in range(3)] for _ in range(2))
     y_BND = own(x_BND, q, k, v_BNF, keep_BT=keep([N, N], N))
+    (q, k), v_BNF = ([x.clamp(-0.7, 0.7) for x in inputs] for inputs in (q, k)), v_BNF.clamp(-0.7, 0.7)
     width, v_width = E // 2, F // 2
     for t in range(N):
         heads = []
@@ -108,9 +109,18 @@ def test_residual_attention_adds_the_scores_of_all_its_queries_and_keys():
         torch.testing.assert_close(y_BND[0, t], own.out.weight @ torch.cat(heads) + own.out.bias)
 
 
-def test_each_query_of_residual_attention_has_a_key():
-    nodes = {"q": ["a", "b"], "k": ["a"], "v": "a"}
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ({"q": ["a", "b"], "k": ["a"], "v": "b"}, "each q has a k, but there are 2 of q and 1 of k"),
+        (
+            {"q": ["a"], "k": ["b"], "v": "b", "position": "relative_sinusoidal"},
+            "relative_sinusoidal compares one query with one key, but residual_attention may add several products",
+        ),
+    ],
+)
+def test_residual_attention_refuses_what_it_cannot_add(nodes, message):
     graph = {"a": {"block": "linear", "in": "x", "d_out": 8}, "b": {"block": "linear", "in": "x", "d_out": 8}}
     graph["mix"] = {"block": "residual_attention", "in": "x", "heads": 2, **nodes}
-    with pytest.raises(ConfigError, match="each q has a k, but there are 2 of q and 1 of k"):
+    with pytest.raises(ConfigError, match=message):
         check_model({"inputs": {"x": "B N 8"}, "graph": graph})

@@ -1,10 +1,9 @@
 """Native sparse attention, against loops over queries, blocks and heads in float64, and token by token."""
 
-import math
-
 import pytest
 import torch
 
+from tests.blocks import loops
 from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
 from tests.blocks.test_selection import decodes_by_the_rules
@@ -16,48 +15,6 @@ from tfm_blocks.registry.values import Part
 
 B, N, SHORT, D, H, G = 2, 27, 10, 16, 4, 2
 SIZE, K, R = 4, 4, 3
-
-
-def attended(q_K, k_MK, v_MV):
-    """Return the attention output of a query, and its weights."""
-    weights = torch.softmax(k_MK @ q_K / math.sqrt(len(q_K)), 0)
-    return weights @ v_MV, weights
-
-
-def three_outputs(q_XK, k_NK, v_NV, t, seen):
-    """Return the compressed, selected and near outputs of the query heads that share keys, at position t."""
-    blocks = {}
-    for s in seen:
-        blocks.setdefault(s // SIZE, []).append(s)
-    complete = [block for block in blocks if (block + 1) * SIZE - 1 <= t]
-    compressed = [torch.zeros_like(v_NV[0]) for _ in q_XK]
-    importance = {}
-    if complete:
-        means = [torch.stack([x[blocks[block]].mean(0) for block in complete]) for x in (k_NK, v_NV)]
-        compressed, weights = zip(*(attended(q_K, *means) for q_K in q_XK), strict=True)
-        importance = dict(zip(complete, torch.stack(weights).mean(0).tolist(), strict=True))
-    forced = {0, t // SIZE, t // SIZE - 1} & blocks.keys()
-    others = sorted(importance.keys() - forced, key=importance.get, reverse=True)
-    chosen = forced | set(others[: K - len(forced)])
-    fine = [s for s in seen if s // SIZE in chosen], [s for s in seen if t - R < s]
-    return [
-        (coarse_V, *(attended(q_K, k_NK[keys], v_NV[keys])[0] for keys in fine))
-        for q_K, coarse_V in zip(q_XK, compressed, strict=True)
-    ]
-
-
-def looped(own, x_ND, kept):
-    """Compute the attention of one sequence at the positions `kept`, query by query and head by head."""
-    q_HNK, k_GNK, v_GNV = (heads[0] for heads in own.self_heads(x_ND[None], Span(0, len(x_ND))))
-    y_ND = torch.zeros_like(x_ND)
-    for t in kept:
-        seen, outputs = [s for s in kept if s <= t], []
-        for g, queries in enumerate(q_HNK[:, t].chunk(G)):
-            outputs += three_outputs(queries, k_GNK[g], v_GNV[g], t, seen)
-        gates = torch.sigmoid(own.branches.weight @ x_ND[t]).view(H, 3)
-        heads = [gate_3 @ torch.stack(branches) for gate_3, branches in zip(gates, outputs, strict=True)]
-        y_ND[t] = own.out.weight @ torch.cat(heads) + own.out.bias
-    return y_ND
 
 
 def made(**options):
@@ -72,7 +29,7 @@ def test_each_head_adds_the_compressed_the_selected_and_the_near_attention(paddi
     keep_BN = keep([N, SHORT], N) if padding == "after" else keep([N, SHORT], N).flip(1)
     y_BND = own(x_BND, keep_BT=keep_BN, right_padded_T=padding == "after")
     for y_ND, x_ND, keep_N in zip(y_BND, x_BND, keep_BN, strict=True):
-        expected_ND = looped(own, x_ND, keep_N.nonzero().flatten().tolist())
+        expected_ND = loops.native_sparse(own, x_ND, keep_N.nonzero().flatten().tolist())
         torch.testing.assert_close(y_ND[keep_N], expected_ND[keep_N], rtol=0, atol=1e-10)
 
 

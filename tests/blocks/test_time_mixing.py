@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.blocks import loops
 from tests.blocks.test_diagonal import whole
 from tests.network.examples import TESTS, build
-from tfm_blocks.blocks import linear_attention
-from tfm_blocks.blocks.linear_attention import by_chunks
+from tfm_blocks.blocks.layers import decay
+from tfm_blocks.blocks.layers.decay import by_chunks
 from tfm_blocks.blocks.mixing import Interpolate
 from tfm_blocks.blocks.time_mixing import FASTEST, RWKV7, generalised_delta_rule
 
@@ -24,46 +25,25 @@ def started(E=None):
     return own
 
 
-def shifted(x_BTD, mix_D):
-    return torch.lerp(x_BTD, torch.cat((torch.zeros_like(x_BTD[:, :1]), x_BTD[:, :-1]), 1), mix_D)
-
-
-def naive(own, x_BTD, v=None):
-    """Compute the layer position by position, with the state of the authors: rows of values, columns of keys."""
-    (B, _, D), H = x_BTD.shape, own.heads
-    xr, xw, xk, *xv, xa, xg = (shifted(x_BTD, mix_D) for mix_D in own.mix)
-    r, k = xr @ own.query.weight.T, xk @ own.key.weight.T
-    v = xv[0] @ own.value.weight.T if v is None else v
-    w = -F.softplus(-(own.fade_bias + torch.tanh(xw @ own.fade_inner.weight.T) @ own.fade_outer.weight.T)) - 0.5
-    a = torch.sigmoid(own.rate_bias + xa @ own.rate_inner.weight.T @ own.rate_outer.weight.T)
-    g = torch.sigmoid(xg @ own.gate_inner.weight.T) @ own.gate_outer.weight.T
-    kk = (k * own.removed).unflatten(2, (H, -1))
-    kk = kk / kk.norm(dim=3, keepdim=True)
-    k = k * (1 + (a - 1) * own.damped)
-    r, w, k, v, a = (one.unflatten(2, (H, -1)) for one in (r, w, k, v, a))
-    state, outputs = x_BTD.new_zeros(B, H, v.shape[3], D // H), []
-    for t in range(x_BTD.shape[1]):
-        found = torch.einsum("bhvk,bhk->bhv", state, -kk[:, t])
-        state = state * torch.exp(-torch.exp(w[:, t]))[:, :, None]
-        state = state + torch.einsum("bhv,bhk->bhvk", found, kk[:, t] * a[:, t])
-        state = state + torch.einsum("bhv,bhk->bhvk", v[:, t], k[:, t])
-        outputs.append(torch.einsum("bhvk,bhk->bhv", state, r[:, t]))
-    y = torch.stack(outputs, 1)
-    y = F.group_norm(y.flatten(0, 1).flatten(1), H, own.gain, own.bias, own.eps).view(*x_BTD.shape[:2], -1)
-    y = y + ((r * k * own.bonus.view(H, -1)).sum(3, keepdim=True) * v).flatten(2)
-    return (g * y) @ own.out.weight.T
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 32, 100])
 @pytest.mark.parametrize("E", [None, 15])
 def test_outputs_and_gradients_equal_those_of_a_loop(E, chunk, monkeypatch):
-    monkeypatch.setattr(linear_attention, "CHUNK", chunk)
+    monkeypatch.setattr(decay, "CHUNK", chunk)
     own, x_BTD, weight = started(E).double(), torch.randn(B, 100, D).double(), torch.randn(B, 100, D).double()
     v_BTE, results = E and torch.randn(B, 100, E).double().requires_grad_(), []
-    for y_BTD in (own(x_BTD, v_BTE, keep_BT=whole(100)), naive(own, x_BTD, v_BTE)):
+    for y_BTD in (own(x_BTD, v_BTE, keep_BT=whole(100)), loops.time_mixing(own, x_BTD, v_BTE)):
         inputs = [*own.parameters(), *([] if E is None else [v_BTE])]
         results.append([y_BTD, *torch.autograd.grad((y_BTD * weight).sum(), inputs)])
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("sizes", "factor"), [({"D": D // 2}, 0.5), ({"D": D // H, "heads": 1}, 1.0)])
+@torch.no_grad()
+def test_the_bonus_is_divided_by_the_growth_of_the_width_of_a_head(sizes, factor):
+    own, scaled, x_BTD = started().double(), started().double(), torch.randn(B, 9, D).double()
+    own.match_base(RWKV7(**{"E": None, "heads": H, **sizes}))
+    scaled.bonus.mul_(factor)
+    torch.testing.assert_close(own(x_BTD, keep_BT=whole(9)), scaled(x_BTD, keep_BT=whole(9)))
 
 
 @torch.no_grad()
@@ -96,7 +76,7 @@ def published(network, ids_BT):
     x, first = normed(w["emb.block.weight"][ids_BT] * 4, "pos.block"), None
     for layer in (f"decoder.{index}" for index in range(4)):
         z = normed(x, f"{layer}.normed.block")
-        xv = shifted(z, w[f"{layer}.shifted.block.mix"])
+        xv = loops.shifted(z, w[f"{layer}.shifted.block.mix"])
         v = xv @ w[f"{layer}.value.block.weight"].T
         if first is None:
             first = v
@@ -104,8 +84,8 @@ def published(network, ids_BT):
             gate = f"{layer}.self.in_v.block"
             low = xv @ w[f"{gate}.inner.weight"].T @ w[f"{gate}.outer.weight"].T
             v = v + (first - v) * torch.sigmoid(w[f"{gate}.outer.bias"] + low)
-        x = x + naive(network.get_submodule(f"{layer}.self.block"), z, v)
-        k = shifted(normed(x, f"{layer}.ffn.in_x.in_x.block"), w[f"{layer}.ffn.in_x.block.mix"])
+        x = x + loops.time_mixing(network.get_submodule(f"{layer}.self.block"), z, v)
+        k = loops.shifted(normed(x, f"{layer}.ffn.in_x.in_x.block"), w[f"{layer}.ffn.in_x.block.mix"])
         x = x + torch.relu(k @ w[f"{layer}.ffn.block.inner.weight"].T) ** 2 @ w[f"{layer}.ffn.block.out.weight"].T
     return normed(x, "decoder.last.norm") @ w["logits.block.weight"].T
 

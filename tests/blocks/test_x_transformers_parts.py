@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.blocks import loops
 from tests.blocks.test_attention import keep
 from tests.blocks.test_attention_kinds import filled
 from tfm_blocks.blocks.attention_parts import Forgetful, GLUGate, SigmoidScores, TopScores
@@ -26,25 +27,9 @@ def built(**arguments):
 
 @torch.no_grad()
 def test_memory_is_more_keys_and_values_that_every_query_sees():
-    own, x_BND = (
-        built(block="memory_attention", memory=2, gate={"block": "head_gain", "heads": H}),
-        torch.randn(B, N, D).double(),
-    )
+    own, x_BND = built(block="memory_attention", memory=2), torch.randn(B, N, D).double()
     y_BND = own(x_BND, keep_BT=keep([N, N], N))
-    K = D // H
-    for b in range(B):
-        q, k, v = ((x_BND[b] @ part.T) for part in own.qkv.weight.split(D))
-        bias_q, bias_k, bias_v = own.qkv.bias.split(D)
-        q, k, v = q + bias_q, k + bias_k, v + bias_v
-        for t in range(N):
-            heads = []
-            for h in range(H):
-                mine = slice(h * K, (h + 1) * K)
-                keys = torch.cat((own.memory_k[h], k[: t + 1, mine]))
-                values = torch.cat((own.memory_v[h], v[: t + 1, mine]))
-                weights = torch.softmax(keys @ q[t, mine] / math.sqrt(K), 0)
-                heads.append(weights @ values * own.gate.weight[h])
-            torch.testing.assert_close(y_BND[b, t], own.out(torch.cat(heads)))
+    torch.testing.assert_close(y_BND, torch.stack([loops.with_memory(own, x_ND) for x_ND in x_BND]))
     w_BHTS = own.weights(x_BND, keep_BT=keep([N, N], N))
     torch.testing.assert_close(w_BHTS.sum(3), torch.ones(B, H, N).double())
 
@@ -74,6 +59,13 @@ def test_forgotten_keys_are_those_of_all_queries_and_never_the_first():
     assert not forgotten[..., 0].any()
     assert 0.25 < forgotten[..., 1:].float().mean() < 0.35
     assert (own.eval().normalize(scores) > 0).all()
+
+
+def test_a_query_whose_keys_are_all_forgotten_does_not_read_masked_ones():
+    scores = torch.randn(64, 2, 1, 9).index_fill(3, torch.tensor([0, 1, 2, 6, 7, 8]), torch.finfo(torch.float32).min)
+    weights = Forgetful(4, forget=0.9).normalize(scores)
+    assert (weights[..., [0, 1, 2, 6, 7, 8]] == 0).all()
+    torch.testing.assert_close(weights.sum(3), torch.ones(64, 2, 1))
 
 
 def test_l2norm_normalises_groups_separately():
@@ -158,17 +150,23 @@ def test_a_norm_comes_before_the_output_projection():
 @torch.no_grad()
 def test_a_contextual_position_is_the_sum_of_gates_from_the_key_to_the_query():
     own, x_BND = built(block="contextual_attention", positions=4), 2 * torch.randn(B, N, D).double()
-    y_BND, K = own(x_BND, keep_BT=keep([N, N], N)), D // H
-    q_NHK, k_NHK, v_NHK = (part.view(N, H, K) for part in own.qkv(x_BND[0]).chunk(3, 1))
-    for i in range(N):
-        heads = []
-        for h in range(H):
-            scores = [q_NHK[i, h] @ k_NHK[j, h] / math.sqrt(K) for j in range(i + 1)]
-            placed = []
-            for j, score in enumerate(scores):
-                position = min(3.0, sum(1 / (1 + math.exp(-s)) for s in scores[j:]))
-                below = min(2, int(position))
-                e = own.of_positions[below] * (below + 1 - position) + own.of_positions[below + 1] * (position - below)
-                placed.append(score + q_NHK[i, h] @ e)
-            heads.append(torch.softmax(torch.stack(placed), 0) @ v_NHK[: i + 1, h])
-        torch.testing.assert_close(y_BND[0, i], own.out(torch.cat(heads)), rtol=1e-6, atol=1e-6)
+    y_BND = own(x_BND, keep_BT=keep([N, N], N))
+    expected_BND = torch.stack([loops.contextual(own, x_ND) for x_ND in x_BND])
+    torch.testing.assert_close(y_BND, expected_BND, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_score_decays_by_the_gates_from_the_key_to_the_query():
+    own, x_BND = built(block="attention", forget_gate=True), torch.randn(B, N, D).double()
+    y_BND = own(x_BND, keep_BT=keep([N, N], N))
+    torch.testing.assert_close(y_BND, torch.stack([loops.forgetting(own, x_ND) for x_ND in x_BND]))
+
+
+@torch.no_grad()
+def test_head_gain_multiplies_the_output_of_each_head():
+    own, x_BND = built(block="attention", gate={"block": "head_gain", "heads": H}), torch.randn(B, N, D).double()
+    plain = built(block="attention")
+    plain.load_state_dict({name: value for name, value in own.state_dict().items() if name != "gate.weight"})
+    plain.out.weight.mul_(own.gate.weight.repeat_interleave(D // H))
+    whole = keep([N, N], N)
+    torch.testing.assert_close(own(x_BND, keep_BT=whole), plain(x_BND, keep_BT=whole))

@@ -3,6 +3,7 @@
 import pytest
 
 from tfm_blocks.compose.command_line import compose_arguments, parse_request
+from tfm_blocks.compose.comments import describe_models
 from tfm_blocks.compose.folders import CONF, config_folders, group_files, list_options, model_chain
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
@@ -79,3 +80,11 @@ def test_data_that_inherit_themselves_through_another_file_are_refused(tmp_path)
     (tmp_path / "data" / "two.yaml").write_text("defaults: [/data/one, _self_]\n")
     with pytest.raises(ConfigError, match=r"one inherits itself\n  --> .*two\.yaml"):
         parse_request(["--config-dir", str(tmp_path), "data=one"])
+
+
+def test_models_in_subfolders_are_not_listed_because_no_command_can_name_them(tmp_path):
+    (tmp_path / "model" / "sub").mkdir(parents=True)
+    for name in ("mine", "sub/deep"):
+        (tmp_path / "model" / f"{name}.yaml").write_text("# @package _global_\ndefaults: [tiny]\n")
+    names = {entry.name for entry in describe_models(tmp_path)}
+    assert "mine" in names and "sub/deep" not in names

@@ -31,11 +31,14 @@ def composed_alone(overrides):
         return compose_run(hydra.compose("train", texts, return_hydra_config=True))
 
 
-def test_a_job_has_the_config_and_the_locations_of_a_single_run():
+@pytest.mark.parametrize(
+    "jobs", [[JOBS[0], JOBS[2], JOBS[4], JOBS[7]], pytest.param(JOBS, marks=pytest.mark.grid)], ids=["some", "all"]
+)
+def test_a_job_has_the_config_and_the_locations_of_a_single_run(jobs):
     composer = Composer(config_folders(None))
-    for overrides in reversed(JOBS):
+    for overrides in reversed(jobs):
         compose_job(overrides, composer)
-    for overrides in JOBS:
+    for overrides in jobs:
         shared, alone = compose_job(overrides, composer), composed_alone(overrides)
         assert shared.mapping == alone.mapping and list(shared.mapping) == list(alone.mapping)
         assert shared.sources == alone.sources and shared.choices == alone.choices and shared.chain == alone.chain
@@ -48,6 +51,14 @@ def test_a_job_has_the_config_and_the_locations_of_a_single_run():
         ("sede=1", "sede: no such key: sede=1\n  help: did you mean seed?"),
         ("trainer.stepz=3", "trainer.stepz: no such key: trainer.stepz=3\n  help: did you mean trainer.steps?"),
         ("data.batch_tokens.x=1", "data.batch_tokens.x: no such key: data.batch_tokens.x=1"),
+        (
+            "schedule.peak=1",
+            "schedule.peak: no such key: schedule.peak=1\n  help: it is a setting of schedule=constant, cosine",
+        ),
+        ("objective.teacher=x", "help: it is a setting of objective=distil"),
+        ("data.labels=[a,b]", "help: it is a setting of data=labels"),
+        ("sweep.metric=val/bleu", "help: it is a setting of sweep=optuna"),
+        ("ladder.sizes=2", "help: it is a setting of experiment=ladder"),
         ("trainer=3", "Config group override must be a string"),
     ],
 )

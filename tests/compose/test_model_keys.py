@@ -45,7 +45,17 @@ def test_a_block_is_any_block_and_so_is_one_of_an_inline_node():
     ]
 
 
-@pytest.mark.parametrize("key", ["model.args.norm", f"{ATTENTION}.position", "model.add_norm", "model.args.activation", f"{ATTENTION}.mask"])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.args.norm",
+        f"{ATTENTION}.mask",
+        *(
+            pytest.param(key, marks=pytest.mark.grid)
+            for key in (f"{ATTENTION}.position", "model.add_norm", "model.args.activation")
+        ),
+    ],
+)
 def test_the_checker_accepts_every_offered_value(key):
     """Required arguments of a block are excepted, which an override of the block's name alone cannot give."""
     names = offered(f"{key}=")

@@ -3,7 +3,23 @@
 import pytest
 
 from tfm_blocks.compose.command_line import parse_request
+from tfm_blocks.compose.overrides import override_text, parse_overrides
 from tfm_blocks.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"block": "rmsnorm", "eps": 1e-05, "bias": None, "at": {-1: {"gain": True}}},
+        [1, "a: b", {"names": ["x, 'y'"]}],
+        {},
+        False,
+        "text",
+    ],
+)
+def test_an_override_of_a_value_is_read_as_the_value(value):
+    (override,) = parse_overrides([override_text("norm", value)])
+    assert override.value() == value
 
 
 @pytest.mark.parametrize(

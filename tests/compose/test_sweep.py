@@ -20,6 +20,7 @@ def jobs(*overrides):
     return combinations(join_parts(request.parts, settings(*overrides).together))
 
 
+@pytest.mark.grid
 def test_keys_that_move_together_are_paired_and_crossed_with_the_others():
     overrides = jobs("model=tiny,prenorm", "seed=1,2", "d_model=64,128", "heads=4", "sweep.together=[model,d_model]")
     assert overrides == [
@@ -38,6 +39,11 @@ def test_several_groups_move_independently():
     ]  # fmt: skip
 
 
+def test_a_quotient_and_a_whole_quotient_are_two_values():
+    assert [job[0] for job in jobs("d_ff=d_model//2,d_model/2")] == ["d_ff=d_model//2", "d_ff=d_model/2"]
+
+
+@pytest.mark.grid
 def test_the_names_of_paired_jobs_are_distinct():
     overrides = ["model=tiny,prenorm", "seed=1,2", "d_model=64,128", "sweep.together=[model,d_model]"]
     names = job_names(read_sweep(parse_request(["-m", *overrides])).swept, jobs(*overrides))
@@ -77,5 +83,6 @@ def test_a_setting_of_a_sweep_that_cannot_be_resolved_is_an_error_at_its_key(key
         read_sweep(parse_request(["-m", "seed=1,2", f"{key}=${{x}}"]))
 
 
+@pytest.mark.grid
 def test_quotes_do_not_change_the_choices_of_a_group():
     assert jobs("model='tiny',\"prenorm\"") == jobs("model=tiny,prenorm")

@@ -15,7 +15,7 @@ class Inner(Settings):
 
 class Apple(Settings):
     name: Literal["apple"]
-    weight: float
+    weight: float | Literal["heavy"]
 
 
 class Pear(Settings):

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tfm_blocks.config.settings import Settings, read_settings
+from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.settings import DataSettings
 
 SENTENCES = {
@@ -23,6 +24,15 @@ class Root(Settings):
 
 def read_data(mapping):
     return read_settings(Root, {"data": mapping}).data
+
+
+def prepared(settings, vocab=300):
+    lines = []
+    return prepare(settings, vocab, lines.append), lines
+
+
+def pairs(corpus):
+    return [(corpus.text["src"][row], corpus.text["tgt"][row]) for row in range(len(corpus))]
 
 
 @pytest.fixture(scope="session")

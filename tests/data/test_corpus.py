@@ -108,7 +108,7 @@ def test_ids_are_views_of_the_file(tmp_path, tokenizer):
 def test_more_classes_than_16_bits_count_are_stored(tmp_path, tokenizer):
     labels = LabelCoder("class", tuple(map(str, range(1 << 16))))
     rows = [("two dogs", "65535"), ("hunde", "0")]
-    write_labelled(tmp_path, rows, tokenizer, labels, columns=COLUMNS, address="data.train", max_length=None)
+    write_labelled(tmp_path, COLUMNS, rows, tokenizer, labels, "data.train", max_length=None)
     assert list(Corpus(tmp_path, tokenizer, labels=labels).text["tgt"]) == ["65535", "0"]
 
 

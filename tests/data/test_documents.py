@@ -71,6 +71,18 @@ def test_a_text_is_read_in_the_format_of_the_corpus_of_a_mix_that_has_such_files
         list(read_in_format_of(config, tmp_path / "x.txt", "--text"))
 
 
+@pytest.mark.parametrize("kind", ["lines", "blank_lines", "jsonl"])
+def test_equal_bytes_with_other_documents_have_another_fingerprint(plain, kind):
+    content = '{"text": "a"}\n\n{"text": "b"}\n'
+    splits = [
+        find_document_splits(plain({name: content}, train=name, val=name, documents=kind))["train"]
+        for name in ("x.txt", "x.jsonl")
+    ]
+    rows = [list(split.rows()) for split in splits]
+    assert rows[0] == rows[1] or splits[0].fingerprint != splits[1].fingerprint
+    assert (rows[0] == rows[1]) == (kind == "jsonl")
+
+
 def test_lines_are_documents_by_default(plain):
     assert documents(plain({"train.txt": "the boat\n\nis blue"})) == ["the boat", "", "is blue"]
 
@@ -219,3 +231,9 @@ def test_logits_of_a_document_in_a_batch_are_those_of_the_document_alone(plain, 
             ids = train.ids("tgt", row).tolist()
             alone_TV = network(tgt=torch.tensor([[1, *ids[:-1]]]))[0]
             torch.testing.assert_close(logits_TV[: len(ids), 1:], alone_TV[:, 1:], atol=1e-5, rtol=1e-5)
+
+
+def test_a_text_without_words_is_not_said_to_be_too_long(plain):
+    with pytest.raises(DataError) as error:
+        prepare(plain({"train.txt": "\n \n"}), 300, lambda text: None)
+    assert error.value.problems[0].help == "the text is empty or blank"

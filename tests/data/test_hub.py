@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.data.conftest import SENTENCES, read_data
+from tests.data.conftest import SENTENCES, pairs, read_data
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, DataError
 
@@ -26,10 +26,6 @@ def folder(tmp_path, monkeypatch):
 def settings_of(folder, **changes):
     sizes = {"step_tokens": 200, "batch_tokens": 200, "max_length": 60, "cache": str(folder.parent / "cache")}
     return read_data({"kind": "text", "fields": {"src": "en", "tgt": "de"}} | sizes | changes)
-
-
-def pairs(corpus):
-    return [(corpus.text["src"][row], corpus.text["tgt"][row]) for row in range(len(corpus))]
 
 
 def test_a_dataset_by_name_has_the_rows_of_its_splits(folder):

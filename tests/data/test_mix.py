@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import expect_problem
-from tests.data.conftest import SENTENCES
+from tests.data.conftest import SENTENCES, pairs, prepared
 from tfm_blocks.data.layout import PlainText, Sides
 from tfm_blocks.data.mix import counts_of
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.data.prepare import prepare, with_saved_tokenizer
+from tfm_blocks.data.prepare import with_saved_tokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.tokenizer_files import expect_special
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.training.data import EvalStream, PlannedCorpus, TrainStream
 
@@ -21,15 +22,6 @@ LINES = {side: [f"{text} {number}" for number in range(7) for text in texts] for
 BACK = {"src": ["zwei boote fahren .", "ein mann rennt ."], "tgt": ["two boats go .", "a man runs ."]}
 FILES = {f"train.{side}": lines for side, lines in LINES.items()} | {f"back.{side}": BACK[side] for side in BACK}
 BACK_FILES = {"src": "back.src", "tgt": "back.tgt"}
-
-
-def prepared(settings, vocab=300):
-    lines = []
-    return prepare(settings, vocab, lines.append), lines
-
-
-def pairs(corpus):
-    return [(corpus.text["src"][row], corpus.text["tgt"][row]) for row in range(len(corpus))]
 
 
 def planned(settings):
@@ -134,6 +126,20 @@ def test_a_tag_of_a_source_is_one_token_of_its_text_and_outputs_hide_that_of_a_t
     with pytest.raises(ConfigError, match=r"has no token <bt>, which is a tag of data\.mix"):
         plain.save(tmp_path / "tokenizer.json")
         prepared(with_saved_tokenizer(settings, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("of_text", "rule"),
+    [
+        (True, r"has <bt> as a tag of texts, which outputs show, but it is a target_tag of data\.mix"),
+        (False, r"has <bt> as a target_tag, which no text contains, but it is a tag of data\.mix"),
+    ],
+)
+def test_a_tag_of_a_tokenizer_is_a_tag_of_the_same_kind_in_a_mix(of_text, rule, tmp_path):
+    tokenizer = Tokenizer.train(LINES["src"], 300, tags={"<bt>": of_text})
+    expect_special(tokenizer, "here", (), {"<bt>": of_text})
+    with pytest.raises(ConfigError, match=rule):
+        expect_special(tokenizer, "here", (), {"<bt>": not of_text})
 
 
 def test_documents_of_a_mix_begin_with_their_tag(tmp_path):

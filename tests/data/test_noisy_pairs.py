@@ -411,9 +411,9 @@ def test_splits_rotations_and_insertions_of_many_rows_have_their_distribution(to
     assert abs(masks - 0.75) < 5 * math.sqrt(0.75 * 0.25 / (7 * len(inserted)))
 
 
-@pytest.mark.parametrize("size", [40_000, pytest.param(1_000_000, marks=pytest.mark.grid)])
-def test_diffusion_hides_each_token_with_a_probability_of_its_row_and_divides_by_it(tokenizer, tmp_path, size):
-    corpus = packed(tmp_path, tokenizer, size, context=64)
+@pytest.mark.grid
+def test_diffusion_hides_each_token_with_a_probability_of_its_row_and_divides_by_it(tokenizer, tmp_path):
+    corpus = packed(tmp_path, tokenizer, 1_000_000, context=64)
     layout = layout_of(corpus, ["src"], DIFFUSION).drawn(*DRAW)
     labels_N, weighted, fractions, special = layout.labels_N(corpus), 0.0, [], tokenizer.special_ids
     for row in range(len(corpus)):

@@ -8,6 +8,7 @@ from tfm_blocks.data.encoding import write_corpus, write_packed
 from tfm_blocks.data.noise import Flat, Masking, uniforms
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import MaskedSettings
+from tfm_blocks.data.subwords import words
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.errors import ConfigError
@@ -174,7 +175,7 @@ def test_a_mask_in_a_text_has_the_space_before_it(add_prefix_space):
 
 def test_a_text_with_number_signs_keeps_its_words_whole() -> None:
     learned = Tokenizer.train(["## the houses of the towns", "### the towns of the houses"] * 5, 300, special=[MASK])
-    begins = learned.words()[:, 0]
+    begins = words(learned)[:, 0]
     pieces = [learned.piece(id) for id in range(learned.size)]
     assert any(piece.startswith("##") for piece in pieces)
     assert {piece for piece, one in zip(pieces, begins, strict=True) if one} == {
@@ -186,7 +187,7 @@ def test_a_line_break_and_the_word_after_it_are_two_words() -> None:
     tokenizer = Tokenizer.train(["a red\nboat is\nred"] * 5, 300, special=[MASK])
     ids = np.array(tokenizer.encode("red\nboat is\n\nred"))
     plain_V, rates = np.arange(tokenizer.size) > 4, {"rate": 0.01, "eval_rate": 0.01, "mask": 1.0, "random": 0.0}
-    noise = Masking(mask_id=4, plain_V=plain_V, words_V2=tokenizer.words(), static=False, **rates)
+    noise = Masking(mask_id=4, plain_V=plain_V, words_V2=words(tokenizer), static=False, **rates)
     parts = set()
     for row in range(60):
         flat = Flat.of([ids], np.array([row]))

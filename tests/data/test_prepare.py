@@ -10,7 +10,7 @@ from string import ascii_lowercase
 import pytest
 import yaml
 
-from tests.data.conftest import read_data
+from tests.data.conftest import prepared, read_data
 from tfm_blocks.data import prepare as prepare_module
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
@@ -18,11 +18,6 @@ from tfm_blocks.data.vocabulary import sentinel
 from tfm_blocks.errors import ConfigError, DataError
 
 MULTI30K = os.environ.get("TFM_BLOCKS_MULTI30K")
-
-
-def prepared(settings, vocab=300):
-    lines = []
-    return prepare(settings, vocab, lines.append), lines
 
 
 def test_dates_come_with_a_language_for_each_held_out_pair(dates, tmp_path):
@@ -137,6 +132,7 @@ def test_large_text_is_sampled_evenly_for_the_tokenizer(text, monkeypatch):
     assert len(data.tokenizer.encode("lateword")) == len(data.tokenizer.encode("early")) == 1
 
 
+@pytest.mark.grid
 def test_two_processes_prepare_the_same_at_once(conf, tmp_path):
     code = f"""
 import yaml

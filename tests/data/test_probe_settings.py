@@ -67,6 +67,7 @@ def test_a_key_takes_precedence_over_the_preset(conf):
         ("scan", {"val": 301}, "data.val", "must be at most data.held_out=300, but is 301"),
         ("scan", {"held_out": 100}, "data.val", "must be at most data.held_out=100, but is 300"),
         ("scan", {"test_lengths": [5]}, "data.test_lengths", "has no lengths"),
+        ("scan", {"train_lengths": [3, 40]}, "data.train_lengths", "has no lengths"),
     ],
 )
 def test_a_setting_that_does_not_fit_the_task_is_refused_with_its_key(conf, name, changes, address, rule):

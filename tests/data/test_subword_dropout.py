@@ -8,7 +8,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tests.data.test_mix import BACK_FILES, FILES, contents, prepared, steps
+from tests.data.conftest import prepared
+from tests.data.test_mix import BACK_FILES, FILES, contents, steps
 from tfm_blocks.data.labels import LabelCoder
 from tfm_blocks.data.layout import Sides
 from tfm_blocks.data.noise import SUBWORD, uniforms
@@ -49,6 +50,7 @@ def feed_of(settings):
     return PlannedCorpus(prepared(settings)[0].train, Sides(["src"]), settings)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("space", [True, False])
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_subwords_equal_those_of_a_slow_version_row_by_row(text, rate, space):

@@ -90,6 +90,13 @@ def test_a_file_of_another_kind_is_named(text, begin, kind, help):
         train_pairs(text(train(["a", "b"], begin)))
 
 
+def test_a_compressed_file_of_latin1_is_not_called_compressed(text):
+    files = {"z.src.gz": "x\nMärz\n".encode("latin1"), "z.tgt.gz": b"a\nb\n"}
+    with pytest.raises(DataError, match=r"must be UTF-8, but has the byte 0xe4 at position 2") as error:
+        train_pairs(text(files, train={"src": "z.src.gz", "tgt": "z.tgt.gz"}))
+    assert error.value.problems[0].help.startswith("decompress it, then iconv -f latin1 -t utf-8 z.src,")
+
+
 def test_a_list_of_files_for_a_setting_of_one_is_an_error(text):
     with pytest.raises(ConfigError, match=r"data\.dir: must be a str, but is the list \['a', 'b'\]"):
         text(dir=["a", "b"])

@@ -79,6 +79,7 @@ def test_with_a_prefix_space_the_first_word_has_the_subwords_that_it_has_elsewhe
     assert with_space.encode("two") != with_space.encode(" two")
 
 
+@pytest.mark.grid
 def test_the_cost_of_a_word_grows_with_its_letters_and_not_with_their_square():
     """Ten times the letters take at most 30 times the CPU time; quadratic cost would be 100 times."""
 

@@ -4,17 +4,20 @@ import io
 import json
 import pickle
 
+import numpy as np
 import pytest
 import sentencepiece
 from tokenizers import ByteLevelBPETokenizer, Regex, decoders, models
 from tokenizers import Tokenizer as Pieces
 from tokenizers.normalizers import Replace
-from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Split, Whitespace
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Split, Whitespace, WhitespaceSplit
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordLevelTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tfm_blocks.data.noise import Flat, first_of_units
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.published_libraries import published_tokenizer
+from tfm_blocks.data.subwords import sentence_ends, words
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.data.tokenizer_files import expect_usable, read_tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
@@ -32,7 +35,7 @@ def learn_fast(special):
 
 def learn_sentencepiece(**options):
     content = io.BytesIO()
-    options |= {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2}
+    options = {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2} | options
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES * 9), model_writer=content, **options)
     return content.getvalue()
 
@@ -95,6 +98,64 @@ def test_a_config_with_one_token_for_begin_and_end_has_a_separate_begin(tmp_path
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     vocabulary = read_tokenizer(str(tmp_path)).vocabulary
     assert (vocabulary.start, vocabulary.eos) == (vocabulary.size - 1, 0)
+
+
+WRITTEN = ["the house is red.", "a blue boat…", "海。", "a\nb!"]
+
+
+def bpe_with(**marks):
+    pieces = Pieces(models.BPE(unk_token="<unk>", **marks))
+    pieces.pre_tokenizer = WhitespaceSplit()
+    pieces.train_from_iterator(
+        WRITTEN, BpeTrainer(special_tokens=["<unk>"], vocab_size=45, show_progress=False, **marks)
+    )
+    return pieces.to_str()
+
+
+def word_level():
+    pieces = Pieces(models.WordLevel(unk_token="<unk>"))
+    pieces.pre_tokenizer = WhitespaceSplit()
+    pieces.train_from_iterator(WRITTEN, WordLevelTrainer(special_tokens=["<unk>"], show_progress=False))
+    return pieces.to_str()
+
+
+def byte_level():
+    pieces = ByteLevelBPETokenizer()
+    pieces.train_from_iterator(WRITTEN * 3, vocab_size=300)
+    return pieces.to_str()
+
+
+KINDS = {
+    "words": word_level,
+    "suffix": lambda: bpe_with(end_of_word_suffix="</w>"),
+    "prefix": lambda: bpe_with(continuing_subword_prefix="##"),
+    "bytes": byte_level,
+    "SentencePiece": lambda: learn_sentencepiece(
+        byte_fallback=True, vocab_size=300, normalization_rule_name="identity"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_and_sentences_end_where_they_do_in_the_text(kind, tmp_path):
+    content = KINDS[kind]()
+    path = tmp_path / ("t.json" if isinstance(content, str) else "t.model")
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    tokenizer = read_tokenizer(str(path))
+    words_V2, ends_V = words(tokenizer), sentence_ends(tokenizer)
+    for text in WRITTEN:
+        ids = np.array(tokenizer.encode(text))
+        first_L = first_of_units(Flat.of([ids], np.zeros(1, int)), np.ones(len(ids), bool), words_V2)
+        breaks = text.count("\n") if kind in ("bytes", "SentencePiece") else 0
+        assert first_L.sum() == len(text.split()) + breaks, (text, [tokenizer.piece(id) for id in ids])
+        if kind != "SentencePiece":  # it splits … into bytes
+            assert ends_V[ids[-1]] and ends_V.sum() < 50
+
+
+def test_subwords_without_marks_have_no_words(tmp_path):
+    (tmp_path / "t.json").write_text(bpe_with())
+    with pytest.raises(ConfigError, match=r"objective\.whole_words: needs subwords that mark"):
+        words(read_tokenizer(str(tmp_path / "t.json")))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -291,6 +352,7 @@ UNUSABLE = {
 
 
 ENDLESS = (
+    "nested repetition",
     "repeated choice",
     "overlapping choice",
     "nested words",

@@ -29,6 +29,7 @@ def numbers_after(*calls: str) -> list[str]:
     return subprocess.run(code, check=True, capture_output=True, text=True, env=environment).stdout.splitlines()
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(
     not LIBRARY.is_file() or not hasattr(ctypes.CDLL(str(LIBRARY)), "mkl_serv_get_dynamic"), reason="torch has no MKL"
 )

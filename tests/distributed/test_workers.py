@@ -28,6 +28,7 @@ class Inside(IterableDataset[Facts]):
         yield os.getppid(), ignores, "lightning" in sys.modules
 
 
+@pytest.mark.grid
 def test_workers_come_from_a_fork_server_that_ends_with_the_run() -> None:
     server: Any = forkserver._forkserver
     with fork_server_restored():

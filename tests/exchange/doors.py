@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
-from tests.exchange.published import VOCAB, write_tokenizer
+from tests.exchange.published import VOCAB, without_ends, write_tokenizer
 from tests.oracles.references import scatter
 from tfm_blocks.exchange.family import families
 
@@ -72,6 +72,8 @@ DOORS: dict[str, dict[str, Any]] = {
     },
     "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 28},
     "electra_discriminator": {"embedding_size": 12},
+    "electra_wide": {"embedding_size": 16},
+    "electra_wide_discriminator": {"embedding_size": 16},
     "ernie4_5": {"head_dim": 6},
     "exaone4": LOCAL,
     "falcon": {"ffn_hidden_size": 28},
@@ -124,6 +126,7 @@ DOORS: dict[str, dict[str, Any]] = {
     "pegasus": {**PAIRS, "scale_embedding": True, "activation_function": "relu"},
     "phi": HALF,
     "phi3": HALF,
+    "phi3_window": {**HALF, "sliding_window": 3},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 24},
     "qwen3_moe": {**EXPERTS, "head_dim": 6},
     "qwen3_next": {
@@ -164,6 +167,8 @@ def door(name: str, folder: Path) -> nn.Module:
     theirs: nn.Module = getattr(transformers, families()[name].architecture)(config_of(name)).eval()
     scatter(theirs)
     theirs.save_pretrained(folder)
+    if not families()[name].encoder:
+        without_ends(theirs, folder)
     write_tokenizer(folder)
     if name == "bitnet":  # only loading gives it the layers that round
         theirs = type(theirs).from_pretrained(folder).eval()

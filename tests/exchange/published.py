@@ -12,6 +12,7 @@ from torch import nn
 from tests.oracles.references import ENCODERS, REFERENCES, scatter
 
 VOCAB = 37
+UNKNOWN = 3
 GREEDY = {"max_new_tokens": 9, "do_sample": False}
 # ids that begin and end sequences as in the published models: one id for both, or padding as the begin
 IDS: dict[str, dict[str, int | None]] = {
@@ -30,9 +31,20 @@ FAMILIES = (
 
 def write_tokenizer(folder: Path) -> None:
     """Write a tokenizer of the words w0 to w36."""
-    pieces = Tokenizer(models.WordLevel({f"w{id}": id for id in range(VOCAB)}, unk_token="w3"))
+    pieces = Tokenizer(models.WordLevel({f"w{id}": id for id in range(VOCAB)}, unk_token=f"w{UNKNOWN}"))
     pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     pieces.save(str(folder / "tokenizer.json"))
+
+
+def without_ends(theirs: nn.Module, folder: Path) -> None:
+    """Write settings with which texts have no special tokens, so that none ends before its maximum length.
+
+    The unknown word is one of them: the language of mBART is unknown to this tokenizer.
+    """
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    ids = {getattr(theirs.config, key, None) for key in keys} - {None}
+    theirs.generation_config.suppress_tokens = sorted(ids | {UNKNOWN})
+    theirs.generation_config.save_pretrained(folder)
 
 
 def publish(

@@ -107,6 +107,19 @@ def test_adapters_of_an_encoder_are_loaded_by_peft(tmp_path):
         assert far_apart(*logits_of_encoders(wrapped, encoder)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["llama", pytest.param("marian", marks=pytest.mark.grid)])
+def test_adapters_of_some_parts_of_an_attention_leave_the_others_to_the_base(name, tmp_path):
+    theirs, translator = imported(name, tmp_path)
+    group = {"where": {"block": "attention"}, "rank": 2, "alpha": 4, "parts": ["q", "v"]}
+    ours, run = adapted(translator.network, tmp_path, {"some": group})
+    export_to_peft(run, tmp_path / "peft")
+    wrapped = PeftModel.from_pretrained(theirs, tmp_path / "peft").eval()
+    assert not any("k_proj.lora" in name for name, _ in wrapped.named_parameters())
+    translator.network = ours.eval()
+    with torch.no_grad():  # Marian's sinusoids are rounded differently: 2e-6 in float64, 1.5e-5 in float32
+        assert far_apart(*logits_of_both(wrapped, translator)) < 3e-5
+
+
 def test_a_fused_map_has_the_adapter_of_peft_if_its_parts_share_a(tmp_path):
     theirs, translator = imported("gpt2", tmp_path)
     group = {"where": {"block": "attention"}, "rank": 2, "alpha": 4, "parts": ["q", "k", "v"]}
@@ -198,6 +211,25 @@ def test_the_one_dropout_of_peft_is_a_warning_if_the_adapters_have_several(tmp_p
     export_to_peft(run, tmp_path / "peft")
     assert "have the dropouts 0.1, 0.2, but peft's folder has one" in capsys.readouterr().err
     assert json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["lora_dropout"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "adapted_nodes"),
+    [
+        pytest.param("qwen3_next", "decoder.ffn", marks=pytest.mark.grid),
+        pytest.param("glm4_moe", "decoder.ffn", marks=pytest.mark.grid),
+        ("deepseek_v3", "decoder.ffn"),
+        pytest.param("kimi_linear", "decoder.self", marks=pytest.mark.grid),
+    ],
+)
+def test_modules_that_peft_takes_for_others_are_refused(name, adapted_nodes, tmp_path):
+    door(name, tmp_path / "theirs")
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    group = {"where": {"role": "matrix", "node": adapted_nodes}, "rank": 2, "alpha": 4}
+    _, run = adapted(tfm.load(tmp_path / "run").network, tmp_path, {"some": group})
+    with pytest.raises(ConfigError, match=f"in {name} as one of experts, or does not find the module"):
+        export_to_peft(run, tmp_path / "peft")
+    assert not (tmp_path / "peft").exists()
 
 
 @pytest.mark.grid

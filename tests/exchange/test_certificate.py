@@ -15,6 +15,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import read_tokenizer
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange import exporting
+from tfm_blocks.exchange.certificate import certify
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.importing import import_folder
@@ -44,7 +45,7 @@ def trained(model, folder, columns=(), **knobs):
     composed = compose_model(model).with_values({**SIZES, "layers": 1, "vocab": tokenizer.size, **knobs})
     network = build_network(check_model(composed.model), seed=0)
     scatter(network)
-    values = {name: value for name, value in composed.mapping.items() if name != "model"}
+    values = composed.knobs
     save_network(network, folder, tokenizer, values)
     if columns:
         content = json.loads((folder / "model.json").read_text())
@@ -62,6 +63,7 @@ def exported(model, folder, columns=(), **knobs):
     return translator, transformers.AutoTokenizer.from_pretrained(folder / "new", trust_remote_code=True)
 
 
+@pytest.mark.grid
 @each(GENERATING, "decoder_only")
 def test_texts_are_continued_as_by_the_run(model, tmp_path):
     translator, theirs = exported(model, tmp_path, **GENERATING[model])
@@ -127,7 +129,12 @@ def test_one_id_for_bos_and_eos_is_bos_where_a_sequence_begins(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "row"), [("transformer.wpe.weight", 30), ("transformer.wpe.weight", 63), ("transformer.wte.weight", -1)]
+    ("tensor", "row"),
+    [
+        pytest.param("transformer.wpe.weight", 30, marks=pytest.mark.grid),
+        ("transformer.wpe.weight", 63),
+        pytest.param("transformer.wte.weight", -1, marks=pytest.mark.grid),
+    ],
 )
 def test_a_changed_row_of_an_embedding_fails_the_certificate(tensor, row, tmp_path, monkeypatch):
     trained("gpt2", tmp_path / "run", max_length=64)
@@ -149,3 +156,10 @@ def test_the_certificate_of_a_large_model_has_a_part_of_the_ids_and_says_so(tmp_
     translator = saved("decoder_only", tmp_path / "run", layers=1)
     log_p = export_run(tmp_path / "run", tmp_path / "new")[1].log_probabilities
     assert log_p.positions == 512 and log_p.ids < translator.tokenizer.size
+
+
+def test_a_folder_that_transformers_cannot_load_is_reported_with_a_way_out(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
+    ours = trained("base", tmp_path / "run")
+    with pytest.raises(RunError, match=r"transformers cannot load the export: (.|\n)*help: .*tfm eject"):
+        certify(ours, translates=True, run=tmp_path / "run", folder=tmp_path, own_code=False)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import transformers
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoTokenizer,
@@ -14,13 +15,20 @@ from transformers import (
 )
 
 import tfm_blocks as tfm
+from tests.conftest import published_words
 from tests.exchange.published import FAMILIES, publish
 from tests.exchange.test_sentencepiece import learned
 from tests.oracles.references import ENCODERS
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.encoding import write_corpus, write_packed
 from tfm_blocks.data.objective_layouts import layout_of
-from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.data.published_libraries import published_tokenizer, stored_tokenizer
+from tfm_blocks.data.vocabulary import Conventions
+from tfm_blocks.errors import RunError
+from tfm_blocks.exchange.config import read_published
+from tfm_blocks.exchange.conventions import read_conventions
+from tfm_blocks.exchange.exporting import export_run, write_files
+from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.language.spec import names
 from tfm_blocks.translation.settings import Search
@@ -54,8 +62,7 @@ def fast(special, before=(), **named):
 
 def marian(folder):
     models = {"source.spm": learned(LINES, 40), "target.spm": learned(LINES[::-1], 40)}
-    for name, content in models.items():
-        (folder / name).write_bytes(content)
+    write_files(folder, models)
     from sentencepiece import SentencePieceProcessor
 
     parts = [SentencePieceProcessor(model_proto=content) for content in models.values()]
@@ -214,6 +221,80 @@ def modernbert():
     return tokenizer
 
 
+NAMES = [
+    "<s>",
+    "<pad>",
+    "</s>",
+    "<unk>",
+    "a",
+    "eng_Latn",
+    "fra_Latn",
+    "en_XX",
+    "ro_RO",
+    "[CLS]",
+    "[SEP]",
+    "[UNK]",
+    "[PAD]",
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "template", "settings"),
+    [
+        ("llama", "<s> $A", {"add_bos_token": False, "tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("llama", "<s> $A", {"add_bos_token": False, "tokenizer_class": "LlamaTokenizer"}),
+        ("llama", "$A", {"add_bos_token": True, "tokenizer_class": "LlamaTokenizerFast"}),
+        ("llama", "", {"add_eos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("gpt_neox", "$A </s>", {"tokenizer_class": "GPTNeoXTokenizer"}),
+        ("gpt_neox", "$A </s>", {}),
+        ("distilbert", "", {"tokenizer_class": "DistilBertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]"}),
+        ("m2m_100", "$A </s> eng_Latn", {"tokenizer_class": "NllbTokenizer", "src_lang": "fra_Latn"}),
+        ("m2m_100", "$A </s> eng_Latn", {"tokenizer_class": "NllbTokenizer", "src_lang": None}),
+        ("m2m_100", "$A", {"tokenizer_class": "NllbTokenizer", "src_lang": "fra_Latn", "legacy_behaviour": True}),
+        ("mbart", "en_XX $A </s>", {"tokenizer_class": "MBart50Tokenizer", "src_lang": "ro_RO"}),
+        ("mbart", "en_XX $A </s>", {"tokenizer_class": "MBart50TokenizerFast"}),
+        ("mbart", "$A </s> en_XX", {"tokenizer_class": "MBartTokenizer", "src_lang": "ro_RO"}),
+        ("m2m_100", "$A", {"tokenizer_class": "NllbTokenizer", "tgt_lang": "fra_Latn"}),
+        ("m2m_100", "$A", {"tokenizer_class": "NllbTokenizer", "tgt_lang": "fra_Latn", "legacy_behaviour": True}),
+        ("m2m_100", "$A", {"tokenizer_class": "NllbTokenizer", "src_lang": "fra_Latn", "tgt_lang": "xx"}),
+        ("mbart", "$A", {"tokenizer_class": "MBart50Tokenizer", "src_lang": "ro_RO", "tgt_lang": "en_XX"}),
+        ("mbart", "$A", {"tokenizer_class": "MBartTokenizer", "tgt_lang": "ro_RO"}),
+    ],
+)
+def test_the_tokens_around_a_text_are_those_of_autotokenizer_beside_a_tokenizer_json(
+    family, template, settings, tmp_path
+):
+    """Flags of BOS and EOS have no effect, some classes replace the post-processor, and targets have their language."""
+    ids = {name: id for id, name in enumerate(NAMES)}
+    is_unigram = family == "mbart"
+    pieces = Tokenizer(
+        models.Unigram([(name, 0.0) for name in NAMES], unk_id=3)
+        if is_unigram
+        else models.BPE(ids, [], unk_token="<unk>")
+    )
+    pieces.add_special_tokens([name for name in NAMES if name != "a"])
+    if template:
+        pair = [(name, ids[name]) for name in template.split() if name != "$A"]
+        pieces.post_processor = processors.TemplateProcessing(template, f"{template} $B", special_tokens=pair)
+    pieces.save(str(tmp_path / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", **settings}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    kind = getattr(transformers, families()[family].architecture).config_class
+    config = json.loads(kind(vocab_size=len(NAMES), bos_token_id=0, eos_token_id=2).to_json_string(use_diff=False))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    text = theirs("a", add_special_tokens=False).input_ids  # some classes replace the pre-tokenizer
+    expected = {"src": theirs("a").input_ids, "tgt": theirs(text_target="a").input_ids}
+    read = read_published(families()[family], config, {}, 10**6, "config.json")
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name.startswith("tokenizer")}
+    around = read_conventions(read, published_tokenizer(read.vocabulary, files, "tokenizer.json"), config, {})
+    ours, ends = published_tokenizer(read.vocabulary, files, "tokenizer.json", around), [2] * around.adds_eos
+    for column in ("src", "tgt") if around.of_targets else ("src",):
+        framed = read.vocabulary.to_published(ours.of(column).encode("a")) + ends
+        place = framed.index(ids["a"])
+        assert [*framed[:place], *text, *framed[place + 1 :]] == expected[column]
+
+
 READING = {
     "bert": (bert, {}),  # its config.json has no ids of [CLS] and [SEP]
     "electra": (bert, {}),
@@ -222,7 +303,9 @@ READING = {
 }
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("bert", "modernbert") else pytest.mark.grid) for name in ENCODERS]
+)
 def test_encoders_read_the_ids_of_autotokenizer_and_predict_the_same_tokens(name, tmp_path):
     make, ids = READING[name]
     tokenizer, folder = make(), tmp_path / "theirs"
@@ -253,3 +336,13 @@ def test_the_outputs_of_an_encoder_without_padding_are_compared_text_by_text(tmp
     certificate = export_run(tmp_path / "run", tmp_path / "back")[1]
     assert not certificate.not_compared
     assert certificate.translations.equal == certificate.translations.sentences == 4
+
+
+def test_a_tokenizer_that_was_stored_before_languages_keeps_its_text():
+    content = json.loads(published_words(before=(10,)).text)
+    assert content["conventions"].keys() == vars(Conventions()).keys() - {"languages"}
+    text = json.dumps(content, ensure_ascii=False)
+    assert stored_tokenizer(text, "tokenizer.json").text == text
+    content["conventions"]["languages"] = [10]
+    with pytest.raises(RunError, match=r"conventions\.languages is damaged"):
+        stored_tokenizer(json.dumps(content), "tokenizer.json")

@@ -157,6 +157,7 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.grid
 def test_the_command_writes_a_folder_with_a_certificate(run, tmp_path, capsys):
     pytest.importorskip("ctranslate2")
     (tmp_path / "text").write_text("a house\n\na boat\n")

@@ -66,6 +66,7 @@ def test_transformers_translates_as_the_run_does(name, tmp_path, capsys):
     assert translator.tokenizer.decode(ids) == translator.translate(["a red boat"], longest=(0.0, 6))[0]
 
 
+@pytest.mark.grid
 def test_beam_search_and_the_loss_of_labels_are_those_of_transformers(tmp_path):
     translator = saved("base", tmp_path / "run", layers=1)
     export_run(tmp_path / "run", tmp_path / "new")
@@ -82,6 +83,7 @@ def test_beam_search_and_the_loss_of_labels_are_those_of_transformers(tmp_path):
     assert model.model.logits.block.weight is model.model.src_emb.block.weight
 
 
+@pytest.mark.grid
 def test_a_changed_gpt2_keeps_the_ids_of_its_published_vocabulary(tmp_path):
     publish("gpt2", tmp_path / "theirs")
     main(["import", str(tmp_path / "theirs"), "-o", str(tmp_path / "imported")])
@@ -97,6 +99,7 @@ def test_a_changed_gpt2_keeps_the_ids_of_its_published_vocabulary(tmp_path):
     assert best.text == "".join(f" w{id}" for id in new_ids[:end])
 
 
+@pytest.mark.grid
 def test_inputs_that_transformers_cannot_pass_are_refused(tmp_path, capsys):
     saved("two_sources", tmp_path / "run")
     with pytest.raises(SystemExit):
@@ -113,6 +116,7 @@ def test_without_transformers_the_command_says_that_nothing_was_compared(tmp_pat
     assert not (tmp_path / "new" / "certificate.json").exists()
 
 
+@pytest.mark.grid
 def test_the_code_beside_the_weights_is_formatted(tmp_path):
     saved("decoder_only", tmp_path / "run", layers=1)
     export_run(tmp_path / "run", tmp_path / "new")

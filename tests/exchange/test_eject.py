@@ -23,6 +23,7 @@ from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network import incremental
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.registry.blocks import REGISTRY
 
 SIZES = {"d_model": 16, "d_ff": 24, "heads": 4, "layers": 3, "vocab": 50, "r": 4}
@@ -141,6 +142,7 @@ def decodes_alike(network, inputs, steps):
         torch.testing.assert_close(step_BV, network.head(x_BD), **CLOSE)
 
 
+@pytest.mark.grid
 def test_three_shipped_models_have_equal_logits_gradients_and_steps(tmp_path):
     agree(DEFAULT, tmp_path, torch.equal)
 
@@ -151,8 +153,8 @@ def test_all_other_shipped_models_have_equal_logits_gradients_and_steps(tmp_path
     agree([name for name in entries() if name not in (*DEFAULT, POOLED)], tmp_path, nearly_equal)
 
 
-def test_a_block_that_does_not_read_its_mask_has_equal_logits_and_gradients(tmp_path):
-    agree([POOLED], tmp_path, nearly_equal)
+def test_a_block_that_does_not_read_its_mask_has_equal_logits_and_gradients():
+    agree_in_process(spec_of(POOLED))
 
 
 def small(inputs, graph):
@@ -202,25 +204,41 @@ def test_grouped_norms_and_copies_without_weights_have_equal_logits_gradients_an
     agree_in_process(small({"tgt": "B T"}, graph))
 
 
+@pytest.mark.grid
+def test_shared_layers_whose_blocks_without_weights_differ_have_equal_logits_gradients_and_steps():
+    layer = {"time": {"block": "timestep", "step": "i+1"}, "self": {"block": "attention", "mask": "causal"}}
+    graph = {
+        "emb": {"block": "embedding", "in": "tgt"},
+        "body": {"repeat": {"times": 2, "share": True}, "layer": layer},
+        "logits": {"block": "unembed"},
+    }
+    agree_in_process(small({"tgt": "B T"}, graph))
+
+
 OTHERS = [
     ("residual_scores", {}),
-    ("hyper_connections", {"kind": "manifold"}),
-    ("routed_updates", {}),
     ("top_blocks", {}),
-    ("native_sparse", {}),
     ("segments", {}),
-    ("ternary", {"activations": "int8"}),
-    pytest.param("hyper_connections", {}, marks=pytest.mark.grid),
+    pytest.param("hyper_connections", {"kind": "manifold"}, marks=pytest.mark.grid),
+    pytest.param("ternary", {"activations": "int8"}, marks=pytest.mark.grid),
     *(
         pytest.param(name, {}, marks=pytest.mark.grid)
         for name in (
+            "hyper_connections",
+            "routed_updates",
+            "native_sparse",
             "alternating_updates",
             "delta_product",
+            "halting",
+            "hashed_experts",
             "kimi_delta",
             "lightning",
             "mlstm",
             "rwkv7",
             "rwkv7_values",
+            "attention_residuals",
+            "adaptive",
+            "ngrams",
         )
     ),
 ]
@@ -229,6 +247,14 @@ OTHERS = [
 @pytest.mark.parametrize("name, knobs", OTHERS)
 def test_other_models_have_equal_logits_gradients_and_steps(name, knobs):
     agree_in_process(build(next(path for path in TESTS if path.stem == name), **knobs).spec)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", [name for name, info in REGISTRY.blocks.items() if info.shipped])
+def test_every_shipped_block_can_be_ejected(name):
+    for case in cases_of(REGISTRY.blocks[name]):
+        for spec in (case.spec, *([case.decoder.spec] if case.decoder else [])):
+            eject(spec, Sources(), name)
 
 
 NAMES = (
@@ -249,6 +275,7 @@ def named(name):
     yield {**source, **begin, "self_": attention, "cross": {"block": "attention", "kv": name}, **end}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.grid] * (i > 5)) for i, n in enumerate(NAMES)])
 def test_any_name_of_a_node_can_be_ejected(name):
     for graph in named(name):
@@ -316,6 +343,7 @@ def agree_in_process(spec):
             decodes_alike(network, inputs, [ejected.step(ids_B, state) for ids_B in inputs[TARGET].T])
 
 
+@pytest.mark.grid
 def test_padding_does_not_change_the_logits_of_other_positions():
     spec = spec_of("base")
     network = trained(spec)
@@ -326,6 +354,7 @@ def test_padding_does_not_change_the_logits_of_other_positions():
     torch.testing.assert_close(ejected(**inputs)[keep_BT], network(**inputs)[keep_BT], **CLOSE)
 
 
+@pytest.mark.grid
 def test_the_base_model_is_short_and_has_no_trace_of_other_blocks():
     spec = check_model(compose_model("base", []).model)
     text = eject(spec, Sources(), "base")
@@ -334,6 +363,7 @@ def test_the_base_model_is_short_and_has_no_trace_of_other_blocks():
     assert not any(word in code for word in ("kv_heads", "qk_norm", "dilation", "clamp", "Part(", "tfm_blocks"))
 
 
+@pytest.mark.grid
 def test_the_file_is_formatted_and_has_no_unused_name(tmp_path):
     path = tmp_path / "model.py"
     path.write_text(eject(spec_of("rotary"), Sources(), "rotary"), "utf-8")

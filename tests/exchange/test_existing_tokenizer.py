@@ -35,7 +35,9 @@ def data(tmp_path, monkeypatch):
     return ["data=lm", f"data.dir={tmp_path}", f"data.cache={tmp_path / 'cache'}", "data.context=8", *splits]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "saved" else pytest.mark.grid) for name in FILES]
+)
 def test_a_run_resumes_and_is_exported_without_the_files_that_it_read(name, files, data, tmp_path):  # noqa: F811
     original = tmp_path / name
     (shutil.copytree if (files / name).is_dir() else shutil.copy)(files / name, original)
@@ -145,6 +147,7 @@ def test_the_answer_of_the_server_reports_unknown_words(tagged):
             assert reply.get("warning", "").partition(" %")[0] == share and len(reply["outputs"]) == 1
 
 
+@pytest.mark.grid
 def test_the_preparation_reports_unknown_words_of_each_column(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words_with_tags().save(str(tmp_path / "tags.json"))

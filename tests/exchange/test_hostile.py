@@ -81,15 +81,19 @@ EVIL = "open('harmed', 'w')\nclass Evil:\n    pass\n"
 CODE = {"AutoConfig": "theirs--evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
 
 
-@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json"])
-@pytest.mark.parametrize(
-    "keys",
+@pytest.mark.parametrize(  # by default each file and each key once
+    ("file", "keys"),
     [
-        {"auto_map": CODE},
-        {"custom_pipelines": {"evil": {"impl": "evil.Evil"}}},
-        {"_attn_implementation": "theirs/evil"},
+        pytest.param(file, keys, id=f"{next(iter(keys))}-{file}", marks=[pytest.mark.grid] * (place != number))
+        for place, file in enumerate(["config.json", "tokenizer_config.json", "generation_config.json"])
+        for number, keys in enumerate(
+            [
+                {"auto_map": CODE},
+                {"custom_pipelines": {"evil": {"impl": "evil.Evil"}}},
+                {"_attn_implementation": "theirs/evil"},
+            ]
+        )
     ],
-    ids=lambda keys: next(iter(keys)),
 )
 def test_keys_that_name_code_are_not_kept_and_nothing_is_run(folder, file, keys, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
@@ -134,15 +138,20 @@ def spoiled_files(record, name):
     record["files"][name] = EVIL
 
 
-@pytest.mark.parametrize("name", FOREIGN_NAMES)
+SPOILED = {
+    "texts": ("published.json", spoiled_texts, ["huggingface"]),
+    "tensors": ("published.json", spoiled_tensors, ["huggingface"]),
+    "files": ("tokenizer.json", spoiled_files, ["huggingface", "ctranslate2", "onnx"]),
+}
+
+
 @pytest.mark.parametrize(
-    ("file", "change", "formats"),
+    ("file", "change", "formats", "name"),
     [
-        ("published.json", spoiled_texts, ["huggingface"]),
-        ("published.json", spoiled_tensors, ["huggingface"]),
-        ("tokenizer.json", spoiled_files, ["huggingface", "ctranslate2", "onnx"]),
+        pytest.param(*row, name, id=f"{kind}-{name}", marks=[pytest.mark.grid] * (kind != "files" and name != "../x"))
+        for kind, row in SPOILED.items()
+        for name in FOREIGN_NAMES
     ],
-    ids=["texts", "tensors", "files"],
 )
 def test_names_of_files_in_a_run_folder_are_a_closed_list(folder, file, change, formats, name, tmp_path, capsys):
     import_folder(folder, run := tmp_path / "run")

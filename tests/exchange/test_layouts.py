@@ -62,6 +62,7 @@ def lengthened(folder, name, **config):
     return theirs, prompts, theirs.generate(prompts, attention_mask=torch.ones_like(prompts), **GREEDY)[:, 3:]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_each_of_several_ids_of_eos_ends_a_text(file, tmp_path):
     theirs, prompts, free = lengthened(tmp_path / "theirs", "llama", bos_token_id=1, eos_token_id=2)

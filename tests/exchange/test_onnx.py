@@ -16,15 +16,18 @@ import tfm_blocks as tfm
 from tests.conftest import WORDS, sentences
 from tests.network.examples import SHIPPED, TESTS, build
 from tests.network.small import noisy
+from tfm_blocks.blocks.layers.state import State
 from tfm_blocks.cli import main
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import BOS
 from tfm_blocks.errors import RunError
 from tfm_blocks.exchange.onnx.export import Engine, compare_graphs, write_graphs
-from tfm_blocks.exchange.onnx.tracing import UNCOVERED, trace_network
+from tfm_blocks.exchange.onnx.tracing import UNCOVERED, StateLayout, trace_network
 from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.network.incremental import Decoding
 from tfm_blocks.runs.model import read_network
-from tfm_blocks.translation.search import BOS, Bounds, one_by_one
+from tfm_blocks.translation.search import Bounds, one_by_one
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -110,6 +113,7 @@ def test_the_loop_of_the_page_continues_200_prompts_as_the_run_does(tmp_path):
     assert [row[: row.index(page.EOS)] if page.EOS in row else row for row in ids] == expected
 
 
+@pytest.mark.grid
 def test_a_run_without_target_is_one_graph_and_is_not_compared_without_the_runtime(tmp_path, capsys, monkeypatch):
     run, folder = saved(tmp_path, "encoder_only"), tmp_path / "new"
     with monkeypatch.context() as patch:
@@ -120,6 +124,7 @@ def test_a_run_without_target_is_one_graph_and_is_not_compared_without_the_runti
     assert compare_graphs(Engine(folder, onnxruntime), read_network(run)).largest < 1e-4
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("classes", [1, 3])
 def test_outputs_of_classifiers_are_compared_without_the_output_that_padding_lacks(classes, tmp_path):
     network = scattered("classifier", [f"classes={classes}"])
@@ -155,6 +160,16 @@ def test_blocks_that_are_not_covered_are_refused_by_node(block):
         trace_network(scattered(model, overrides), "run")
 
 
+def test_entries_that_change_are_separate_inputs_of_the_step_also_if_they_begin_as_one_tensor():
+    zeros = torch.zeros(2, 3)
+    state = State(fixed={"mask": zeros}, moving={"sum": zeros, "squares": zeros})
+    layout = StateLayout(Decoding({}, {}, {"a": state}, torch.ones(2, 1, 1, 1, dtype=torch.bool)))
+    assert layout.read == ["a.mask", "a.sum", "a.squares"]
+    passed = layout.decoding({name: zeros + number for number, name in enumerate(layout.read)}, 1).states["a"]
+    values = {name: tensor[0, 0].item() for name, tensor in {**passed.fixed, **passed.moving}.items()}
+    assert values == {"mask": 0, "sum": 1, "squares": 2}
+
+
 def test_inputs_of_vectors_are_refused():
     network = tfm.build(str(Path(__file__).parents[1] / "models" / "vectors.yaml"), vocab=30)
     with pytest.raises(RunError, match=r"run: inputs\.img: the export to ONNX covers inputs of token ids"):
@@ -171,6 +186,7 @@ class HasNoCounterpart(nn.Module):
         return x_BTD + torch.linalg.matrix_exp(x_BTD @ x_BTD.mT).sum()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("block", "rule"),
     [(FixesLength, "needs any batch and any lengths"), (HasNoCounterpart, "has no counterpart of the operation aten")],
@@ -189,6 +205,7 @@ def test_other_blocks_that_cannot_be_exported_are_refused_by_node_or_graph(block
         ("restricted", []),
         ("base", [f"{SELF}.block=segment_attention", f"{SELF}.segment=16", f"{SELF}.memory=16"]),
         ("retention", [f"{SELF}.block=mlstm"]),
+        ("retention", [f"{SELF}.block=mamba3", f"{SELF}.d_inner=64", f"{SELF}.d_state=4"]),
         ("retention", [f"{SELF}.slope=1.0", f"{SELF}.rotate=false", f"{SELF}.out_norm=rmsnorm"]),
     ],
 )
@@ -203,21 +220,52 @@ def test_batch_and_lengths_are_free(model, changes, tmp_path):
         np.testing.assert_allclose(logits, network(**inputs).detach().numpy(), atol=1e-4)
 
 
-@pytest.mark.grid
-def test_a_node_can_be_called_next(tmp_path):
+def with_layer(name, **layer):
+    """Return a language model with one layer."""
     graph = {
         "emb": {"block": "embedding", "in": "tgt", "vocab": 30, "d_model": 8},
-        "next": {"block": "attention", "heads": 2, "mask": "causal", "position": "rotary"},
+        name: layer,
         "out": {"block": "unembed", "vocab": 30},
     }
-    network = build_network(check_model({"inputs": {"tgt": "B T"}, "graph": graph}), seed=1).eval()
+    return build_network(check_model({"inputs": {"tgt": "B T"}, "graph": graph}), seed=1).eval()
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("layer", [{"block": "mamba", "d_inner": 16, "d_state": 5}, {"block": "rg_lru", "heads": 2}])
+def test_tensors_of_a_scan_grow_linearly_with_the_length(layer):
+    first, _ = trace_network(with_layer("self", **layer), "run")
+    values = {node.name: node.meta.get("val") for node in first.program.graph.nodes}
+    batch, length = (size.node.expr for size in values[first.program.graph_signature.user_inputs[0]].shape)
+    sizes = [x.numel() for x in values.values() if isinstance(x, torch.Tensor)]
+    sizes = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
+    short, long = (max(size.subs({batch: 1, length: positions}) for size in sizes) for positions in (500, 1000))
+    assert long <= 2.1 * short
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("bias", [-12.0, -110.0])
+def test_an_almost_closed_decay_gate_has_equal_logits(bias, tmp_path):
+    network = with_layer("self", block="rg_lru", heads=2)
+    network.get_parameter("self.block.decay_bias").data.fill_(bias)
+    largest = compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network).largest
+    assert largest < 1e-3  # the sigmoid of ONNX Runtime has few digits below 1e-5
+
+
+@pytest.mark.grid
+def test_a_node_can_be_called_next(tmp_path):
+    network = with_layer("next", block="attention", heads=2, mask="causal", position="rotary")
     assert compare_graphs(Engine(exported(network, tmp_path / "new"), onnxruntime), network).largest < 1e-4
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize(
     ("name", "knobs"),
-    [("hyper_connections", {"kind": "manifold"}), ("routed_updates", {}), ("segments", {}), ("ternary", {})],
+    [
+        ("hyper_connections", {"kind": "manifold"}),
+        *((name, {}) for name in ("routed_updates", "segments", "ternary", "mamba", "mamba2", "griffin")),
+        *((name, {}) for name in ("ngrams", "attention_residuals", "adaptive", "hashed_experts")),
+        ("scalenorm", {"model.graph.encoder.layer.ffn": {"block": "expert_choice_moe", "experts": 4}}),
+    ],
 )
 def test_models_with_other_blocks_have_equal_logits_also_in_steps(name, knobs, tmp_path):
     network = build(next(path for path in TESTS if path.stem == name), **knobs).eval()

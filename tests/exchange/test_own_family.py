@@ -55,6 +55,7 @@ def test_the_table_of_the_page_has_the_logits_of_transformers(tie, conf, capsys)
     assert far_apart(logits_of_both(back.eval(), ours)[1], logits_of_both(theirs, ours)[1]) < 1e-5
 
 
+@pytest.mark.grid
 def test_a_table_with_a_shipped_model_is_exported_as_the_shipped_family(conf):
     """A table with other names for the tensors of a shipped family."""
     from tests.exchange.published import publish
@@ -93,12 +94,17 @@ def test_a_table_with_a_shipped_model_is_exported_as_the_shipped_family(conf):
         (("model.layers.{i}.mlp.up_proj", "model.layers.{j}.mlp.up_proj"), "{{i}} stands in the address only\n  --> {table}:30:3"),
         (("  model.norm", "  - model.norm"), "is not YAML"),
         (("hidden_size: d_model", "hidden_size: [d_model]"), "config.hidden_size: must name text, but names ['d_model']\n  --> {table}:7:3"),
+        (("hidden_size: d_model", "7: d_model"), "config.7: must name text, but names 7"),
+        (("prefix: model", "prefix: model\ncomputed: {7: 1}"), "computed.7: must name text, but names 7"),
+        (("prefix: model", "prefix: model\nimplied: {head_dim: d_modell//heads}"), "implied.head_dim: d_modell//heads reads d_modell, which no earlier row has\n  --> {table}:26:1"),
+        (("prefix: model", "prefix: model\nimplied: {head_dim: d_model//}"), "implied.head_dim: "),
         (("{lm_head.weight: tie}", "{lm_head.weight: [tie]}"), "output.lm_head.weight: must name text, but names ['tie']"),
         (("decoder.last.norm.{kind}", "5"), "weights.model.norm.{{kind}}: must name text, but names 5"),
         (("{vocabulary: true, to: emb", "{vocabulary: true, regroup: heads, to: emb"), "weights.model.embed_tokens.weight: regroup must be two values, [GROUPS, SHARES], but is 'heads'"),
         (("{vocabulary: true, to: emb", "{transpose: 0, to: emb"), "weights.model.embed_tokens.weight: transpose must be two axes, but is 0"),
         (("prefix: model", "prefix: model\nrope: true"), "jais2.yaml lacks the knobs attention_factor, factor, fast, rope"),
-        (("hidden_size: d_model", "hidden_size: {knob: d_model, layers: 3}"), "config.hidden_size: layers must be a list, but is 3"),
+        (("hidden_size: d_model", "hidden_size: {knob: d_model, layers: 3}"), "config.hidden_size: layers must be a list of two kinds or empty, but is 3"),
+        (("hidden_size: d_model", "hidden_size: {knob: d_model, layers: [conv]}"), "config.hidden_size: layers must be a list of two kinds or empty, but is ['conv']"),
         (("hidden_size: d_model", "hidden_size: {knob: d_model, each: true}"), "config.hidden_size: reads the number of layers, which no earlier row has"),
         (("decoder.last.norm.{kind}", "decoder.last.norm.{i j}"), "has braces that do not contain one name"),
         (("decoder.last.norm.{kind}", "decoder.last.norm.{}"), "has braces that do not contain one name"),
@@ -113,6 +119,17 @@ def test_a_table_is_checked_like_a_model(change, message, conf):
     with pytest.raises(ConfigError) as error:
         read_own_family(Path(TABLE))
     assert message.format(table=TABLE) in str(error.value)
+
+
+def test_synonyms_and_architectures_are_separated_by_commas_with_or_without_spaces(conf):
+    table, other = conf / TABLE, conf / "my_conf" / "other.yaml"
+    text = table.read_text()
+    assert "rope_theta, rope_theta" in text and "\narchitecture: " in text
+    other.write_text(
+        text.replace("rope_theta, rope", "rope_theta,rope").replace("\narchitecture: ", "\narchitecture: A,")
+    )
+    family, spaced = read_own_family(other), read_own_family(Path(TABLE))
+    assert family.config == spaced.config and family.architectures == ["A", *spaced.architectures]
 
 
 def test_an_operation_that_does_not_fit_the_tensors_names_the_table(conf):

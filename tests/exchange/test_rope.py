@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import tfm_blocks as tfm
+from tests.exchange.doors import sizes_of
 from tests.exchange.published import VOCAB, publish
 from tests.exchange.test_import import far_apart, imported, own_ids
 from tfm_blocks.errors import RunError
-from tfm_blocks.exchange.config import read_published, with_knobs
+from tfm_blocks.exchange.config import SCALING, read_published, with_knobs
 from tfm_blocks.exchange.exporting import export_run
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.importing import import_folder
@@ -36,11 +38,11 @@ def logits_of_both(theirs, translator):
 
 
 def each_scaling(*families):
-    first = families[0]
+    default = [(families[0], name) for name in ("llama3", "tuned_yarn")]
     return pytest.mark.parametrize(
         ("family", "scaling"),
         [
-            pytest.param(family, name, marks=[] if family == first else [pytest.mark.grid])
+            pytest.param(family, name, marks=[] if (family, name) in default else [pytest.mark.grid])
             for family in families
             for name in SCALINGS
         ],
@@ -58,7 +60,9 @@ def test_logits_match_transformers_beyond_the_trained_length(family, scaling, tm
     assert far_apart(logits_of_both(plain.eval(), translator)[1], expected) > 1e-3  # the scaling has an effect
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize(
+    "scaling", [pytest.param(name, marks=[] if name == "yarn" else pytest.mark.grid) for name in SCALINGS]
+)
 def test_the_keys_of_earlier_transformers_mean_the_same(scaling, tmp_path):
     rope = SCALINGS[scaling]
     theirs = publish("llama", tmp_path / "theirs", rope_parameters={"rope_theta": 100.0, **rope})
@@ -70,6 +74,32 @@ def test_the_keys_of_earlier_transformers_mean_the_same(scaling, tmp_path):
         path.write_text(json.dumps({**config, "rope_theta": 100.0, "rope_scaling": earlier}))
         import_folder(tmp_path / "theirs", tmp_path / name)
         assert far_apart(*logits_of_both(theirs, tfm.load(tmp_path / name))) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name, family in families().items() if SCALING in family.fixed])
+def test_a_family_without_scaled_positions_refuses_the_keys_of_earlier_transformers(name):
+    config = {"model_type": families()[name].model_type, "rope_theta": 1e4, SCALING: {**YARN, "factor": 8.0}}
+    with pytest.raises(RunError, match=r"rope_scaling\.factor: has no counterpart in our blocks: 8\.0"):
+        read_published(families()[name], config, {}, 10**6, "config.json")
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_keys_of_two_versions_of_transformers_are_refused(name):
+    config = {"model_type": name, "rope_parameters": {"rope_theta": 1e4, **YARN}, SCALING: {**YARN, "factor": 8.0}}
+    with pytest.raises(RunError, match="rope_scaling: replaces rope_parameters in transformers"):
+        read_published(families()[name], config, {}, 10**6, "config.json")
+
+
+def test_deepseek_v3_has_its_scaling_after_further_training_and_refuses_a_factor_of_attention():
+    family, kind = families()["deepseek_v3"], transformers.DeepseekV3Config
+    config = {key: value for key, value in sizes_of("deepseek_v3").items() if key != "rope_parameters"}
+    config |= {"rope_theta": 100.0, SCALING: {**YARN, "mscale": 0.7}}
+    stated = read_published(family, config, {}, 10**6, "config.json")
+    changed = with_knobs(config, stated, replace(stated, knobs={**stated.sizes, "factor": 8.0}))
+    expected = {**YARN, "mscale": 0.7, "rope_theta": 100.0, "factor": 8.0}
+    assert kind.from_dict(changed).rope_parameters.items() >= expected.items()
+    with pytest.raises(RunError, match=r"rope_scaling\.attention_factor: has no counterpart"):
+        read_published(family, {**config, SCALING: {**YARN, "attention_factor": 2.0}}, {}, 10**6, "config.json")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +120,10 @@ def test_a_further_trained_model_has_the_changed_scaling_and_no_key_of_the_publi
     assert LlamaConfig.from_dict(changed).rope_parameters == {"rope_theta": 100.0, **expected}
 
 
-@pytest.mark.parametrize("scaling", [None, *SCALINGS])
+@pytest.mark.parametrize(
+    "scaling",
+    [None, *(pytest.param(name, marks=[] if name == "tuned_yarn" else pytest.mark.grid) for name in SCALINGS)],
+)
 def test_a_new_run_is_exported_with_its_scaling(scaling, tmp_path):
     rope = {"rope_theta": 100.0, **(SCALINGS[scaling] if scaling else {"rope_type": "default"})}
     _, translator = imported("llama", tmp_path, rope_parameters=rope)
@@ -110,7 +143,7 @@ def test_a_new_run_is_exported_with_its_scaling(scaling, tmp_path):
         ({"type": ["yarn"], "factor": 2.0}, "rope_scaling.type: must be"),
         ({"factor": 2.0}, "rope_scaling.factor: has no counterpart in our blocks: 2.0"),
         ({"type": "linear"}, "rope_parameters.factor: is missing"),
-        ({**YARN, "mscale": 0.7}, "rope_scaling.mscale: has no counterpart in our blocks: 0.7"),
+        ({**YARN, "mscale_all_dim": 0.7}, "rope_scaling.mscale_all_dim: has no counterpart in our blocks: 0.7"),
         ({**YARN, "factor": "4"}, "rope_scaling.factor: must be a number, but is '4'"),
         ({**YARN, "truncate": "no"}, "truncate must be a bool"),
         ({**LLAMA3, **dict.fromkeys(LENGTH, 6.5)}, "original_max_position_embeddings: must be a whole number"),

@@ -11,12 +11,13 @@ from transformers import AutoTokenizer, MarianTokenizer, T5Tokenizer, pipeline
 import tfm_blocks as tfm
 from tests.exchange.published import publish
 from tests.exchange.test_custom_code import saved
+from tests.exchange.test_import import expect_restored
 from tests.oracles.test_hugging_face import far_apart
 from tfm_blocks.data.published_libraries import SentencePieceTokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer, read_tokenizer
 from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.errors import RunError
-from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.exporting import export_run, write_files
 from tfm_blocks.exchange.fast_tokenizer import to_fast
 from tfm_blocks.exchange.importing import import_folder
 from tfm_blocks.runs.folder import TOKENIZER
@@ -57,8 +58,7 @@ def ours(files):
 
 
 def test_each_side_is_split_by_its_model_as_by_transformers(files, tmp_path):
-    for name in FILES:
-        (tmp_path / name).write_bytes(files[name])
+    write_files(tmp_path, files)
     theirs = MarianTokenizer(*(str(tmp_path / name) for name in FILES))
     tokenizer = ours(files)
     special = ["a red</s> boat <unk>", "<pad> >>de<< a", ">>xx<< a red", ">> a < b", "a </s>>>de<< red"]
@@ -80,8 +80,7 @@ def test_the_sentinels_of_t5_are_matched_as_by_transformers(files, extra_ids, si
     options = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     config = {} if extra_ids is None else {"extra_ids": extra_ids}
     content = {"spiece.model": learned(SOURCE, 30, **options), "tokenizer_config.json": json.dumps(config).encode()}
-    for name, text in content.items():
-        (tmp_path / name).write_bytes(text)
+    write_files(tmp_path, content)
     theirs = T5Tokenizer.from_pretrained(tmp_path)
     ours = SentencePieceTokenizer(Vocabulary(size, 0, 1), content)
     for text in ["<extra_id_0> a red<extra_id_2>house", "a</s> blue <pad>boat <unk> <extra_id_99>"]:
@@ -97,22 +96,19 @@ def test_the_sentinels_of_t5_are_matched_as_by_transformers(files, extra_ids, si
     assert ours.decode(ours.encode("<2de> a red")) == "a red"
 
 
+@pytest.mark.grid
 def test_a_marian_folder_is_imported_and_exported_with_its_tokenizer(files, tmp_path):
     pad = ids_of_pad(files)
     publish(
         "marian", tmp_path / "theirs", vocab_size=pad + 1, decoder_start_token_id=pad, eos_token_id=0, pad_token_id=pad
     )
     (tmp_path / "theirs" / "tokenizer.json").unlink()
-    for name in FILES:
-        (tmp_path / "theirs" / name).write_bytes(files[name])
+    write_files(tmp_path / "theirs", files)
     import_folder(tmp_path / "theirs", tmp_path / "run")
     translator = tfm.load(tmp_path / "run")
     assert len(translator.translate(SOURCE, max_tokens=9)) == len(SOURCE)
     assert translator.tokenizer.encode(SOURCE[0]) == ours(files).encode(SOURCE[0])
-    export_run(tmp_path / "run", tmp_path / "back")
-    assert all(
-        (tmp_path / "back" / path.name).read_bytes() == path.read_bytes() for path in (tmp_path / "theirs").iterdir()
-    )
+    expect_restored(tmp_path)
 
 
 def test_a_single_model_has_its_own_ids(files):
@@ -187,8 +183,7 @@ def of_an_import(name, **ids):
     def of_this_import(folder, files):
         publish(name, folder / "theirs", vocab_size=64, **ids)
         (folder / "theirs" / "tokenizer.json").unlink()
-        for file, content in files.items():
-            (folder / "theirs" / file).write_bytes(content)
+        write_files(folder / "theirs", files)
         import_folder(folder / "theirs", folder / "imported")
         return load_tokenizer(folder / "imported" / TOKENIZER)
 
@@ -210,8 +205,7 @@ def of_t5(folder, files):
 
 
 def of_marian(folder, files):
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    write_files(folder, files)
     return read_tokenizer(str(folder))
 
 
@@ -220,14 +214,9 @@ def of_imported_marian(folder, files):
     return of_an_import("marian", decoder_start_token_id=pad, eos_token_id=0, pad_token_id=pad)(folder, files)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("model", ["rezero", "decoder_only"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        of_a_file,
-        *(pytest.param(make, marks=pytest.mark.grid) for make in (of_llama, of_t5, of_marian, of_imported_marian)),
-    ],
-)
+@pytest.mark.parametrize("make", [of_a_file, of_llama, of_t5, of_marian, of_imported_marian])
 def test_an_export_with_its_own_code_has_a_tokenizer_that_autotokenizer_reads(make, model, files, tmp_path):
     if "marian" in make.__name__ and model == "decoder_only":
         pytest.skip("a pair of models splits sources and targets")
@@ -270,11 +259,11 @@ def publish_separate(separate, folder):
         decoder_start_token_id=2, eos_token_id=0, pad_token_id=2, forced_eos_token_id=None,
     )  # fmt: skip
     (folder / "tokenizer.json").unlink()
-    for name, content in separate.items():
-        (folder / name).write_bytes(content)
+    write_files(folder, separate)
     return theirs
 
 
+@pytest.mark.grid
 @torch.no_grad()
 def test_a_marian_folder_with_separate_vocabularies_is_imported_and_exported(separate, tmp_path):
     """Logits, 20 tokens of greedy search and texts equal transformers', and the export restores all bytes."""
@@ -303,11 +292,7 @@ def test_a_marian_folder_with_separate_vocabularies_is_imported_and_exported(sep
     for text in TARGET:
         ids = read(text_target=text).input_ids
         assert of_target.to_published(ours.tokenizer.encode(text)) == ids[:-1]
-    _, certificate = export_run(tmp_path / "run", tmp_path / "back")
-    assert certificate.translations.equal == 4
-    assert all(
-        (tmp_path / "back" / path.name).read_bytes() == path.read_bytes() for path in (tmp_path / "theirs").iterdir()
-    )
+    assert expect_restored(tmp_path).translations.equal == 4
 
 
 def test_separate_vocabularies_that_do_not_fit_are_refused(separate, tmp_path):
@@ -322,8 +307,7 @@ def test_separate_vocabularies_that_do_not_fit_are_refused(separate, tmp_path):
     size = sizes_of_both(separate)[0]
     publish("marian", tmp_path / "one", vocab_size=size, decoder_start_token_id=2, eos_token_id=0, pad_token_id=2)
     (tmp_path / "one" / "tokenizer.json").unlink()
-    for name, content in separate.items():
-        (tmp_path / "one" / name).write_bytes(content)
+    write_files(tmp_path / "one", separate)
     with pytest.raises(RunError, match=r"target_vocab\.json: is the vocabulary of the target alone"):
         import_folder(tmp_path / "one", tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer, read_tokenizer
 from tfm_blocks.data.tokenizer_format import LARGEST_FILE
 from tfm_blocks.exchange.ctranslate2.export import export_to_ctranslate2
-from tfm_blocks.exchange.exporting import export_run
+from tfm_blocks.exchange.exporting import export_run, write_files
 from tfm_blocks.exchange.onnx.export import export_to_onnx
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.translation.save import save_network
@@ -58,11 +58,11 @@ def test_transformers_reads_and_writes_with_the_tokenizers_of_both_sides(name, a
     assert target.batch_decode(rows, skip_special_tokens=True) == expected
 
 
+@pytest.mark.grid
 def test_a_pair_of_marian_keeps_its_files_in_an_export_with_code(separate, tmp_path):  # noqa: F811
     folder = tmp_path / "theirs"
     folder.mkdir()
-    for name, content in separate.items():
-        (folder / name).write_bytes(content)
+    write_files(folder, separate)
     pair = read_tokenizer(str(folder))
     saved("two_vocabularies", tmp_path / "run", pair)
     _, certificate = export_run(tmp_path / "run", tmp_path / "new")

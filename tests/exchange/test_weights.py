@@ -35,17 +35,19 @@ def test_rows_of_each_group_of_heads_become_heads_of_each_part():
 
 
 def test_steps_are_done_in_the_order_written():
-    written = "{skip: 1, transpose: [0, 1], reshape: [2 * d, -1], to: v}"
-    rows = conversion(f"w: {written}\nx: {{reshape: [-1, d], transpose: [0, 1], to: y}}\nz: null", {"d": 3})
-    w = torch.randn(4, 6)
+    written = "{skip: 1, transpose: [0, 1], unflatten: [d, 2], to: v}"
+    rows = conversion(f"w: {written}\nx: {{unflatten: [d, -1], transpose: [0, 1], to: y}}\nz: null", {"d": 3})
+    w = torch.randn(6, 6)
     tensors, leftovers = rows.to_ours({"w": w, "x": w, "z": w})
     assert torch.equal(leftovers["w"], w[:1]) and torch.equal(leftovers["z"], w)
     assert tensors.keys() == {"v", "y"}
-    assert torch.equal(tensors["v"], w[1:].T.reshape(6, 3)) and torch.equal(tensors["y"], w.reshape(-1, 3).T)
+    assert torch.equal(tensors["v"], w[1:].T.reshape(3, 2, 5)) and torch.equal(
+        tensors["y"], w.reshape(3, 2, 6).transpose(0, 1)
+    )
 
 
 def test_tensors_of_one_address_are_joined_along_the_axis_that_they_name():
-    rows = conversion("a.{w,x}: {reshape: [2, -1, 3], axis: 1, to: v}")
+    rows = conversion("a.{w,x}: {unflatten: [2, -1], axis: 1, to: v}")
     w, x = torch.randn(4, 3), torch.randn(6, 3)
     tensors, _ = rows.to_ours({"a.w": w, "a.x": x})
     assert torch.equal(tensors["v"], torch.cat((w.view(2, 2, 3), x.view(2, 3, 3)), 1))
@@ -65,7 +67,7 @@ def test_the_first_row_takes_a_tensor_and_a_row_of_several_names_takes_only_thos
     [
         ("a.{i}.w: b.{i}", "no row takes last"),
         ("last: c\na.{i}.{w,v}: b.{i}", "no row takes a.0.w"),
-        ("a.{i}.w: {shape: 2, to: b}", "a.{i}.w: did you mean reshape"),
+        ("a.{i}.w: {permutes: 2, to: b}", "a.{i}.w: did you mean permute"),
         ("a.{i}.w: {split: [1, 1], to: b}", "a.{i}.w: makes 2 of a.0.w, but its addresses are 1"),
         ("a.{i}.w: {split: [2, 1], to: [b, c]}", "a.{i}.w: 4 rows cannot be split into 2 and 1 shares"),
     ],

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from tests.figures.test_layout import ARGS, EMB, LAYER, LOGITS, SHIPPED, encoder, shipped_spec, spec_of
+from tests.figures.test_layout import ARGS, EMB, LAYER, LOGITS, each_model, encoder, shipped_spec, spec_of
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.figures.draw import Content, draw_model
+from tfm_blocks.figures.draw import Content, Drawer
 from tfm_blocks.figures.drawing import boxes
-from tfm_blocks.figures.labels import cost_notes
+from tfm_blocks.figures.labels import cost_notes, layer_note
 from tfm_blocks.registry.blocks import REGISTRY
 
 PAPER = {  # figure 1 of Vaswani et al. 2017, from bottom to top
@@ -21,7 +21,7 @@ PAPER = {  # figure 1 of Vaswani et al. 2017, from bottom to top
 
 
 def drawing_of(spec, **content):
-    return draw_model(spec, REGISTRY, Content(**content))
+    return Drawer(spec, REGISTRY, Content(**content)).draw()
 
 
 def titles(items):
@@ -70,7 +70,7 @@ def test_pre_norm_has_a_norm_below_each_branch_and_a_sum_above_it():
     assert titles(boxes(layer)) == ["Norm", "Multi-Head Attention", "+", "Norm", "Feed Forward", "+"]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@each_model
 def test_every_node_has_a_box_unless_it_only_passes_its_input_on(name):
     spec = shipped_spec(name)
     for fold in ("none", "layers", "stacks"):
@@ -78,7 +78,7 @@ def test_every_node_has_a_box_unless_it_only_passes_its_input_on(name):
         assert {node.address for node in spec.nodes if node.block != "none"} <= drawn
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@each_model
 def test_without_folding_the_arrows_are_the_reads_of_the_spec(name):
     spec = shipped_spec(name, "layers=3")
     drawing = drawing_of(spec, fold="none")
@@ -122,6 +122,13 @@ def test_a_causal_block_has_the_name_of_the_field(block, title):
     graph = {**EMB, "node": {"block": block, "mask": "causal"}, **LOGITS}
     spec = spec_of(graph, inputs={"tgt": "B T"}, args={**ARGS, "kernel_size": 3})
     assert title in titles(boxes(drawing_of(spec)))
+
+
+@pytest.mark.parametrize("block", ["moe", "expert_choice_moe"])
+def test_experts_have_the_colour_of_feed_forward_networks(block):
+    graph = {"emb": {"block": "embedding", "in": "src"}, "node": {"block": block, "experts": 4}, **LOGITS}
+    spec = spec_of(graph, inputs={"src": "B S"})
+    assert box_at(drawing_of(spec), "node").kind == "ffn"
 
 
 def test_layers_that_differ_are_drawn_as_groups():
@@ -168,7 +175,7 @@ def cross(kv):
     [
         ("src_stack", ""),
         ("src_stack.(i)", "reads src_stack layer i"),
-        ("src_stack.(n-1-i)", "reads src_stack layer n−1−i"),
+        ("src_stack.(n-1-i)", "reads src_stack layer 1−i"),
         ("src_stack.0", "reads src_stack layer 0"),
         ({"block": "weighted_sum", "in": "src_stack.*"}, "reads all layers of src_stack"),
     ],
@@ -180,6 +187,18 @@ def test_layers_that_read_another_stack_in_one_way_are_drawn_once(kv, note, add_
     drawing = drawing_of(spec_of(graph, add_norm=add_norm))
     assert [plate.label for plate in plates(drawing)] == [("2×",), ("2×",)]
     assert notes(drawing) == note
+
+
+@pytest.mark.parametrize(("kv", "note"), [("i+1", "i+1"), ("n-i", "3−i"), ("n-1-i", "2−i"), ("i", "i")])
+def test_a_note_on_a_read_layer_has_its_offset(kv, note):
+    decoder = {"repeat": 3, "layer": {**LAYER, "cross": cross("src_stack"), "other": cross(f"src_stack.({kv})")}}
+    graph = encoder("src")
+    graph["src_stack"] = {**graph["src_stack"], "repeat": 4}
+    graph |= {"emb": {"block": "embedding", "in": "tgt"}, "decoder": decoder, **LOGITS}
+    assert notes(drawing_of(spec_of(graph))) == f"reads src_stack layer {note}"
+    readers = [f"decoder.{layer}.other" for layer in range(3)]
+    assert layer_note("src_stack", 5, readers, [[0], [2], [4]]) == "reads src_stack layers 0, 2, 4"
+    assert layer_note("src_stack", 5, ["decoder.2.x", "decoder.3.x"], [[1], [2]]) == "reads src_stack layer i−1"
 
 
 def test_shared_and_tied_weights_are_marked():

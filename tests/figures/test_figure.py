@@ -12,6 +12,7 @@ import pytest
 from fontTools.ttLib import TTFont
 from PIL import Image
 
+from tests.conftest import refused
 from tests.figures.test_layout import shipped_spec
 from tests.network.examples import SHIPPED
 from tests.run_folders import leave_run
@@ -22,6 +23,7 @@ from tfm_blocks.figures.drawing import THEMES
 from tfm_blocks.figures.figure import SPECIAL, Style, mark_nodes, picture_of, svg_of, tikz_of
 from tfm_blocks.figures.labels import WIDTHS, text_width
 from tfm_blocks.registry.blocks import REGISTRY
+from tfm_blocks.report.blocks import FIGURES as BLOCK_FIGURES
 from tfm_blocks.runs.model import write_model
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,11 +35,13 @@ def groups(svg):
     return {group.get("data-node"): group for group in ET.fromstring(svg).iter(f"{SVG}g") if group.get("data-node")}
 
 
+@pytest.mark.grid
 def test_all_shipped_figures_are_drawn_without_torch_and_match_the_docs(tmp_path):
-    names = [path.stem for path in SHIPPED]
+    names = {path.stem: [path.stem] for path in SHIPPED}
+    names |= {model: [f"tests/models/{model}.yaml", "layers=2"] for model, _ in BLOCK_FIGURES.values()}
     code = (
         "import sys\nfrom tfm_blocks.cli import main\n"
-        f"for name in {names}:\n    main(['figure', name, '-o', f'{tmp_path}/{{name}}.svg'])\n"
+        f"for name, model in {names}.items():\n    main(['figure', *model, '-o', f'{tmp_path}/{{name}}.svg'])\n"
         "print(sorted({'torch', 'matplotlib', 'numpy', 'lightning'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -180,12 +184,9 @@ def test_a_block_of_a_plug_in_is_drawn(tmp_path, monkeypatch):
         (["base", "--of", "encoder.9", "-o", "figure.svg"], "--of: nothing is called 'encoder.9'"),
     ],
 )
-def test_wrong_input_is_one_error_with_a_fix_and_status_2(arguments, sentence, tmp_path, monkeypatch, capsys):
+def test_wrong_input_is_one_error_with_a_fix_and_status_2(arguments, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        main(["figure", *arguments])
-    error = capsys.readouterr().err
-    assert caught.value.code == 2
+    error = refused("figure", *arguments)
     assert sentence in error and error.count("error:") == 1 and "help:" in error
     assert list(tmp_path.iterdir()) == []
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from tests.figures.geometry import faults
+from tests.network.examples import DEFAULT, SHIPPED, TESTS
 from tests.network.random_graphs import models
-from tfm_blocks.compose.folders import CONF, list_options
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.figures.draw import Content
@@ -17,7 +17,12 @@ from tfm_blocks.language.sources import Sources
 from tfm_blocks.network.build import read_model
 from tfm_blocks.registry.blocks import REGISTRY
 
-SHIPPED = list(list_options("model", [CONF]))
+MODELS = {path.stem: path.stem for path in SHIPPED} | {path.stem: str(path) for path in TESTS}
+QUICK = {*DEFAULT & {path.stem for path in SHIPPED}, "adaptive"}  # the other test models run only in CI
+each_model = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, id=stem, marks=[pytest.mark.grid] * (stem not in QUICK)) for stem, name in MODELS.items()],
+)
 FOLDS = ("none", "layers", "stacks")
 INPUTS = {"src": "B S", "tgt": "B T"}
 ARGS = {"d_model": 8, "d_ff": 12, "heads": 2, "vocab": 11, "dropout": 0.1}
@@ -40,9 +45,9 @@ def contents(spec):
         yield Content(fold, shapes=True, costs=costs)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_nothing_overlaps_in_the_figures_of_a_shipped_model(name):
-    spec = shipped_spec(name, "layers=3")
+@each_model
+def test_nothing_overlaps_in_the_figures_of_a_model(name):
+    spec = shipped_spec(name, "layers=4")
     for content in contents(spec):
         assert faults(picture_of(spec, REGISTRY, content)) == [], content
 
@@ -115,6 +120,7 @@ def check_random(model):
 COMMON = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
+@pytest.mark.grid
 @settings(max_examples=8, **COMMON)
 @given(models())
 def test_nothing_overlaps_in_the_figure_of_a_random_model(plugged, model):

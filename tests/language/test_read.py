@@ -98,9 +98,10 @@ def test_a_knob_chooses_the_block_which_takes_the_args_of_its_node_that_it_has(m
     assert arguments == {name: value for name, value in expected.items() if name in node.arguments}
 
 
-def test_a_part_takes_a_required_argument_from_its_block():
+@pytest.mark.parametrize("args", [{}, {"heads": 4}], ids=str)
+def test_a_part_takes_a_required_argument_from_its_block(args):
     graph = {"node": {"block": "attention", "in": "x", "heads": 2, "position": "alibi", "gate": "headwise_gate"}}
-    (node,) = check_model({"inputs": {"x": "B N 8"}, "graph": graph}).nodes
+    (node,) = check_model({"inputs": {"x": "B N 8"}, "args": args, "graph": graph}).nodes
     assert all(node.arguments[part].arguments["heads"] == 2 for part in ("position", "gate"))
 
 

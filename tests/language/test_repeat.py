@@ -83,6 +83,30 @@ def test_copies_can_differ_by_their_index():
     assert widths == [8, 16, 24]
 
 
+def test_layers_of_nested_stacks_are_counted_over_the_outermost_one():
+    stack = "model.graph.encoder.repeat=2"
+    inner = 'model.graph.encoder.layer.inner={repeat: 3, layer: {ffn: {block: ffn, d_ff: "8*(I+1)"}}}'
+    after = 'model.graph.encoder.layer.outer={block: ffn, d_ff: "64+I"}'
+    spec = spec_of([stack, *(f"model.graph.encoder.layer.{name}=null" for name in ("attn", "ffn")), inner, after])
+    widths = [(node.address, node.arguments["d_ff"]) for node in spec.nodes if "d_ff" in node.arguments]
+    assert widths[:8] == [
+        *((f"encoder.0.inner.{i}.ffn", 8 * (i + 1)) for i in range(3)),
+        ("encoder.0.outer", 64),
+        *((f"encoder.1.inner.{i}.ffn", 8 * (i + 4)) for i in range(3)),
+        ("encoder.1.outer", 67),
+    ]
+
+
+def test_an_inner_stack_of_one_layer_counts_as_a_layer_and_a_group_of_nodes_does_not():
+    layer = {"ffn": {"block": "ffn", "d_ff": "8*(I+1)"}}
+    graph = {"a": {"repeat": 2, "layer": layer}, "b": {"repeat": 1, "layer": layer}, "group": {"layer": layer}}
+    model = compose_model("tiny", []).model
+    model["graph"]["encoder"] |= {"repeat": 2, "layer": graph}
+    nodes = check_model(model).nodes
+    widths = [node.arguments["d_ff"] for node in nodes if node.address.startswith("encoder.")]
+    assert widths == [8, 16, 24, 32, 32, 40, 48, 56]
+
+
 def test_a_pre_norm_parallel_normalises_once_and_adds_once():
     nodes = {node.address: node for node in spec_of(["layers=1", *PARALLEL], "prenorm").nodes}
     assert nodes["encoder.0.both.pre"].reads == {"x": ("src_pos",)}

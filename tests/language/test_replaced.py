@@ -23,7 +23,7 @@ model:
     decoder:
       layer:
         self: {position: {block: rotary, base: 500}}
-        ffn: {block: gated_moe, experts: 4, router: {block: sigmoid_router, groups: 2, top_groups: 1}}
+        ffn: {block: moe, experts: 4, router: {block: sigmoid_router, groups: 2, top_groups: 1}}
 """
 
 
@@ -58,7 +58,7 @@ def dropped(spec):
         ("model: {graph: {decoder: {layer: {ffn: {block: gated_ffn}}}}}", {"graph.decoder.layer.ffn": "experts, router"}),
         ("model: {graph: {decoder: {at: {0: {ffn: {block: gated_ffn}}}}}}", {"graph.decoder.at.0.ffn": "experts, router"}),
         ("model: {graph: {decoder: {layer: {ffn: {experts: 6}}, at: {0: {ffn: {block: gated_ffn}}}}}}", {"graph.decoder.at.0.ffn": "experts, router"}),
-        ("model: {graph: {decoder: {layer: {ffn: {router: {block: biased_softmax_router}}}}}}", {"graph.decoder.layer.ffn.router": "groups, top_groups"}),
+        ("model: {graph: {decoder: {layer: {ffn: {router: {block: biased_softmax_router}}}}}}", {}),
         ("model: {graph: {decoder: {layer: {self: {position: {block: alibi}}}}}}", {"graph.decoder.layer.self.position": "base"}),
         ("model: {args: {norm: {block: dyt}}}", {"args.norm": "eps"}),
         ("model: {graph: {encoder: {layer: {attn: {block: attention}}}}}", {"graph.encoder.layer.attn": "r"}),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from torch import nn
 
-from tests.network.examples import ALL, name
+from tests.network.examples import ALL, each
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.language.schema import REFERENCE, build_schema
 from tfm_blocks.language.tree import read_reference
@@ -27,9 +28,14 @@ def as_json(value):
     return [as_json(item) for item in value] if isinstance(value, list) else value
 
 
+@cache
+def shipped_validator():
+    return Draft202012Validator(json.loads(FILE.read_text("utf-8")))
+
+
 def places(text, schema=None):
     """Return the outermost place of each error of the schema."""
-    validator = Draft202012Validator(schema or json.loads(FILE.read_text("utf-8")))
+    validator = Draft202012Validator(schema) if schema else shipped_validator()
     return [error.json_path for error in validator.iter_errors(as_json(yaml.safe_load(text)))]
 
 
@@ -42,7 +48,7 @@ def test_the_schema_in_conf_is_the_registry():
     assert json.loads(FILE.read_text("utf-8")) == shipped, "tfm schema -o conf/model.schema.json"
 
 
-@pytest.mark.parametrize("path", [*ALL, *ORACLES], ids=name)
+@each([*ALL, *ORACLES])
 def test_every_model_file_names_the_schema_and_is_valid(path):
     text = path.read_text("utf-8")
     assert (path.parent / MODELINE.search(text)[1]).resolve() == FILE.resolve()
@@ -65,6 +71,7 @@ GRAPH = "model: {graph: {encoder: {layer: {%s}}}}"
         "model: {add_norm: {pre: [norm], post: [{gain: 1e-4, per: channel}, {droppath: 0.1}, dropout, add], last: null}}",
         "model: {args: {norm: {block: rmsnorm, eps: 1e-6}, window: 4*heads}, inputs: {img: B P 768, src: null}}",
         "defaults: [base]\nheads: null\nname_of_mine: 0.5\n",
+        GRAPH % f"ffn: {{block: ffn, d_ff: {'512 ' * 24}}}",
     ],
 )
 def test_every_construct_of_the_language_is_valid(text):

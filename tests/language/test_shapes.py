@@ -27,3 +27,9 @@ def test_a_decoder_that_sees_later_tokens_is_refused_at_the_node_that_does():
     problem = only(["model.graph.decoder.layer.self.mask=null"])
     assert problem.address == "model.graph.decoder.layer.self"
     assert "mask: causal" in problem.help
+
+
+def test_the_rules_of_a_block_within_a_block_in_an_argument_hold():
+    sparse = "{block: statistical_top_k, function: {block: xielu, beta: -1}}"
+    problem = only([f"model.graph.encoder.layer.ffn.activation={sparse}"])
+    assert "beta = -1" in problem.rule

@@ -135,7 +135,7 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
     "{} has 2 numbers, but there are 3 layers": [
         ("{graph: {encoder: {repeat: 3, args: {heads: 2 4}}}}", "graph.encoder.args.heads", "heads"),
     ],
-    "{} needs the unknown arg {}; i and n belong to layers that are repeated and do not share their weights": [
+    "{} needs the unknown arg {}; i, n and I belong to layers that are repeated and do not share their weights": [
         (
             "{graph: {encoder: {repeat: {times: 2, share: true}, layer: {ffn: {d_ff: 8*(i+1)}}}}}",
             "graph.encoder.layer.ffn.d_ff",
@@ -144,9 +144,27 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ),
         ("{args: {vocab: 8*i}}", "args.vocab", "vocab", "'i'"),
     ],
-    "{} is the {} of layers in arithmetic": [
-        ("{args: {i: 4}}", "args.i", "i", "index"),
-        ("{graph: {encoder: {args: {n: 4}}}}", "graph.encoder.args.n", "n", "number"),
+    "{} needs the unknown arg 'I'; I belongs to layers of stacks, "
+    "if neither they nor layers around them share their weights": [
+        (
+            "{graph: {encoder: {repeat: {times: 2, share: true}, layer: "
+            "{inner: {repeat: 2, layer: {ffn: {block: ffn, d_ff: 8*(I+1)}}}}}}}",
+            "graph.encoder.layer.inner.layer.ffn.d_ff",
+            "d_ff",
+        ),
+        (
+            "{graph: {copies: {repeat: 3, join: mean, before: logits, layer: {ffn: {block: ffn, d_ff: 8*(I+1)}}}}}",
+            "graph.copies.layer.ffn.d_ff",
+            "d_ff",
+        ),
+    ],
+    "{} is the {} in arithmetic": [
+        ("{args: {i: 4}}", "args.i", "i", "index of the layer"),
+        ("{args: {I: 4}}", "args.I", "I", "index of the layer in the outermost stack"),
+        ("{graph: {encoder: {args: {n: 4}}}}", "graph.encoder.args.n", "n", "number of layers"),
+    ],
+    "{} begins with in_, as the blocks do that are written inside of a port": [
+        ("{graph: {in_proj: {block: ffn, before: encoder}}}", "graph.in_proj", "'in_proj'"),
     ],
     "{} is an attribute name of modules": [
         ("{graph: {train: {block: ffn, before: encoder}}}", "graph.train", "'train'"),
@@ -281,6 +299,12 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
         ("{args: {heads: d_model/32}}", "args.heads", "heads", "4.0: write 4, or // for a division"),
         ("{args: {heads: [4]}}", "args.heads", "heads", "[4]"),
     ],
+    "ids are below vocab (vocab > reset_id), but vocab = 9, reset_id = 9": [
+        (
+            "{graph: {tgt_emb: null, ngrams: {block: ngram_embedding, in: tgt, vocab: 9, rows: 50, reset_id: 9, before: tgt_pos}}}",
+            "graph.ngrams",
+        )
+    ],
     "the width must split evenly into heads (D % heads == 0), but D = 128 (the width of src_pos), heads = 7": [
         ("{args: {heads: 7}}", "graph.encoder.layer.attn")
     ],
@@ -404,6 +428,15 @@ WRONG = {  # by rule, whose `{}` are the values of each model: the change of the
             "{graph: {both: {block: sum, in: [encoder, encoder], add_norm: {pre: [{scale: 0.5}]}, before: tgt_emb}}}",
             "graph.both.add_norm",
         )
+    ],
+    "{} around timestep would have separate weights in each layer that shares its weights": [
+        (
+            "{graph: {encoder: {repeat: {times: 2, share: true}, layer: {"
+            f"t: {{block: timestep, step: i, add_norm: {{post: [{step}]}}, before: attn}}}}}}}}}}",
+            "graph.encoder.layer.t.add_norm",
+            name,
+        )
+        for step, name in (("norm", "norm"), ("{gain: 0.0}", "gain"), ("{add: 1.0, per: channel}", "add"))
     ],
     "changes the positions of tgt, which is decoded token by token": [
         ("{graph: {both: {block: concat_sequence, in: [encoder, tgt_emb], before: tgt_pos}}}", "graph.both")
@@ -538,6 +571,7 @@ def test_a_misspelt_node_of_a_child_file_has_the_nearest_node(tmp_path):
         assert problem.help == "did you mean ffn? A new node needs block: NAME"
 
 
+@pytest.mark.grid
 def test_unknown_references_count_towards_the_limit_of_references(tmp_path):
     reads = ", ".join(["nowhere"] * 900)
     layer = f"{{ffn: {{in: {{block: sum, in: [{reads}]}}}}}}"

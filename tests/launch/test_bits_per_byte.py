@@ -130,6 +130,7 @@ def expect_test(row: dict, before_N: np.ndarray, after_N: np.ndarray, sizes_N: n
     assert (high - low) / 2 == pytest.approx(jackknife_half(np.array(without_N)), rel=1e-3)
 
 
+@pytest.mark.grid
 def test_the_scores_of_each_corpus_equal_a_naive_loop_and_are_tested_over_its_documents(text: Path) -> None:
     more, mix = [*sentences(4, 5), "", "ñ"], "{a: {}, b: {val: [more.txt], test: [more.txt]}}"
     (text / "more.txt").write_text("\n".join(more) + "\n")

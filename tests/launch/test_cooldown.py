@@ -6,23 +6,24 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.conftest import composed_small
 from tests.launch.test_resume import begin, expect_same, go_on, handlers, state  # noqa: F401  handlers: a fixture
+from tests.stopping import train_part
 from tfm_blocks.cli import main
 from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.run import read_cooldown
 from tfm_blocks.distributed.signals import exit_on_signals
 from tfm_blocks.errors import TfmError
 from tfm_blocks.exchange.folder import PublishedFile
-from tfm_blocks.launch.check import check_request
+from tfm_blocks.launch.check import CheckedRun, check_request
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.checkpoints import list_checkpoints
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.checkpoints import PreemptedError
 
 TRAINED = ["dropout=0.3", "trainer.validate_every=3", "trainer.validate_sentences=2", "trainer.log_every=1"]
 CONSTANT = ["schedule=constant", "schedule.warmup=0.25", "trainer.steps=12", "trainer.checkpoint_at=[4,6]", *TRAINED]
@@ -42,12 +43,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def branch(parent: Path, step: int, *overrides: str, until: int | None = None) -> Path:
+def branch(parent: Path, step: int, *overrides: str) -> Path:
     """Run `python train.py cooldown=PARENT@STEP …` in this process."""
     exit_on_signals()
-    config = compose_arguments([f"cooldown={parent}@{step}", *overrides])
-    run, point = check_request(config)
-    return train(run, parent.parent, until=until, branch=point)
+    run, point = checked_branch(parent, step, *overrides)
+    return train(run, parent.parent, branch=point)
+
+
+def checked_branch(parent: Path, step: int, *overrides: str) -> tuple[CheckedRun, Any]:
+    """Return the run that `python train.py cooldown=PARENT@STEP …` requests, and its parent and step."""
+    return check_request(compose_arguments([f"cooldown={parent}@{step}", *overrides]))
 
 
 @pytest.mark.grid
@@ -58,6 +63,7 @@ def test_a_branch_keeps_the_record_of_an_imported_model(folder: Path) -> None:
     assert PublishedFile.read_or_empty(run).texts == {"config.json": "{}"}
 
 
+@pytest.mark.grid
 def test_a_branch_equals_the_run_with_its_schedule_from_the_first_step(folder: Path) -> None:
     before = (folder / "constant" / "weights.safetensors").read_bytes()
     run = branch(folder / "constant", 6, "schedule.decay=2")
@@ -70,10 +76,11 @@ def test_a_branch_equals_the_run_with_its_schedule_from_the_first_step(folder: P
     expect_same(fraction, folder / "wsd")
 
 
+@pytest.mark.grid
 def test_a_killed_branch_resumes_to_the_same_weights(folder: Path) -> None:
     """Without its newest checkpoint, the run goes back to a step whose rows and weights exist already, as after SIGKILL."""
-    with pytest.raises(PreemptedError):
-        branch(folder / "constant", 6, "schedule.decay=2", "name=killed", until=7)
+    checked, point = checked_branch(folder / "constant", 6, "schedule.decay=2", "name=killed")
+    train_part(7, checked, folder, branch=point)
     run = folder / "killed"
     newest, older = list_checkpoints(run / "checkpoints")
     assert (newest.step, older.step) == (7, 6)
@@ -83,6 +90,19 @@ def test_a_killed_branch_resumes_to_the_same_weights(folder: Path) -> None:
     expect_same(run, folder / "wsd")
 
 
+@pytest.mark.grid
+def test_a_restarted_branch_needs_no_checkpoint_of_its_parent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = folder / "pruned"
+    shutil.copytree(folder / "constant", parent)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    checked, point = checked_branch(parent, 6, "schedule.decay=2", "name=restarted")
+    train_part(7, checked, folder, branch=point)
+    shutil.rmtree(parent / "checkpoints")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    expect_same(branch(parent, 6, "schedule.decay=2", "name=restarted"), folder / "wsd")
+
+
+@pytest.mark.grid
 def test_a_branch_off_a_run_with_wsd_may_decay_later_or_to_another_floor(folder: Path) -> None:
     run = branch(folder / "wsd", 6, "schedule.floor=0.5", "schedule.shape=linear", "name=floor")
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -98,6 +118,7 @@ def _rows(run: Path) -> list[dict[str, float]]:
     return [row for row in read_rows(run / "metrics.csv") if "train/lr" in row]
 
 
+@pytest.mark.grid
 def test_a_branch_knows_its_parent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = branch(folder / "constant", 4, "schedule.decay=1", "name=known")
     parent = f"{folder / 'constant'}@4"
@@ -150,6 +171,21 @@ def test_a_wrong_branch_is_an_error_and_nothing_starts(
     assert sorted(folder.iterdir()) == before
 
 
+@pytest.mark.grid
+def test_a_branch_with_fewer_validations_may_average_fewer(folder: Path) -> None:
+    """The branch off step 4 ends after step 6, so it has two of the four validations of its parent."""
+    config = folder / "averaged" / "config.yaml"
+    shutil.copytree(folder / "constant", config.parent)
+    content = yaml.safe_load(config.read_text())
+    content["trainer"] |= {"average": 4, "keep_last": 4}
+    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    command = [f"cooldown={config.parent}@4", "schedule.decay=2"]
+    with pytest.raises(TfmError, match=r"write trainer\.average=2"):
+        check_request(compose_arguments(command))
+    assert check_request(compose_arguments([*command, "trainer.average=2"]))[0].settings.trainer.average == 2
+
+
+@pytest.mark.grid
 def test_a_schedule_without_a_stable_part_and_changed_text_are_errors(folder: Path) -> None:
     for name in ("noam", "text"):
         shutil.copytree(folder / "constant", folder / name)

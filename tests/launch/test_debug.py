@@ -24,7 +24,8 @@ def train(folder: Path, *overrides: str) -> Path:
     return folder / "runs" / "run"
 
 
-@pytest.mark.parametrize("experiment", [None, pytest.param("multi30k", marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("experiment", [None, "multi30k"])
 def test_fast_does_five_steps_of_everything_and_leaves_no_cache(tmp_path: Path, experiment: str | None) -> None:
     overrides = [
         "data.train=100",

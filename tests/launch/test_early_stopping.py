@@ -52,7 +52,8 @@ def test_a_falling_score_stops_the_run_if_higher_is_better(small: Small, tmp_pat
     assert read_json(run / "status.json")["steps"] == LAST
 
 
-@pytest.mark.parametrize("sound", [4, pytest.param(1, marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("sound", [4, 1])
 def test_an_interrupted_run_stops_early_at_the_same_step_with_the_same_weights(
     small: Small, tmp_path: Path, sound: int
 ) -> None:
@@ -73,6 +74,7 @@ def patient() -> EarlyStopping:
     return EarlyStopping("val/loss", patience=2, min_delta=100.0)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("by_config", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_a_run_killed_during_scoring_does_not_train_further(small: Small, tmp_path: Path, by_config: bool) -> None:
     composed, callbacks = (small(*STOPPING), []) if by_config else (small(*SHORT), [patient()])
@@ -143,12 +145,14 @@ class StopsAt(Callback):
         trainer.should_stop = trainer.global_step >= self.step
 
 
+@pytest.mark.grid
 def test_a_run_that_stops_between_validations_is_validated_exactly_once_more(small: Small, tmp_path: Path) -> None:
     run = begin(small(*SHORT), tmp_path, [StopsAt(5)])
     assert validated(run) == [3, 5]
     assert read_json(run / "status.json")["reason"] == "stopped early: a callback stopped it: StopsAt"
 
 
+@pytest.mark.grid
 def test_an_interrupted_validation_does_not_reach_callbacks(small: Small, tmp_path: Path) -> None:
     """Its metric was not measured yet; after the resume the callback counts as in an uninterrupted run."""
     leave = "++model.graph.stops={block: faulty, harm: leave, sound: 0, after: src_pos}"
@@ -161,6 +165,7 @@ def test_an_interrupted_validation_does_not_reach_callbacks(small: Small, tmp_pa
     assert validated(run) == [3, 6, LAST] and state(run) == "done"
 
 
+@pytest.mark.grid
 def test_a_run_interrupted_in_its_last_validation_trains_no_further_step(small: Small, tmp_path: Path) -> None:
     leave = "++model.graph.stops={block: faulty, harm: leave, sound: %d, after: src_pos}"
     stopping = ["plugins=[faulty]", *STOPPING, "callbacks.early_stopping.patience=1", "dropout=0.3"]

@@ -14,13 +14,15 @@ from tfm_blocks.network.build import network_without_values
 
 
 @pytest.mark.parametrize("name", list_options("experiment", [CONF]))
-@pytest.mark.parametrize("debug", ["null", pytest.param("fast", marks=pytest.mark.grid)])
+@pytest.mark.parametrize(
+    "debug", ["null", *(pytest.param(name, marks=pytest.mark.grid) for name in ("fast", "overfit"))]
+)
 def test_every_experiment_is_valid_and_debug_shortens_it(name: str, debug: str) -> None:
     text = [] if name.startswith("probe/") else ["data.dir=x"]
     text += ["data.labels=[a,b]"] if name == "finetune" else []
     overrides = [f"experiment={name}", *text, f"debug={debug}", "trainer.accelerator=cpu"]
     settings = check_run(compose_job(parse_request(overrides).texts, COMPOSER)).settings
-    assert (settings.trainer.steps == 5) == (debug == "fast")
+    assert {"fast": 5, "overfit": 200}.get(debug, settings.trainer.steps) == settings.trainer.steps
     assert settings.logger.wandb is None or debug == "null"
 
 
@@ -52,7 +54,13 @@ def test_a_language_model_has_no_label_smoothing(data: list[str]) -> None:
 PROBES = [name for name in list_options("experiment", [CONF]) if name.startswith("probe/")]
 
 
-@pytest.mark.parametrize("name", PROBES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("probe/lite", "probe/mad_paper") else pytest.mark.grid)
+        for name in PROBES
+    ],
+)
 def test_a_probe_experiment_names_its_size_and_accepts_the_knobs_of_its_model(name: str) -> None:
     arguments = [f"experiment={name}", "mixer=attention", "trainer.accelerator=cpu"]
     settings = check_run(compose_job(parse_request(arguments).texts, COMPOSER)).settings

@@ -21,6 +21,7 @@ from tfm_blocks.training.checkpoints import PreemptedError
 Small = Callable[..., Composed]
 
 
+@pytest.mark.grid
 def test_a_run_keeps_its_facts_and_a_resume_records_changes(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

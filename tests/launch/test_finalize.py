@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,31 +15,36 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 import tfm_blocks as tfm
+from tests.stopping import train_part
 from tests.training.test_module import feed_of, make
-from tfm_blocks.compose.resolve import Composed
+from tfm_blocks.compose.resolve import Composed, recorded_config
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.launch.check import check_run
+from tfm_blocks.errors import RunError
+from tfm_blocks.language.sources import Sources
+from tfm_blocks.launch.check import check_resumed_run, check_run
+from tfm_blocks.launch.finalize import expect_kept_weights
 from tfm_blocks.launch.job import resume, train
 from tfm_blocks.launch.run_spec import read_saved_run
 from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.runs.folder import step_file
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.row_results import read_losses, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.training.checkpoints import PreemptedError
 from tfm_blocks.training.data import TrainStream
+from tfm_blocks.training.settings import read_run
 
 
+@pytest.mark.grid
 def test_a_resumed_run_saves_its_sizes_best_validation_and_number_of_tokens(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
     composed = small()
     stream = iter(TrainStream(feed_of(make(composed)[1]), seed=1, start=0, ranks=Ranks()))
     planned = [next(stream).tokens for _ in range(6)]
-    with pytest.raises(PreemptedError):
-        train(check_run(composed), tmp_path, until=3)
+    train_part(3, check_run(composed), tmp_path)
     left = read_saved_run(tmp_path / "run")
-    resume(check_run(composed).with_config(left.config), left)
+    resume(check_resumed_run(recorded_config(left.config, Sources())), left)
     status, vocab = json.loads((tmp_path / "run" / "status.json").read_text()), left.config["vocab"]
     network = tfm.build("tiny", d_model=16, d_ff=24, heads=2, layers=1, vocab=vocab)
     assert status["parameters"] == sum(one.numel() for one in network.parameters())
@@ -53,6 +59,26 @@ def test_a_resumed_run_saves_its_sizes_best_validation_and_number_of_tokens(
     assert seconds == sorted(seconds) and seconds[0] > 0
 
 
+@pytest.mark.parametrize(
+    ("patience", "waited", "missing"),
+    [("null", 0, ""), ("2", 0, ""), ("2", 1, "step-00000090"), ("1", 0, "step-00000090")],
+)
+def test_a_resume_that_may_stop_early_needs_the_validations_before_its_checkpoint(
+    small: Callable[..., Composed], tmp_path: Path, patience: str, waited: int, missing: str
+) -> None:
+    """`trainer.average=5` is new, so that step 90, which a stop at step 130 needs, was deleted."""
+    steps = ["trainer.steps=200", "trainer.validate_every=10", "trainer.average=5", "trainer.keep_last=5"]
+    settings = read_run(small(*steps, f"callbacks.early_stopping.patience={patience}").mapping)
+    checkpoint = tmp_path / "step-00000120.ckpt"
+    callbacks = {"BestWeights": {"best_step": 120}, "EarlyStopping": {"waited": waited}}
+    torch.save({"validated": 120, "callbacks": callbacks}, checkpoint)
+    for step in (100, 110, 120):
+        step_file(tmp_path, step).touch()
+    with pytest.raises(RunError, match=missing) if missing else nullcontext():
+        expect_kept_weights(settings, checkpoint)
+
+
+@pytest.mark.grid
 def test_translations_and_hash_belong_to_the_test_set(small: Callable[..., Composed], tmp_path: Path) -> None:
     composed = small("trainer.steps=2")
     train(check_run(composed), tmp_path)
@@ -66,6 +92,7 @@ def test_translations_and_hash_belong_to_the_test_set(small: Callable[..., Compo
     assert record.scores["exact match"].value == 100 * sum(one.output == one.reference for one in lines) / 10
 
 
+@pytest.mark.grid
 def test_translations_of_each_corpus_of_a_mix_are_scored_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +136,7 @@ def test_translations_of_each_corpus_of_a_mix_are_scored_and_compared(
         assert row.sentences is not None and 0 < row.sentences <= 1
 
 
+@pytest.mark.grid
 def test_status_json_has_null_for_an_infinite_perplexity(small: Callable[..., Composed], tmp_path: Path) -> None:
     """A learning rate of 300 gives losses of thousands of nats, whose perplexity overflows a float."""
     composed = small("schedule.peak=300", "schedule.warmup=1", "trainer.steps=2", "trainer.validate_every=2")

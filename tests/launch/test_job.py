@@ -28,7 +28,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import ConfigError, RunError, TfmError
 from tfm_blocks.launch.check import check_run
-from tfm_blocks.launch.facts import logged_config
+from tfm_blocks.launch.facts import logged_config, reason_of
 from tfm_blocks.launch.job import train
 from tfm_blocks.metric_schema import columns, find_key
 from tfm_blocks.registry.plugins import load_plugins
@@ -83,7 +83,7 @@ def test_a_run_writes_a_folder_that_translates_and_prints_the_next_command(
 
 def test_a_run_logs_what_the_contract_says_and_nothing_else(small: Callable[..., Composed], tmp_path: Path) -> None:
     """Use a block that adds a loss, and a corpus in groups."""
-    experts = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 2, d_ff: 8, balance: 1.0}"
+    experts = "++model.graph.decoder.layer.ffn={block: moe, experts: 2, d_ff: 8, balance: 1.0}"
     run(small(experts, "trainer.test_beam=1"), tmp_path)
     rows = read_rows(tmp_path / "run" / "metrics.csv")
     expected = columns(["decoder.0.ffn"], ["en", "de", "fr", "es", "it"])
@@ -97,6 +97,7 @@ def test_a_run_logs_what_the_contract_says_and_nothing_else(small: Callable[...,
         find_key("train/unheard")
 
 
+@pytest.mark.grid
 def test_the_last_step_is_validated_and_the_best_weights_are_kept(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_the_last_step_is_validated_and_the_best_weights_are_kept(
         assert torch.equal(load_file(best)[name], tensor)
 
 
+@pytest.mark.grid
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
@@ -194,7 +196,11 @@ def test_devices_and_the_cap_do_not_change_the_weights_of_each_objective(
             torch.testing.assert_close(trained(name, other), trained(name, first), rtol=0, atol=1e-5)
 
 
-SCALARS = ["model=rezero", "++model.graph.decoder.layer.cross.kv={block: weighted_sum, in: encoder.*}"]
+SCALARS = [
+    "model=rezero",
+    "++model.graph.decoder.layer.cross.kv={block: weighted_sum, in: encoder.*}",
+    "++model.graph.norm={block: scalenorm, before: logits}",  # in the head, of which each chunk of positions is a pass
+]
 
 
 @pytest.mark.grid
@@ -358,6 +364,18 @@ def test_without_a_test_set_a_run_ends_with_scores_of_its_weights_on_the_validat
     assert validated == [4, 6], "the final scores, of another search, are not in the curve"
 
 
+def test_a_run_prints_its_trained_parameters_without_frozen_groups(
+    small: Callable[..., Composed], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = "+optimizer.groups.frozen={where: {node: encoder}, train: false}"
+    short = "trainer.steps=1", "trainer.validate_sentences=0", "schedule.warmup=1"
+    folder = run(small("optimizer=adamw", group, *short), tmp_path)
+    sizes = {name: tensor.numel() for name, tensor in weights(folder).items()}
+    trained = sum(size for name, size in sizes.items() if not name.startswith("encoder."))
+    assert f"model: {sum(sizes.values()):,} parameters, {trained:,} of them trained" in capsys.readouterr().out
+
+
+@pytest.mark.grid
 def test_own_text_needs_no_test_set(small: Callable[..., Composed], tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / f"{split}.src").write_text("a red house\na blue boat\n" * 20)
@@ -375,6 +393,7 @@ def test_runs_of_different_seeds_read_the_same_text(small: Callable[..., Compose
         assert not set(data.train.text["tgt"]) & set(other.test.text["tgt"])
 
 
+@pytest.mark.grid
 def test_averaged_weights_are_tested_by_beam_search_and_saved(small: Callable[..., Composed], tmp_path: Path) -> None:
     search = "trainer.test_beam=3", "trainer.test_patient=true", "trainer.test_alpha=5"
     run(small("trainer.average=2", "trainer.validate_every=2", "schedule.peak=1e-2", *search), tmp_path)
@@ -409,6 +428,10 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_the_state_failed(
     assert sentence in said and "Traceback" not in said
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["reason"]) == ("failed", "cannot be used: No space left on device")
+
+
+def test_the_reason_of_a_closed_pipe_is_a_sentence() -> None:
+    assert reason_of(BrokenPipeError()) == reason_of(BrokenPipeError(32, "Broken pipe")) == "standard output was closed"
 
 
 def test_the_final_state_overwrites_status_json_on_a_full_disk(small: Callable[..., Composed], tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ def _expect_facts(run: Path, configs: list[dict[str, Any]]) -> None:
     assert yaml.safe_load((run / "config.yaml").read_text())["vocab"] == configs[1]["vocab"]
 
 
+@pytest.mark.grid
 def test_wandb_has_the_keys_of_the_schema_and_the_weights_only_on_request(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -357,11 +358,14 @@ def test_without_an_agent_the_run_ignores_its_id(small: Small, monkeypatch: pyte
     assert _wandb_id() != _wandb_id() != "of-another-run"
 
 
-def test_runs_of_different_seeds_have_one_config_hash(small: Small) -> None:
+def test_seeds_names_loggers_and_keys_of_a_resume_do_not_change_the_config_hash(small: Small) -> None:
     from tfm_blocks.launch.facts import config_hash
 
-    one, seed, heads = (config_hash(small(override).mapping) for override in ("seed=1", "seed=2", "heads=4"))
-    assert one == seed != heads
+    one = config_hash(small("seed=1").mapping)
+    for override in ("seed=2", "name=other", "logger=csv", "trainer.workers=1"):
+        assert config_hash(small(override).mapping) == one
+    for override in ("heads=4", "trainer.steps=99", "trainer.average=2"):
+        assert config_hash(small(override).mapping) != one
 
 
 def test_a_run_without_a_sweep_has_no_group(small: Small) -> None:

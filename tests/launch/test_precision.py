@@ -44,7 +44,8 @@ def test_a_requested_precision_is_used_and_logged() -> None:
     assert str(choose_precision("fp32", "cpu")) == "precision: fp32 (trainer.precision=fp32)"
 
 
-@pytest.mark.parametrize("name", ["bf16", pytest.param("fp32", marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("name", ["bf16", "fp32"])
 def test_a_resume_keeps_the_recorded_precision(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

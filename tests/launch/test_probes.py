@@ -60,12 +60,13 @@ def test_an_encoder_learns_answers_at_empty_positions_after_the_question(
         Translator.load(folder)
 
 
-@pytest.mark.parametrize("mixer", ["lstm", pytest.param("attention", marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("mixer", ["lstm", "attention"])
 @pytest.mark.parametrize(
     ("shape", "generated"),
     [("model=probe_decoder data=copy", True), ("model=probe_encoder data=parity", False),
-     pytest.param("model=probe_decoder data=parity", False, marks=pytest.mark.grid),
-     *(pytest.param(f"model=probe_seq2seq data={task}", True, marks=pytest.mark.grid) for task in ("copy", "parity"))],
+     ("model=probe_decoder data=parity", False),
+     *((f"model=probe_seq2seq data={task}", True) for task in ("copy", "parity"))],
 )  # fmt: skip
 def test_a_task_trains_every_shape_with_any_mixer(
     checked: Callable[..., CheckedRun], tmp_path: Path, mixer: str, shape: str, generated: bool
@@ -76,6 +77,7 @@ def test_a_task_trains_every_shape_with_any_mixer(
     assert ("test/teacher_forced_accuracy@9" in final) == generated
 
 
+@pytest.mark.grid
 def test_a_model_with_answers_at_positions_does_not_translate(
     checked: Callable[..., CheckedRun], tmp_path: Path
 ) -> None:

@@ -51,7 +51,8 @@ def scores_of(report: dict) -> list[dict]:
     return [run["scores"].get(PSEUDO) for group in report["groups"] for run in group["runs"]]
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.grid)])
+@pytest.mark.grid
+@pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("mix", ["null", "{a: {}, b: {val: [more.txt], test: [more.txt]}}"])
 def test_a_run_stores_the_pseudo_perplexity_of_the_first_documents(
     text: Path,  # noqa: F811
@@ -73,6 +74,7 @@ def test_a_run_stores_the_pseudo_perplexity_of_the_first_documents(
     assert [score[key] for key in ("value", "low", "high")] == pytest.approx([value, value - half, value + half], 1e-3)
 
 
+@pytest.mark.grid
 def test_encoders_are_compared_over_documents_after_their_training(text: Path, capsys: pytest.CaptureFixture) -> None:  # noqa: F811
     runs = [encoder_on(text, f"run{width}", f"d_ff={width}", "objective.eval_rate=0.3") for width in (24, 32)]
     assert scores_of(compared(*runs)) == [None, None]

@@ -63,10 +63,12 @@ def peak_of(tried: MemoryCheck) -> int:
     return peak.most
 
 
+@pytest.mark.grid
 def test_the_memory_check_recomputes_layers_as_training_does(small: Callable[..., Composed]) -> None:
     assert peak_of(trial_of(small(*DEEP, RECOMPUTED))) < peak_of(trial_of(small(*DEEP))) / 2
 
 
+@pytest.mark.grid
 def test_the_memory_check_of_fsdp2_counts_the_shard_of_a_rank(small: Callable[..., Composed]) -> None:
     """DDP holds two moments, a buffer and the gradients; one of four FSDP2 ranks holds a quarter of four copies, and
     the gradients of a layer with their buffer.

@@ -18,28 +18,34 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.conftest import LEARNING, OBJECTIVES, composed_small, taught
 from tests.preloaded import run_python
 from tests.runs.test_lock import leave_heartbeat
+from tests.stopping import train_part
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data import prepare
 from tfm_blocks.distributed.signals import exit_on_signals, temporary_handlers
 from tfm_blocks.errors import ConfigError, RunError, TfmError
-from tfm_blocks.launch.check import check_request, check_run
+from tfm_blocks.launch import job
+from tfm_blocks.launch.check import CheckedRun, check_request, check_run
 from tfm_blocks.launch.job import train, train_or_resume
-from tfm_blocks.launch.run_spec import read_saved_run
+from tfm_blocks.launch.run_spec import expect_resumable, read_saved_run, write_config
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs import lock
 from tfm_blocks.runs.checkpoints import list_checkpoints, newest_intact
 from tfm_blocks.runs.folder import step_files
 from tfm_blocks.runs.lock import LIMIT, LOCK, hold
 from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.runs.records import Status
+from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.checkpoints import PreemptedError
+from tfm_blocks.training.non_finite import IN_A_ROW, SKIPPED
+from tfm_blocks.training.settings import read_run
 
 ROOT = Path(__file__).parents[2]
 STEPS = 8
@@ -149,6 +155,18 @@ def test_a_run_stopped_at_any_step_ends_bit_equal(small: Small, tmp_path: Path, 
 
 
 @pytest.mark.grid
+def test_a_resumed_run_keeps_the_lines_of_skipped_steps(small: Small, tmp_path: Path) -> None:
+    """The run stops before it logs, so only the checkpoint of step 3 reads that step 2 was skipped."""
+    poison = "++model.graph.bad={block: faulty, harm: poison, sound: 0, steps: 2-, after: src_pos}"
+    train_part(3, check_run(small("plugins=[faulty]", poison, *TRAINED, "trainer.log_every=8")), tmp_path)
+    skipped = tmp_path / "run" / SKIPPED
+    lines = skipped.read_text()
+    assert {json.loads(line)["step"] for line in lines.splitlines()} == {2}
+    go_on(tmp_path / "run", "plugins=[faulty]")
+    assert skipped.read_text().startswith(lines)
+
+
+@pytest.mark.grid
 def test_a_resumed_run_repeats_an_interrupted_validation(small: Small, tmp_path: Path) -> None:
     """This includes the last validation, which no step follows."""
     left = sys.modules["faulty"].left
@@ -250,6 +268,7 @@ def test_fsdp2_resumes_with_other_processes_and_another_strategy(small: Small, t
                 torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.grid
 def test_a_requeued_slurm_job_resumes_the_run_of_its_command(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +286,22 @@ def test_a_requeued_slurm_job_resumes_the_run_of_its_command(
     assert (tmp_path / "run-2").exists()
 
 
+@pytest.mark.grid
+def test_a_restarted_run_trains_the_config_of_its_folder(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of conf/ may have changed since the run began, but not its command line."""
+    runs = list[CheckedRun]()
+    monkeypatch.setattr(job, "_train", lambda rendezvous, spec, run, *rest: runs.append(run))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    train(check_run(small("schedule.peak=1e-3")), tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert train(check_run(small("schedule.peak=9e-3", "dropout=0.4")), tmp_path) == tmp_path / "run"
+    first, again = runs
+    assert again.settings.model_dump() == first.settings.model_dump() and again.spec.mapping == first.spec.mapping
+
+
+@pytest.mark.grid
 def test_a_run_that_is_done_can_train_for_longer(finished: Path, small: Small, tmp_path: Path) -> None:
     begin(small(*TRAINED, "trainer.steps=5"), tmp_path)
     go_on(tmp_path / "run-2", f"trainer.steps={STEPS}")
@@ -275,6 +310,22 @@ def test_a_run_that_is_done_can_train_for_longer(finished: Path, small: Small, t
     assert json.loads((tmp_path / "run-2" / "status.json").read_text())["steps"] == STEPS
     commands = json.loads((tmp_path / "run-2" / "run.json").read_text())["commands"]
     assert len(commands) == 2
+
+
+@pytest.mark.grid
+def test_a_run_whose_schedule_ends_before_it_is_warned_about_and_resumes_without_more_steps(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = ["schedule=linear", "schedule.warmup=1", "schedule.steps=3"]
+    train_part(5, check_run(small(*TRAINED, *ended)), tmp_path)
+    expected = f"warning: trainer.steps={STEPS} is more than schedule.steps=3, after which the learning rate is 0"
+    assert expected in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="the learning rate of this run is 0 after step 3"):
+        go_on(tmp_path / "run", "trainer.steps=9")
+    go_on(tmp_path / "run")
+    assert state(tmp_path / "run") == "done"
+    with pytest.raises(ConfigError, match=r"the run already has .*\n  help: start a new run .*init_from="):
+        go_on(tmp_path / "run")
 
 
 VALIDATED = [
@@ -293,6 +344,23 @@ class Losses(Callback):
         pl_module.latest["val/loss"] = self.losses.get(trainer.global_step, 9.0)
 
 
+class SignalsLast(Callback):
+    """Send a stop signal after the last agreement of the ranks, as during the last checkpoint."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.grid
+def test_a_signal_between_the_last_step_and_the_test_stops_the_run(small: Small, tmp_path: Path) -> None:
+    """The resume only repeats the test, and keeps the scores from before."""
+    with pytest.raises(PreemptedError):
+        begin(small(*TRAINED, "trainer.validate_every=4"), tmp_path, [SignalsLast()])
+    assert state(tmp_path / "run") == "preempted"
+    scores = json.loads((go_on(tmp_path / "run") / "status.json").read_text())["scores"]
+    assert scores.keys() >= {"train/loss", "val/loss", "test/loss"}
+
+
 class FailsAfter(Callback):
     """Fail between two steps without a new checkpoint, as if the process were killed."""
 
@@ -304,6 +372,7 @@ class FailsAfter(Callback):
             raise ValueError("killed")
 
 
+@pytest.mark.grid
 def test_a_prolonged_run_forgets_the_validation_after_its_last_step(small: Small, tmp_path: Path) -> None:
     """That validation has the lowest loss, and an uninterrupted run does not have it."""
     losses = Losses({3: 2.0, 5: 1.0})
@@ -313,14 +382,16 @@ def test_a_prolonged_run_forgets_the_validation_after_its_last_step(small: Small
     expect_same(whole, part)
 
 
+@pytest.mark.grid
 def test_a_prolonged_run_averages_the_validations_of_an_uninterrupted_run(small: Small, tmp_path: Path) -> None:
     averaged = [*VALIDATED, "trainer.average=3", "trainer.keep_last=3"]
     whole = begin(small(*averaged), tmp_path)
-    part = begin(small(*averaged, "trainer.steps=7"), tmp_path)
-    go_on(part, "trainer.steps=12")
+    part = begin(small(*averaged, "trainer.steps=7", "trainer.average=2"), tmp_path)
+    go_on(part, "trainer.steps=12", "trainer.average=3")
     expect_same(whole, part)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("last", "average"), [(0, 2), *(pytest.param(*case, marks=pytest.mark.grid) for case in ((0, 0), (6, 0), (6, 2)))]
 )
@@ -344,6 +415,7 @@ def test_a_killed_run_that_resumes_with_fewer_steps_forgets_later_validations(
     expect_same(whole, part)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("average", "missing"), [(0, "best.safetensors"), (2, "step-00000003.safetensors, step-00000006.safetensors")]
 )
@@ -379,6 +451,7 @@ def test_a_finished_run_without_checkpoints_keeps_its_results(finished: Path, de
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.grid
 def test_a_run_killed_before_its_first_checkpoint_restarts(small: Small, tmp_path: Path) -> None:
     early = [*VALIDATED, "trainer.checkpoint_every=null", "trainer.steps=5"]
     whole = begin(small(*early), tmp_path)
@@ -393,6 +466,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts(small: Small, tmp_pat
         expect_same(whole, run)
 
 
+@pytest.mark.grid
 def test_a_text_that_changed_in_place_is_refused(small: Small, tmp_path: Path) -> None:
     """The numbers of lines and tokens are the same."""
     for name in ("train", "val", "test"):
@@ -415,6 +489,7 @@ def test_a_text_that_changed_in_place_is_refused(small: Small, tmp_path: Path) -
 REFUSED = [
     (["heads=4"], "heads", "keeps its original value: heads=4"),
     (["model=base"], "model", "keeps its original value: model=base"),
+    (["trainer.log_every=${trainer.steps}"], "trainer.log_every", "a resumed run takes no ${…}: trainer.log_every"),
     (["data.train=50"], "data.train", "keeps its original value: data.train=50"),
     (["seed=2", "optimizer=adamw"], "optimizer", "seed=2"),
     (["trainer.steps=4"], "trainer.steps", "is 4, but the run already has 8 steps"),
@@ -422,6 +497,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.grid
 def test_resuming_another_experiment_or_a_finished_run_is_refused(finished: Path) -> None:
     for overrides, address, message in REFUSED:
         with pytest.raises(ConfigError) as caught:
@@ -429,6 +505,19 @@ def test_resuming_another_experiment_or_a_finished_run_is_refused(finished: Path
         assert any(problem.address == address for problem in caught.value.problems)
         assert message in str(caught.value) and "help: " in str(caught.value)
         assert state(finished) == "done"
+
+
+def test_a_diverged_run_resumes_only_with_a_higher_patience(small: Small, tmp_path: Path) -> None:
+    config = small().mapping
+    write_config(tmp_path, config)
+    skipped = SavedRun(tmp_path, status=Status("diverged", f"the loss or the gradient of 10 {IN_A_ROW}"))
+    scored = SavedRun(tmp_path, status=Status("diverged", "val loss nan"))
+    with pytest.raises(ConfigError, match=r"repeats the steps\n  help: .*trainer.patience_nan"):
+        expect_resumable(skipped, read_run(config), 3)
+    config["trainer"]["patience_nan"] += 1
+    expect_resumable(skipped, read_run(config), 3)
+    with pytest.raises(ConfigError, match=r"repeats the steps\n  help: start a new run with a lower learning rate$"):
+        expect_resumable(scored, read_run(config), 3)
 
 
 @pytest.mark.grid
@@ -443,6 +532,7 @@ def test_a_resume_names_the_plug_ins_of_the_run_and_may_name_others(small: Small
     assert json.loads((tmp_path / "run" / "model.json").read_text())["plugins"] == ["faulty"]
 
 
+@pytest.mark.grid
 def test_a_run_of_another_host_is_resumed_only_when_its_heartbeat_is_old(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,6 +554,7 @@ def test_a_run_of_another_host_is_resumed_only_when_its_heartbeat_is_old(
     assert state(run) == "done" and not [*run.rglob(LOCK)]
 
 
+@pytest.mark.grid
 def test_a_resumed_run_reads_its_own_tokenizer_and_learns_none(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version could learn other subwords from the same text."""
     find = prepare._tokenizer
@@ -496,6 +587,7 @@ def test_a_folder_that_cannot_be_resumed_gives_the_reason(finished: Path) -> Non
         read_saved_run(run)
 
 
+@pytest.mark.grid
 def test_a_checkpoint_is_written_after_the_configured_time(small: Small, tmp_path: Path) -> None:
     clock = ["trainer.checkpoint_every=null", "trainer.checkpoint_keep=20"]
     for minutes, steps in ((1e-6, [6, 5, 4, 3, 2, 1, 0]), (60, [6])):
@@ -609,6 +701,7 @@ def test_other_failures_print_the_resume_command_too(
     assert f"resume: python train.py resume={tmp_path / 'run'} 'plugins=[faulty]'" in capsys.readouterr().err
 
 
+@pytest.mark.grid
 def test_a_blank_row_of_metrics_does_not_stop_a_resume(finished: Path) -> None:
     path = finished / "metrics.csv"
     path.write_text(path.read_text().replace("\n", "\n\n", 1))

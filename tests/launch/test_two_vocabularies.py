@@ -24,6 +24,7 @@ from tfm_blocks.data.prepare import prepare
 from tfm_blocks.data.subword_dropout import SubwordDropout
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer, read_tokenizer
+from tfm_blocks.data.vocabulary import BOS, EOS
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.init_from import load_matching_weights
@@ -32,7 +33,6 @@ from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.model import write_weights
 from tfm_blocks.training.checkpoints import PreemptedError
-from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.sentence_attention import attention_of
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
@@ -136,6 +136,7 @@ def test_dropout_divides_each_side_into_its_own_subwords(sides):
         assert [row.tolist() for row in divided] == [row.tolist() for row in ids]
 
 
+@pytest.mark.grid
 def test_a_translation_reads_and_writes_with_different_tokenizers(translator, sides):
     source, target = sides
     for text, (best, *_) in zip(SOURCES[:4], translator.search(SOURCES[:4], Search()), strict=True):
@@ -151,6 +152,7 @@ def test_a_translation_reads_and_writes_with_different_tokenizers(translator, si
     assert served == translator.translate(SOURCES[:4])
 
 
+@pytest.mark.grid
 def test_a_tokenizer_with_more_ids_than_a_table_is_refused(translator, sides, tmp_path):
     source, target = sides
     small = tfm.build("two_vocabularies", vocab=target.size, source_vocab=source.size - 1, **SIZES)
@@ -176,6 +178,7 @@ def test_rows_of_each_table_follow_the_subwords_of_its_side(translator, sides, t
         assert all(torch.equal(tables[name][ids[word]], weights[name][before[word]]) for word in common)
 
 
+@pytest.mark.grid
 def test_a_run_resumes_bit_equal_and_records_both_sizes(small, tmp_path):
     with_two = lambda every: small(*stopping(every), *TWO)  # noqa: E731
     begin(with_two(1000), tmp_path)
@@ -224,6 +227,7 @@ def test_two_devices_a_sweep_and_a_comparison_have_both_vocabularies(tmp_path, c
 
 TIED = "model.graph.logits.tie=src_emb"
 SAME = "model.graph.tgt_emb={same: src_emb, block: null}"
+HASHED = "model.graph.encoder.layer.ffn={block: hash_moe, ids: src, experts: 4}"
 
 
 @pytest.mark.parametrize(
@@ -235,6 +239,12 @@ SAME = "model.graph.tgt_emb={same: src_emb, block: null}"
             ["model.graph.src_emb.vocab=270"],
             "model.graph.src_emb.vocab",
             "has 270 ids, but src has 300",
+            "${source_vocab}",
+        ),
+        (
+            ["source_vocab=280", HASHED],
+            "model.graph.encoder.layer.ffn.vocab",
+            "has 300 ids, but src has 280",
             "${source_vocab}",
         ),
         (["objective=span_corruption"], "source_vocab", "makes them from the target", "objective=next_token"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import expect_problem
+from tests.network.small import ARGS
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
@@ -102,6 +103,15 @@ def test_a_difference_names_the_adapters():
     assert {change.where for change in changes} == {"encoder.*.attn", "decoder.*.self", "decoder.*.cross"}
 
 
+@pytest.mark.parametrize(("first", "lost"), [("[q]", "v"), ("[q, v]", ""), ("[q, k, v]", ""), ("[out]", "")])
+def test_a_warning_names_the_maps_that_the_first_group_of_a_weight_leaves_out(first, lost):
+    where, rest = "where: {block: attention}", "rank: 2, alpha: 2"
+    groups = f"{{a: {{{where}, {rest}, parts: {first}}}, b: {{{where}, {rest}, parts: [v, out]}}}}"
+    warnings = spec_of("base", f"model.adapt={groups}").warnings
+    rule = f"does not change {lost} of encoder.0.attn.block.qkv, because this weight is in a"
+    assert [(one.address, one.rule) for one in warnings] == [("model.adapt.b", rule)] * bool(lost)
+
+
 def group(where, rest="rank: 2, alpha: 2"):
     return f"model.adapt.a={{where: {where}, {rest}}}"
 
@@ -116,7 +126,8 @@ def group(where, rest="rank: 2, alpha: 2"):
         (group("{role: position}"), "where", "matches no weight", "--weights"),
         (group("{role: gain}"), "where", "matches no linear map, only weights such as encoder.0", "roles matrix"),
         (group("{role: head}"), "where", "only the tied weight src_emb", "tie: null"),
-        (group("{role: matrix}", "rank: 2, alpha: 2, parts: [x]"), "where", "linear maps has a part called 'x'", "inner, k"),
+        (group("{role: matrix}", "rank: 2, alpha: 2, parts: [x]"), "parts", "linear maps has a part called 'x'", "inner, k"),
+        (group("{role: matrix}", "rank: 2, alpha: 2, parts: [q, vv]"), "parts", "has a part called 'vv'", "did you mean v"),
         (group("{role: matrix}", "rank: 2, alpha: 2, parts: q"), "parts", "must be a list or null, but is 'q'", "parts=[a,b]"),
         (group("{role: matrix}", "rank: 0, alpha: 2"), "rank", "must be at least 1, but is 0", "or more"),
         (group("{role: matrix}", "rank: 70000, alpha: 2"), "rank", "must be at most 65536, but is 70000", "65536 or less"),
@@ -130,6 +141,40 @@ def test_wrong_groups_name_place_rule_and_fix(override, address, rule, help):
         spec_of("base", override)
     origin = error.value.problems[0].origin
     assert rule == "is missing" or "comes from the command line: model.adapt.a=" in origin
+
+
+@pytest.mark.parametrize(
+    "change", [f"model.adapt.a={ATTENTION}", "model.quantize.a={where: {block: attention}, weights: ternary}"]
+)
+def test_a_block_that_refuses_its_arguments_is_an_error_at_its_node_with_changed_maps_too(change):
+    with expect_problem("model.graph.encoder.layer.attn", "qk_norm_kind is joint, but there is no norm", "attention"):
+        spec_of("base", "model.graph.encoder.layer.attn.qk_norm_kind=joint", change)
+
+
+def adapted(node, group):
+    """Check a model of one node between a tied embedding and head, with a group of adapters."""
+    nodes = {"emb": {"block": "embedding", "in": "src"}, "node": node, "logits": {"block": "unembed", "tie": "emb"}}
+    adapt = {"a": {**group, "rank": 2, "alpha": 2}}
+    return check_model({"inputs": {"src": "B S"}, "args": ARGS, "add_norm": "none", "graph": nodes, "adapt": adapt})
+
+
+def test_a_model_without_a_map_that_can_be_selected_is_an_error():
+    help = "no linear map of the model can be selected"
+    with expect_problem("model.adapt.a.where", "matches no linear map, only weights such as node", help):
+        adapted({"block": "lstm"}, {"where": {"block": "lstm"}})
+
+
+def test_the_maps_of_a_product_have_the_name_of_the_product():
+    node = {"block": "gated_delta_rule", "gate_rank": 3}
+    spec = adapted(node, {"where": {"node": "node"}, "parts": ["gate"]})
+    assert spec.nodes[1].adapters.keys() == {"block.gate.0", "block.gate.1"}
+
+
+def test_parts_select_separate_projections_of_global_positions_too():
+    node = {"block": "restricted_global_attention", "r": 2, "separate": True}
+    (own,) = [node for node in adapted(node, {"where": {"node": "node"}, "parts": ["q", "v"]}).nodes if node.adapters]
+    chosen = {name: one.parts for name, one in own.adapters.items()}
+    assert chosen == {"block.qkv": (0, 2), "block.global_q": (0,), "block.global_kv": (1,)}
 
 
 def test_a_group_that_an_earlier_one_shadows_is_an_error():

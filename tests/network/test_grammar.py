@@ -191,6 +191,12 @@ def test_the_head_is_every_position_wise_node_at_the_end():
     }
 
 
+def test_the_parameters_of_the_head_are_without_those_of_a_node_that_it_contains():
+    inner = {"block": "gru", "in": {**EMBED, "in": "tgt"}, "mask": "causal"}
+    net = network({"tgt": "B T"}, {"logits": {"block": "unembed", "in": inner}})
+    assert net.head_parameters() == [net["logits"].block.weight]
+
+
 @torch.no_grad()
 def test_a_head_whose_inner_node_is_read_elsewhere_begins_after_it():
     graph = {

@@ -28,3 +28,12 @@ def test_nodes_that_do_not_depend_on_the_target_run_once():
     for _ in range(5):
         x_RD, decoding = incremental.step(network, torch.tensor([4, 5]), decoding)
         assert x_RD.isfinite().all()
+
+
+@torch.no_grad()
+def test_steps_over_a_source_of_padding_alone_are_finite():
+    network, src_BS = small(), torch.tensor([[4, 5, 6], [0, 0, 0]])
+    decoding = incremental.start(network, {"src": src_BS}, length=2)
+    for _ in range(2):
+        x_RD, decoding = incremental.step(network, torch.tensor([4, 5]), decoding)
+        assert x_RD.isfinite().all()

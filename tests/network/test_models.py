@@ -11,7 +11,9 @@ from tfm_blocks.network.contract.expectations import expect_steps
 
 LONGEST = 29  # lines of a test model: all of RWKV-7
 
-models = each(ALL)
+models = each(
+    ALL, {"decoder_only", "gated_delta_rule", "grouped", "latent", "prefix", "recurrent", "switch", "two_sources"}
+)
 
 
 @pytest.mark.parametrize("path", TESTS, ids=name)
@@ -20,7 +22,7 @@ def test_a_variant_is_written_in_a_few_lines(path):
     assert len(lines) <= LONGEST
 
 
-@each(TESTS)  # test_shipped_models.py tests further properties of the shipped ones
+@each(TESTS, {"gated_delta_rule", "latent"})  # test_shipped_models.py tests further properties of the shipped ones
 def test_training_lowers_the_loss_and_reaches_every_parameter(path):
     network = build(path)
     inputs = inputs_of(network)

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import tfm_blocks as tfm
 from tests.conftest import sentences
+from tests.network.small import network as small_network
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import ConfigError
@@ -77,6 +78,7 @@ def test_nothing_is_packed_in_lower_precision(network):
         assert maps(network, packed=True) == set()
 
 
+@pytest.mark.grid
 def test_each_search_reads_the_weights_of_its_time(network):
     tokenizer = Tokenizer.train(sentences(200, 0), 300)
     network = tfm.build("tiny", layers=1, d_model=256, vocab=tokenizer.size).eval()
@@ -119,6 +121,7 @@ def test_an_int8_product_keeps_zeros_and_values_that_are_not_finite():
     assert not y_NO[1:3].isfinite().any()
 
 
+@pytest.mark.grid
 @on_x86
 def test_sums_do_not_saturate_without_vnni():
     code = "import torch; from tfm_blocks.network.packed import activation_levels, int8_product; print(activation_levels())"
@@ -143,5 +146,9 @@ def test_a_model_or_device_without_int8_products_is_refused(network):
     with pytest.raises(ConfigError, match="int8 needs the CPU, but the model is on meta"):
         quantized(tfm.build("tiny", vocab=200).to("meta"))
     small = tfm.build("tiny", layers=1, vocab=200)
+    emb, out = {"block": "embedding", "in": "src"}, {"block": "unembed", "tie": "emb"}
+    recurrent = small_network({"src": "B S"}, {"emb": emb, "lstm": {"block": "lstm"}, "out": out}, d_model=128)
+    with pytest.raises(ConfigError, match=r"int8 needs (a linear map of at least 65,536 weights|an x86 CPU)"):
+        quantized(recurrent)  # torch.lstm reads its weights
     with pytest.raises(ConfigError, match=r"int8 needs (a linear map of at least 65,536 weights|an x86 CPU)"):
         quantized(small)

@@ -147,8 +147,9 @@ NO_RULE = {
     "talking_heads": "no rule is known for the weight block.mix_scores of talking_heads_attention",
     "deepnorm": "no rule is known for deepnorm under completep with 2 times the layers of the base",
     "switch": "the model with these sizes is invalid",
-    "hyper_connections": "no rule is known for a stack without residual connections",
+    "hyper_connections": "no rule is known for write_streams under completep with 2 times the layers of the base",
     "rwkv7_values": "no rule is known for a stack without residual connections",
+    "attention_residuals": "no rule is known for a stack without residual connections",
     "redundant": "no rule is known for copies that are side by side",
 }
 
@@ -212,10 +213,21 @@ WRONG = [
     (["model.parametrisation=mup", "model.base.d_modl=32"], "the model reads no knob 'd_modl'", "did you mean d_model"),
     (["model.parametrisation=mup", "model.base.d_model=0"], "must be a whole number of at least 1, but is 0", "=512"),
     (["model.parametrisation=mup", "model.base.d_model=1.5"], "must be a whole number of at least 1, but is 1.5", ""),
+    (["model.base.d_model=32"], "has no effect without a parametrisation", "model.parametrisation=mup"),
+    (["model.base=32"], "has no effect without a parametrisation", "leave it out"),
     (["model.parametrisation=mup", "model.base=32"], "must have sizes by the names of knobs, but is 32", ""),
     (
         ["model.parametrisation=mup", "model.base.d_model=36"],
         "the model with these sizes is invalid: model.graph.encoder.layer.attn: the width must split evenly into heads",
+        "",
+    ),
+    (
+        [
+            *("d_model=64", "heads=4", "d_ff=64", "layers=1", "vocab=50"),
+            "model.graph.encoder.layer.attn.position={block: rotary, share: 0.5}",
+            *("model.parametrisation=mup", "model.base.d_model=24"),
+        ],
+        "the model with these sizes is invalid: model.graph.encoder.layer.attn: share · 6 is 3: it must be even",
         "",
     ),
     (
@@ -234,6 +246,18 @@ def test_a_wrong_base_is_an_error_with_a_fix(overrides, rule, help) -> None:
         check_model(composed.model, composed.sources)
     (problem,) = caught.value.problems
     assert problem.rule.startswith(rule) and help in problem.help and problem.address.startswith("model.")
+
+
+def test_a_sweep_over_parametrisations_may_set_the_base_of_all() -> None:
+    composed = compose_model("tiny", ["model.parametrisation=standard", "model.base.d_model=32"])
+    assert check_model(composed.model, composed.sources).base is None
+
+
+def test_a_base_without_a_stack_has_no_depth_to_compare() -> None:
+    composed = compose_model("tiny", ["model.parametrisation=completep", "model.base.layers=2"])
+    composed.model["graph"]["encoder"]["at"] = {"2:": {"more": {"repeat": 2, "layer": {"f": {"block": "ffn"}}}}}
+    with pytest.raises(ConfigError, match=r"model.base: has no layers encoder.\*.more, so the depths cannot be"):
+        check_model(composed.model, composed.sources)
 
 
 def test_the_json_of_the_weights_has_the_rules(capsys) -> None:
@@ -280,6 +304,7 @@ def test_a_matrix_of_a_plug_in_whose_axes_nobody_knows_is_an_error(registry) -> 
         check("prenorm", WIDE, RANK)
 
 
+@pytest.mark.grid
 def test_a_plug_in_declares_the_rule_of_a_weight_and_its_constants(registry) -> None:
     block("low_rank", "x: B T D -> B T D", branch=True, source="a test")(low_rank({"down": "output"}))
     spec = check("prenorm", WIDE, RANK)
@@ -293,6 +318,7 @@ def test_a_plug_in_declares_the_rule_of_a_weight_and_its_constants(registry) -> 
     torch.testing.assert_close(spread, torch.tensor(32**-0.5 / 4), rtol=0.1, atol=0)
 
 
+@pytest.mark.grid
 def test_a_reason_in_the_declaration_is_the_error(registry) -> None:
     block("low_rank", "x: B T D -> B T D", branch=True, source="a test")(low_rank({"": "it divides by the width"}))
     with pytest.raises(
@@ -319,6 +345,7 @@ def test_a_format_without_the_factors_is_refused(tmp_path, capsys) -> None:
 CONSTANT = ["schedule=constant", "schedule.warmup=10"]
 
 
+@pytest.mark.grid
 def test_the_schedule_and_the_decay_must_not_depend_on_the_width_again() -> None:
     from tfm_blocks.compose.command_line import compose_arguments
     from tfm_blocks.compose.run import compose_run

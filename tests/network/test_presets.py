@@ -1,11 +1,15 @@
 """Each preset of add & norm against its formula, written out; steps in training; DeepNorm's constants."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from tests.network.small import network
 from tfm_blocks.language.check import deepnorm_constants
+from tfm_blocks.network.build import network_without_values
+from tfm_blocks.network.weights import initial_distributions
 
 B, N, D = 3, 5, 8
 
@@ -170,6 +174,18 @@ def test_deepnorm_shrinks_the_weights_that_the_residual_passes_through():
         parts = {"qkv": factors[16:], "kv": factors[8:], "q": factors[:0]}.get(name.split(".")[-2], factors)
         parts.fill_(shrink)
         torch.testing.assert_close(parameter, plain[name] * factors, rtol=1e-5, atol=1e-6)
+
+
+def test_deepnorm_shrinks_the_values_of_latent_attention_and_not_its_keys():
+    sizes = {"d_latent": 6, "d_head": 4, "d_turned": 2, "d_value": 3}
+    layer = {"attn": {"block": "latent_attention", **sizes}, "ffn": FFN}
+    models = [deep(layer, add_norm) for add_norm in ("deepnorm", "post")]
+    one, plain = (model.get_parameter("encoder.0.attn.block.up.weight").view(2, 7, 6) for model in models)
+    beta = 0.87 * (3**4 * 2) ** (-1 / 16)
+    torch.testing.assert_close(one, plain * torch.tensor([1.0] * 4 + [beta] * 3)[:, None], rtol=1e-5, atol=1e-6)
+    bound = math.sqrt(6 / (6 + 14))
+    shown = initial_distributions(network_without_values(models[0].spec), {})["encoder.0.attn.block.up.weight"]
+    assert shown == f"uniform ±{bound:.3g}, uniform ±{bound * beta:.3g}"
 
 
 def test_deepnorm_reaches_the_branches_of_a_parallel():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given, reject, settings
 from torch.nn import functional as F
 
 from tests.network.examples import sources_of
@@ -85,7 +85,7 @@ def promise(model, first):
     except ConfigError as error:
         event("refused")
         assert len(str(error)) < 2000 * len(error.problems) and all(one.help for one in error.problems), error
-        return
+        reject()
     event("accepted")
     network, inputs = build_network(spec, seed=1), None
     inputs = inputs_of(network)

@@ -29,6 +29,7 @@ def test_the_page_of_models_lists_each_of_them_once():
     assert sorted(listed) == [path.stem for path in SHIPPED]
 
 
+@pytest.mark.grid
 @each(SHIPPED)
 def test_at_its_own_size_every_parameter_gets_a_gradient_and_nothing_is_allocated(path):
     network = network_without_values(composed(str(path)))
@@ -41,6 +42,7 @@ def test_at_its_own_size_every_parameter_gets_a_gradient_and_nothing_is_allocate
     assert all(one.is_meta and one.grad is not None for one in parameters.values())
 
 
+@pytest.mark.grid
 @each(SHIPPED, default={"prenorm", "decoder_only"})
 def test_it_learns_one_batch_by_heart(path):
     network = build(path)
@@ -84,3 +86,26 @@ def test_nothing_beyond_depth_times_radius_has_an_influence(model):
     other_BS[:, 12] = 4 + (other_BS[:, 12] - 3) % 26
     moved = (network(src=src_BS) - network(src=other_BS)).abs().amax((0, 2)) > 0
     assert moved.nonzero()[:, 0].tolist() == list(range(12 - 3 * radius, 12 + 3 * radius + 1))
+
+
+@pytest.mark.parametrize(
+    "model, dropped",
+    [
+        ("bart", {"pos": False, "norm": True}),
+        ("blenderbot", {"pos": True}),
+        ("t5_v1", {"drop": True}),
+    ],
+)
+def test_dropout_is_where_the_paper_has_it(model, dropped):
+    """BART drops the normalised embeddings, Blenderbot the embeddings, T5 the input and the output of each stack."""
+    nodes = {node.address: node for node in composed(model, "layers=1", "dropout=0.1").nodes}
+    for stack, first, side in (("encoder", "attn", "src"), ("decoder", "self", "tgt")):
+        read = nodes[f"{stack}.0.{first}"].entry
+        assert read == f"{side}_{list(dropped)[-1]}"
+        for name, drops in dropped.items():
+            node = nodes[f"{side}_{name}"]
+            rates = [step.value for step in node.post if step.kind == "dropout"]
+            assert any([node.arguments.get("dropout"), *rates]) is drops
+    if model == "t5_v1":
+        kinds = [[step.kind for step in nodes[f"{stack}.last"].post] for stack in ("encoder", "decoder")]
+        assert kinds == [["norm", "dropout"], ["norm", "dropout", "scale"]]

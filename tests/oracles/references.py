@@ -75,11 +75,11 @@ from transformers import (
 )
 
 import tfm_blocks as tfm
+from tfm_blocks.data.layout import BOS, EOS, PAD
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.weights import Conversion, Row, read_weight_table
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import expect_weights, fill, weights_of
-from tfm_blocks.translation.search import BOS, EOS, PAD
 
 HERE = Path(__file__).parent
 SIZES = {"d_model": 16, "d_ff": 28, "heads": 4, "layers": 2, "vocab": 37}

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.oracles.references import REFERENCES, SIZES, both
-from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
+from tfm_blocks.data.layout import BOS, EOS, PAD
+from tfm_blocks.translation.search import Bounds, one_by_one
 
 B, S, T, LONGEST = 8, 7, 6, 12
 

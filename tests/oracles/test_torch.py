@@ -8,9 +8,10 @@ from torch.nn import functional as F
 import tfm_blocks as tfm
 from tests.oracles.references import SIZES, put, rows_of, scatter
 from tests.oracles.test_hugging_face import far_apart, ids
+from tfm_blocks.data.layout import BOS, EOS, PAD
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.network.matching import weights_of
-from tfm_blocks.translation.search import BOS, EOS, PAD, Bounds, one_by_one
+from tfm_blocks.translation.search import Bounds, one_by_one
 
 B, S, T, LONGEST = 8, 7, 6, 12
 TABLES = {"tiny": "torch_post", "prenorm": "torch_pre"}

@@ -92,6 +92,7 @@ def test_each_token_of_a_value_is_due_before_it_if_its_key_occurred_before(setti
         assert one.positions[-1] == length - padding - 2, "the last key always occurred before"
 
 
+@pytest.mark.grid
 def test_sizes_of_motifs_are_uniform():
     first = [runs(one.question)[0][:2] for one in printed(FuzzyRecall(), [128], count=3000)]
     for side in (0, 1):

@@ -36,6 +36,10 @@ def test_a_block_is_known_by_its_declaration_alone():
     assert str(info.arguments["rate"].kind) == "float" and info.arguments["rate"].default == 0.0
 
 
+def test_the_help_for_a_former_block_names_the_argument_that_replaces_it():
+    assert REGISTRY.suggest("gated_moe", REGISTRY.blocks) == "write moe with gated: true"
+
+
 class Unannotated(Fine):
     def __init__(self, D: int, *, rate=0.0) -> None:
         super().__init__(D)
@@ -84,6 +88,15 @@ class Clashing(Fine):
         (object, "x: B T D -> B T D", {}, "'under_test': @block decorates a subclass of torch.nn.Module, but got <cl"),
         (Fine, "x: B T D -> B T D", {"sees": "past"}, "'under_test': sees must be a mapping, but is 'past'"),
         (Fine, "x: B T D -> B T D", {"where": {"D %": "even"}}, "'under_test': where: 'D %' is neither a number nor"),
+        *(
+            (
+                Fine,
+                "x: B T D -> B T D",
+                {"where": {rule: "small"}},
+                f"where: '{rule}' must be a single comparison: == <",
+            )
+            for rule in ("2 <= D <= 5", "D != 2", "D", "not D == 2", "D == 2 unless rate unless rate")
+        ),
         (Clashing, "x: B T D -> B T D", {}, "are used twice"),
         (Fine, "x: B T D -> B T E", {}, "nothing binds the output letter E"),
         (Fine, "x: B T -> B T", {}, "neither letters"),
@@ -93,6 +106,7 @@ class Clashing(Fine):
         (Fine, "x: B T D -> B T D", {"where": {"D % heads == 0": "even"}}, "neither letters"),
         (Fine, "x: B T D -> B T D", {"sees": {"x": "past"}}, "needs start and step"),
         (Fine, "x: B T D -> B T D", {"sees": {"kv": "all"}}, "neither letters"),
+        (Fine, "x: B T D -> B T D", {"sees": {"x": "passed"}}, "sees must name one of all, nothing, past"),
     ],
 )
 def test_a_broken_declaration_fails_at_import(cls, signature, options, rule):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.network.examples import ALL, name
+from tests.network.examples import ALL, each
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.check import check
@@ -13,7 +13,7 @@ from tfm_blocks.registry.blocks import REGISTRY, Registry
 from tfm_blocks.registry.declarations import read_declarations
 
 
-@pytest.mark.parametrize("path", ALL, ids=name)
+@each(ALL)
 def test_a_model_has_the_same_spec_by_declarations_as_by_classes_and_no_warning(path):
     composed = compose_model(str(path))
     spec = read_model(composed.model, composed.sources)
@@ -28,7 +28,7 @@ def test_every_shipped_block_is_declared():
     assert declared.reserved == REGISTRY.reserved
     for block, info in declared.blocks.items():
         known = REGISTRY.blocks[block]
-        assert (info.arguments, info.positionwise, info.shipped) == (known.arguments, known.positionwise, True), block
+        assert (info.arguments, info.alone, info.shipped) == (known.arguments, known.alone, True), block
 
 
 @pytest.mark.parametrize("override", ["heads=7", "model.add_norm=past", "model.graph.encoder.layer.ffn.block=fnn"])

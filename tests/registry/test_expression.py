@@ -29,6 +29,10 @@ def test_arithmetic_is_pythons_own(text):
     assert evaluate(text, NAMES.__getitem__) == eval(text, {}, NAMES)
 
 
+def test_names_are_in_order_of_appearance():
+    assert names_in("(b + a) * sqrt(c) - b") == ["b", "a", "c"] and names_in("(a + b) * c") == ["a", "b", "c"]
+
+
 def test_a_floor_division_of_floats_is_an_int():
     assert type(evaluate("x*d_model//3", NAMES.__getitem__)) is int
 
@@ -79,6 +83,7 @@ def test_names_are_listed_once_in_order():
     assert names_in("n - i*n") == ["n", "i"]
 
 
+@pytest.mark.grid
 @given(st.text(max_size=60))
 def test_no_text_does_more_than_raise_a_sentence(text):
     try:

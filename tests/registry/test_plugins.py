@@ -45,12 +45,14 @@ def python(tmp_path):
     return run
 
 
+@pytest.mark.grid
 def test_build_knows_the_blocks_that_installed_packages_announce(python):
     done = python(BUILD)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2569216\n"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -73,6 +75,7 @@ def test_a_broken_entry_point_is_a_warning_and_stops_only_models_that_need_it(py
     assert f"it may be a block of {plugin}, which failed to load" in done.stderr
 
 
+@pytest.mark.grid
 def test_load_knows_the_blocks_that_installed_packages_announce(python, tmp_path):
     (tmp_path / "run").mkdir()
     model = compose_model("tiny").model
@@ -82,6 +85,7 @@ def test_load_knows_the_blocks_that_installed_packages_announce(python, tmp_path
     assert "has no weights.safetensors" in done.stderr, "the model was checked"
 
 
+@pytest.mark.grid
 def test_a_model_uses_the_plug_ins_whose_blocks_it_has_wherever_their_classes_are_written(tmp_path):
     """The package registers its block in a submodule, and the other plug-in imports a module that registers one."""
     (tmp_path / "package").mkdir()
@@ -98,6 +102,7 @@ def test_a_model_uses_the_plug_ins_whose_blocks_it_has_wherever_their_classes_ar
     assert done.stdout == "['package'] ['outer'] [] ['outer', 'package']\n", done.stderr
 
 
+@pytest.mark.grid
 def test_modules_that_are_named_are_found_in_the_current_folder_by_python_too(tmp_path):
     (tmp_path / "script").mkdir()
     (tmp_path / "script" / "script.py").write_text(
@@ -126,3 +131,11 @@ def test_a_module_that_cannot_be_imported_is_an_error_with_its_line(tmp_path, mo
     (problem,) = caught.value.problems
     assert problem.address == "plugins" and rule in problem.rule and help in problem.help
     assert (problem.place.file, problem.place.line) == ("faulty_module.py", line)
+
+
+def test_the_file_of_a_plug_in_is_named_without_its_suffix(tmp_path, monkeypatch):
+    (tmp_path / "my_fine_module.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"help: leave \.py out: my_fine_module$"):
+        load_plugins(["my_fine_module.py"])

@@ -8,20 +8,21 @@ from tfm_blocks.metric_schema import find_score
 from tfm_blocks.report.charts import forests_of
 from tfm_blocks.report.differences import Group, ModelGrid
 from tfm_blocks.report.matrix import score_matrix
-from tfm_blocks.report.matrix_tables import verdict
+from tfm_blocks.report.matrix_tables import NEEDS, legend, matrix_table, verdict
+from tfm_blocks.report.table import markdown
 from tfm_blocks.runs.records import Measured
 from tfm_blocks.runs.saved_run import SavedRun
 
 
-def matrix_of(scores, metric="accuracy", baseline=None):
-    """Return the matrix of scores by task and model."""
+def matrix_of(scores, metric="accuracy", baseline=None, test_sets=None):
+    """Return a matrix of these scores; `test_sets` names a test set for each model, by default for each task."""
     models, tasks = list(dict.fromkeys(model for row in scores.values() for model in row)), list(scores)
     groups = {}
     for column, (task, row) in enumerate(scores.items()):
         for model, values in row.items():
             name = find_score(metric).name
             runs = [
-                SavedRun(Path(f"{model}{seed}"), name=model, state="done", settings={"seed": seed}, test_set=task, scored_on="test", scores={name: Measured(value, 0, 0)})
+                SavedRun(Path(f"{model}{seed}"), name=model, state="done", settings={"seed": seed}, test_set=(test_sets or {}).get(model, task), scored_on="test", scores={name: Measured(value, 0, 0)})
                 for seed, value in enumerate(values)
             ]  # fmt: skip
             groups[models.index(model), column] = Group(model, runs)
@@ -55,10 +56,25 @@ def test_less_is_better_of_a_perplexity():
 
 def test_nothing_is_said_about_significance_without_a_test():
     _, untested = verdict(matrix_of({"x": {"a": [1], "b": [2]}}))
-    assert untested == (
-        "No difference was tested: a test needs at least two seeds of both models, and a score of each seed."
+    assert untested == f"No difference was tested: a test needs {NEEDS}." and NEEDS.startswith("at least two seeds")
+    alone = matrix_of({"x": {"a": [1, 2]}})
+    assert list(verdict(alone)) == ["a has the accuracy, %: 1.5 (1.0–2.0), 2 seeds."]
+    assert legend(alone) == "2 seeds in each cell"
+    assert legend(matrix_of({"x": {"a": [1, 2], "b": [2]}})).startswith("1 to 2 seeds in each cell, too few for tests")
+
+
+def test_scores_of_different_test_sets_are_not_ranked_and_those_of_unknown_ones_not_tested():
+    scores = {"a": [40, 41, 42, 43, 44], "b": [9, 9, 8, 7, 9]}
+    other = matrix_of({"x": scores}, test_sets={"a": "one", "b": "two"})
+    (rule,) = verdict(other)
+    assert rule == "The scores cannot be ranked, because they were not computed in the same way on the same test set."
+    assert legend(other) == "5 seeds in each cell" and "**" not in "".join(
+        markdown(matrix_table(other)).split("\n")[1:]
     )
-    assert list(verdict(matrix_of({"x": {"a": [1, 2]}}))) == ["a has the accuracy, %: 1.5 (1.0–2.0), 2 seeds."]
+    two = matrix_of({"x": scores, "y": scores}, test_sets={"a": "one", "b": "two"})
+    assert next(verdict(two)).startswith("On x, the scores cannot be ranked") and not two.overall
+    unknown = matrix_of({"x": scores}, test_sets={"a": "", "b": ""})
+    assert list(verdict(unknown))[1].startswith("No difference was tested") and not unknown.tests
 
 
 def test_a_baseline_is_named_as_the_reference():
@@ -87,6 +103,8 @@ def test_a_model_at_chance_is_never_the_best():
     assert list(verdict(matrix_of({"x": at_chance}, "scaled accuracy"))) == [
         "No model scores above chance with a score for each seed."
     ]
+    (cause,) = verdict(matrix_of({"x": {"a": [2, None], "b": [None, 1]}}, "BLEU"))
+    assert cause == "No model has a score for each seed."
     matrix = matrix_of({"x": at_chance, "y": {"a": [2, 0, 4], "b": [0, 1, 98], "c": [3, 3]}}, "scaled accuracy")
     best, *others = verdict(matrix)
     assert best == "Best scaled accuracy of 2 tasks: b on 1 (y)."
@@ -103,6 +121,17 @@ def test_too_few_seeds_are_named_with_the_number_that_a_difference_needs():
         tests
         == "No single difference can be significant (p < 0.05, corrected for 1 test): that needs 4 seeds of each model."
     )
+
+
+def test_only_tests_that_can_be_significant_count_for_the_seeds_that_a_difference_needs():
+    few = matrix_of({"x": {"a": [90, 91, 92, 93, 94], "b": [10, 11, 12, 13, 14]} | {name: [50, 51] for name in "cdef"}})
+    solved = {task: {"a": [100] * 5, "b": [100] * 5} for task in "stuvwxyz"}
+    ceiling = matrix_of(solved | {"last": {"a": [90, 91, 92, 93, 94], "b": [10, 11, 12, 13, 14]}})
+    for matrix in (few, ceiling):
+        assert sum(cell.differs for cell in matrix.cells.values()) == 1 and matrix.seeds_needed == 0
+        assert "needs" not in legend(matrix) and ", 1 is significant" in list(verdict(matrix))[-1]
+    assert matrix_of(solved | {"last": {"a": [1, 2, 1], "b": [99, 98, 97]}}).seeds_needed == 4, "of one test"
+    assert matrix_of({task: {"a": [1, 2, 3, 4, 5], "b": [2, 3]} for task in "xy"}).seeds_needed == 5, "of both models"
 
 
 def test_models_that_differ_over_all_tasks_are_named():

@@ -30,6 +30,7 @@ def attention(translator):
     return attention_of(translator, TEXT)
 
 
+@pytest.mark.grid
 def test_a_target_is_the_greedy_translation_or_the_one_given(translator, attention):
     assert attention.target == translator.translate([TEXT])[0]
     forced = attention_of(translator, TEXT, "am Fluss")
@@ -71,7 +72,7 @@ def test_a_page_is_one_file_with_its_labels_as_text(attention):
     assert labels.count(attention.tokens["src"][0]) >= 4
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_a_phone_shows_legible_pictures_in_their_own_box_in_light_and_in_dark(attention, tmp_path, dark):
     save_attention(attention, tmp_path / "out.html")
     with browser(390, 800, dark=dark) as opened:
@@ -88,6 +89,7 @@ def test_a_phone_shows_legible_pictures_in_their_own_box_in_light_and_in_dark(at
         assert max(contrast(colour, paper) for colour in colours) >= 4.5
 
 
+@pytest.mark.grid
 def test_text_of_other_scripts_and_markup_stays_text(translator, tmp_path):
     attention = attention_of(translator, "<b>$x_1$ 小さな家</b>", "$\\alpha$")
     text = render_attention(attention)

@@ -29,19 +29,20 @@ def test_the_example_of_a_block_is_part_of_a_model(name):
         text = text.replace(node, "emb")
     written = yaml.safe_load(f"{{{text}}}")
     node = written.get("node") or ({"block": "ffn"} if "args" in written else written)
+    reads_ids = REGISTRY.blocks[name].signature.ports[0].ids
     model = {
         "inputs": {"src": "B S"},
         "args": {"d_model": 16, "d_ff": 16, "heads": 2, "vocab": 30, **written.get("args", {})},
         "add_norm": "none" if name == "concat" else "post",
         "graph": {
             "emb": {"block": "embedding", "in": "src"},
-            "here": {**node, **({"in": "src"} if name == "embedding" else {})},
+            "here": {**node, **({"in": "src"} if reads_ids else {})},
             "logits": {"block": "linear", "d_out": 30},
         },
     }
     if name == "distance_table":
         model["graph"]["logits"] = {"block": "disentangled_attention", "in": "emb", "distances": "here"}
-    if name == "embedding":
+    if reads_ids:
         del model["graph"]["emb"]
     assert check_model(model).nodes
 
@@ -54,11 +55,11 @@ def test_a_block_is_listed_under_its_usual_name_with_its_cost():
 
 
 def test_arguments_and_rules_of_a_parent_block_are_printed_once():
-    own = blocks_page([REGISTRY.blocks["gated_moe"]])
-    assert "It has these arguments of [moe](#moe): `" in own
-    assert "| experts |" not in own
-    assert "top_k <= experts" not in own
-    assert "| experts | int | required |" in blocks_page([REGISTRY.blocks["moe"]])
+    own = blocks_page([REGISTRY.blocks["gated_ffn"]])
+    assert "It has these arguments of [ffn](#ffn): `" in own
+    assert "| d_ff |" not in own
+    assert "d_ff >= 1" not in own
+    assert "| d_ff | int | required |" in blocks_page([REGISTRY.blocks["ffn"]])
 
 
 @pytest.fixture

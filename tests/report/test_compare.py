@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
 import shutil
@@ -16,9 +17,13 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
-from tests.conftest import sentences
-from tests.run_folders import garbled, leave_run, leave_thousand, printed
+from tests.conftest import refused, sentences
+from tests.run_folders import change_json, garbled, leave_run, leave_thousand, printed
 from tfm_blocks.cli import main
+from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.report.comparison_tables import runs_table, seeds_table
+from tfm_blocks.report.lists import show_scores
+from tfm_blocks.runs.records import Score, spread_text, with_intervals
 from tfm_blocks.runs.row_results import write_losses
 
 REFERENCES = sentences(40, 7)
@@ -94,6 +99,7 @@ def test_a_knob_that_one_model_has_with_several_values_is_a_difference_of_its_ow
     assert comparison(tmp_path)["differences"] == {"model": {"base": {}, "local": {}}, "r": {"–": {}, "2": {}, "8": {}}}
 
 
+@pytest.mark.grid
 def test_scores_have_the_intervals_of_sacrebleu_and_of_wilson(sweep):
     for group, model in zip(compared(sweep)["groups"], ("base", "prenorm", "wide"), strict=True):
         for run in group["runs"]:
@@ -109,6 +115,25 @@ def test_scores_have_the_intervals_of_sacrebleu_and_of_wilson(sweep):
             assert (exact["value"], exact["low"], exact["high"]) == pytest.approx(
                 (100 * hits / len(outputs), 100 * wilson.low, 100 * wilson.high)
             )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "half", "ends", "shown"),
+    [
+        ("BLEU", 0.37, 0.42, (0.0, 0.79), "[0.00, 0.79]"),
+        ("chrF", 99.5, 1.5, (98.0, 100.0), "[98.00, 100.00]"),
+        ("TER", 99.5, 1.5, (98.0, 101.0), "± 1.50"),
+        ("BLEU", 1.34, 0.0, (1.34, 1.34), "± 0.00"),
+        ("BLEU", 1.34, np.nan, (np.nan, np.nan), None),
+    ],
+)
+def test_intervals_of_sacrebleu_stay_within_the_possible_scores(name, value, half, ends, shown, capsys):
+    score = with_intervals({}, 0, [Score(name, value, half)], {})[name]
+    assert (score.low, score.high) == pytest.approx(ends, nan_ok=True)
+    assert shown is None or spread_text(value, score.low, score.high) == shown
+    show_scores({"run": [Score(name, value, half)]}, {"run": 1}, as_json=True)
+    (record,) = json.loads(capsys.readouterr().out)["runs"]["run"]
+    assert shown is None or (record["low"], record["high"]) == pytest.approx(ends)
 
 
 def counted_bleu(outputs):
@@ -188,11 +213,15 @@ def test_a_model_with_a_failed_seed_is_not_tested_over_seeds(sweep, tmp_path):
     status = tmp_path / "prenorm-3" / "status.json"
     failed = {"state": "diverged", "scores": {}, "translation": [], "scored_on": ""}
     failed["best"] = {"val/loss": {"value": 9.0, "step": 30}}
-    status.write_text(json.dumps(json.loads(status.read_text()) | failed))
+    change_json(status, failed)
     rows = comparison(tmp_path, "--baseline", "base-1")["against"]
     assert {one["seeds"] is None for one in rows if one["group"].startswith("prenorm")} == {True}
     assert all(one["seeds"] is not None for one in rows if not one["group"].startswith("prenorm"))
-    means = said(tmp_path, "--markdown").partition("**over seeds")[2].partition("\n\n**")[0]
+    shown = said(tmp_path, "--baseline", "base-1", "--markdown")
+    assert {
+        "(1 seed without score) |" in row for row in shown.splitlines() if row.startswith("| prenorm, heads 2 | BLEU |")
+    } == {True}
+    means = shown.partition("**over seeds")[2].partition("\n\n**")[0]
     (row,) = (line for line in means.splitlines() if line.startswith("| prenorm"))
     assert "| 2 of 3 | 1.2500 ± 0.0000 |" in row and "**" not in row and "**" in means
 
@@ -265,6 +294,25 @@ def test_losses_are_tested_over_sentences_and_over_seeds(with_losses):
     paired = scipy.stats.ttest_rel(gaps[1] / 10, gaps[0] / 10).confidence_interval(0.95)
     assert loss["sentences_interval"] == pytest.approx(tuple(paired), rel=0.01)
     assert 0 < tested["perplexity"]["sentences"] <= 1
+
+
+def test_a_missing_file_of_losses_has_a_note(with_losses):
+    assert not comparison(with_losses, "--baseline", "base-1")["notes"]
+    (with_losses / "prenorm-2" / "losses.csv").unlink()
+    (note,) = comparison(with_losses, "--baseline", "base-1")["notes"]
+    assert note.endswith("prenorm-2/losses.csv is missing, so its losses are not tested over sentences")
+
+
+def test_no_loss_over_seeds_is_the_best_of_several_tokenizers(tmp_path):
+    for model, loss in (("base", 1.25), ("prenorm", 2.25)):
+        for seed in (1, 2):
+            run = leave_run(tmp_path / f"{model}-{seed}", REFERENCES[:9], REFERENCES[:9], model=model, seed=seed)
+            text = (run / "status.json").read_text().replace('"value": 1.25', f'"value": {loss}')
+            (run / "status.json").write_text(text)
+    assert "| base | 2 | **1.2500 ± 0.0000** |" in said(tmp_path, "--markdown")
+    for seed in (1, 2):
+        change_json(tmp_path / f"base-{seed}" / "run.json", {"text": {"vocabulary": "two"}})
+    assert "| base | 2 | 1.2500 ± 0.0000 |" in said(tmp_path, "--markdown")
 
 
 def test_losses_of_other_tokenizers_or_smoothings_are_not_tested(with_losses):
@@ -382,11 +430,12 @@ def test_scores_that_were_computed_in_several_ways_are_not_tested(tmp_path):
 def test_an_interval_of_width_0_is_not_shown_and_a_score_near_0_has_the_digits_of_its_interval(tmp_path):
     run = leave_run(tmp_path / "run", REFERENCES, ["x"] * len(REFERENCES))
     status = json.loads((run / "status.json").read_text())
-    status["scores"] = {"test/f1": 1.0, "test/mcc": -1e-17, "test/loss": 0.25}
-    status["halves"] = {"f1": 0.0, "mcc": 0.25, "loss": 0.125}
+    status["scores"] = {"test/f1": 1.0, "test/mcc": -1e-17, "test/spearman": 0.9, "test/loss": 0.25}
+    status["halves"] = {"f1": 0.0, "mcc": 0.25, "spearman": 0.25, "loss": 0.125}
     (run / "status.json").write_text(json.dumps(status))
     shown = said(run, "--markdown")
-    assert "| 0.00 | 0.00 | 100.00 | 0.2500 ± 0.1250 | 1 | 0.0000 ± 0.2500 |" in shown  # BLEU, chrF, TER, loss, F1, MCC
+    row = "| 0.00 | 0.00 | 100.00 | 0.2500 ± 0.1250 | 1 | 0.0000 ± 0.2500 | 0.9000 [0.6500, 1.0000] |"
+    assert row in shown.replace("\\", "")  # BLEU, chrF, TER, loss, F1, MCC, Spearman
 
 
 def test_runs_of_two_tasks_are_not_tested_and_a_note_says_so(tmp_path):
@@ -418,8 +467,7 @@ def test_test_sets_that_are_not_known_are_not_taken_for_the_same(tmp_path):
 def test_runs_that_cannot_be_compared_have_a_note(tmp_path):
     leave_run(tmp_path / "one", REFERENCES, REFERENCES)
     leave_run(tmp_path / "two", REFERENCES[:20], REFERENCES[:20], tokenizer="two", changed={"heads": 4})
-    status = json.loads((tmp_path / "two" / "status.json").read_text())
-    (tmp_path / "two" / "status.json").write_text(json.dumps(status | {"tokens_seen": 900.0}))
+    change_json(tmp_path / "two" / "status.json", {"tokens_seen": 900.0})
     report = comparison(tmp_path / "one", tmp_path / "two", "--baseline", "one")
     assert report["against"] == []
     for text in (
@@ -438,6 +486,27 @@ def test_an_integer_and_an_equal_float_are_the_same_setting(tmp_path):
     assert len(group["runs"]) == 2
 
 
+def test_a_seed_that_resumed_with_other_workers_is_a_seed_of_its_model(tmp_path):
+    for model, seed in itertools.product(("base", "prenorm"), (1, 2)):
+        trainer = {"steps": 60, "workers": 2 if (model, seed) == ("base", 1) else None}
+        leave_run(
+            tmp_path / f"{model}-{seed}", REFERENCES, REFERENCES, model=model, seed=seed, changed={"trainer": trainer}
+        )
+    compared = compare_runs([tmp_path])
+    assert [(group.label, len(group.counted)) for group in compared.groups] == [("base", 2), ("prenorm", 2)]
+    assert compared.grid.labels == ["base", "prenorm"]
+    assert "trainer.workers" in [column.heading for column in runs_table(compared).columns]
+
+
+def test_the_documents_of_a_pseudo_perplexity_make_no_other_experiment(tmp_path):
+    for seed, documents in ((1, 0), (2, 9)):
+        objective = {"name": "masked", "eval_rate": 0.15, "pseudo_documents": documents}
+        leave_run(tmp_path / str(seed), REFERENCES, REFERENCES, seed=seed, changed={"objective": objective})
+    report = comparison(tmp_path)
+    assert [len(group["runs"]) for group in report["groups"]] == [2] and not report["differences"]
+    assert not any("objective" in note for note in report["notes"])
+
+
 def test_runs_with_the_same_data_settings_and_another_training_text_have_a_note(tmp_path):
     texts = ("old", 100, "a"), ("new", 100, "a"), ("new", 100, "a"), ("half", 50, "a"), ("ids of b", 100, "b")
     for number, (text, rows, tokenizer) in enumerate(texts):
@@ -451,6 +520,24 @@ def test_runs_with_the_same_data_settings_and_another_training_text_have_a_note(
     assert [note for note in comparison(tmp_path)["notes"] if "training text" in note] == [
         "not comparable: 0 used a different training text from 1, 2; it changed between the trainings"
     ]
+
+
+@pytest.mark.parametrize(
+    ("other", "differ"),
+    [({"text of val": "b"}, True), ({"text of val": "ids of b", "vocabulary of sources": "two"}, False), ({}, False)],
+)
+def test_no_validation_loss_over_several_validation_sets_is_the_best(tmp_path, other, differ):
+    for model, loss, text in (("base", 2.0, {"text of val": "a"}), ("prenorm", 1.0, other)):
+        for seed in (1, 2):
+            run = leave_run(tmp_path / f"{model}-{seed}", REFERENCES, REFERENCES, model=model, seed=seed)
+            start, status = (json.loads((run / name).read_text()) for name in ("run.json", "status.json"))
+            (run / "run.json").write_text(json.dumps(start | {"text": start["text"] | text}))
+            best = {"val/loss": {"value": loss, "step": 60}}
+            (run / "status.json").write_text(json.dumps(status | {"best": best}))
+    compared = compare_runs([tmp_path])
+    cells = [row[2] for row in seeds_table(compared).rows]
+    assert [cell.ranked for cell in cells] == [not differ] * 2
+    assert any("a different validation set from" in note for note in compared.notes) == differ
 
 
 def test_the_row_of_a_model_with_several_seeds_alone_has_the_name_of_the_model(tmp_path):
@@ -490,7 +577,7 @@ def test_several_versions_of_torch_are_noted_with_changes_by_a_resume(tmp_path):
         }.items()
     ):
         run = leave_run(tmp_path / name, REFERENCES, REFERENCES, seed=seed)
-        (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | record))
+        change_json(run / "run.json", record)
     assert comparison(tmp_path / "one", tmp_path / "unknown")["notes"] == []
     (note,) = comparison(tmp_path)["notes"]
     assert note.endswith("other weights: both by 2.13.0, then 2.14.0; one by 2.13.0; two by 2.14.0")
@@ -517,20 +604,16 @@ def test_jobs_that_are_not_done_stay_in_the_table_with_their_state(tmp_path):
     assert comparison(tmp_path, "--baseline", str(tmp_path / "fine"))["notes"] == report["notes"]
 
 
-def test_a_baseline_that_is_not_compared_is_refused_with_the_nearest(sweep, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["compare", str(sweep), "--baseline", "base-9"])
-    assert left.value.code == 2 and "did you mean base-" in capsys.readouterr().err
+def test_a_baseline_that_is_not_compared_is_refused_with_the_nearest(sweep):
+    assert "did you mean base-" in refused("compare", sweep, "--baseline", "base-9")
 
 
-def test_a_folder_without_runs_is_an_error(tmp_path, capsys):
+def test_a_folder_without_runs_is_an_error(tmp_path):
     for folder, rule in (
         (tmp_path, "is not a run folder, and contains none"),
         (tmp_path / "none", "there is no such run folder"),
     ):
-        with pytest.raises(SystemExit):
-            main(["compare", str(folder)])
-        assert rule in capsys.readouterr().err
+        assert rule in refused("compare", folder, status=1)
 
 
 def test_text_of_a_run_is_no_markup_and_breaks_no_table(tmp_path):
@@ -578,9 +661,8 @@ def test_a_thousand_runs_are_listed(thousand_runs, shape):
 def test_models_of_plain_text_are_compared_by_their_perplexity(tmp_path):
     for seed, perplexity in ((1, 4.0), (2, 5.0)):
         run = leave_run(tmp_path / f"plain-{seed}", REFERENCES, REFERENCES, seed=seed)
-        status = json.loads((run / "status.json").read_text())
         scores = {"test/loss": 1.5, "test/perplexity": perplexity}
-        (run / "status.json").write_text(json.dumps(status | {"scores": scores, "translation": []}))
+        change_json(run / "status.json", {"scores": scores, "translation": []})
         (run / "translations.jsonl").unlink()
     shown = said(tmp_path, "--markdown", "--baseline", "plain-1")
     assert f"| 2 | 1.2500 ± 0.0000 | {np.mean([4, 5]):.2f} ± {np.std([4, 5], ddof=1):.2f} |" in shown

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from tests.conftest import refused
 from tests.report.test_compare import cached_output, compared, comparison, said
-from tests.run_folders import leave_answers
-from tfm_blocks.cli import main
+from tests.run_folders import change_json, leave_answers
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.differences import ModelGrid
 from tfm_blocks.report.matrix_tables import verdict
@@ -89,6 +89,7 @@ def test_the_best_model_of_a_task_is_tested_in_the_family_of_all_pairs(sweep):
             assert table[mixer, task]["p_corrected"] == pytest.approx(p) and table[mixer, task]["against"] == best
 
 
+@pytest.mark.grid
 def test_a_baseline_is_tested_against_every_other_model(sweep):
     pairs = [("rnn", mixer, task) for task in ("parity", "mqar") for mixer in ("attention", "lstm")]
     report = compared(sweep, "--matrix", "--baseline", "rnn-mqar-0")
@@ -100,6 +101,7 @@ def test_a_baseline_is_tested_against_every_other_model(sweep):
     assert "differs from rnn" in cached_output(sweep, "--matrix", "--baseline", "rnn-mqar-0")
 
 
+@pytest.mark.grid
 def test_three_seeds_cannot_mark_a_single_task_but_all_tasks_together(sweep):
     """No permutation of three against three has a p below 0.1. Over two tasks, 400 permutations exist."""
     runs = [sweep / f"{mixer}-{task}-{seed}" for mixer, task in SCORES for seed in range(3)]
@@ -116,6 +118,7 @@ def test_three_seeds_cannot_mark_a_single_task_but_all_tasks_together(sweep):
     assert means["attention"][2] == pytest.approx(3 * 4 / 400) and "| 46.8* |" in shown
 
 
+@pytest.mark.grid
 def test_a_model_with_a_seed_that_diverged_is_marked_and_neither_best_nor_tested(sweep, tmp_path):
     runs = [sweep / f"{mixer}-parity-{seed}" for mixer in D_FF for seed in range(6)]
     for task, seed in itertools.product(("parity", "mqar"), range(6)):
@@ -144,6 +147,7 @@ def test_the_table_marks_what_differs_and_the_best_is_bold(sweep):
     )
 
 
+@pytest.mark.grid
 def test_a_comparison_of_models_on_tasks_shows_the_matrix_among_its_tables(sweep):
     shown = cached_output(sweep, "--markdown")
     assert "| attention | **92.5 ± 2.0** | 0.5 ± 2.0*† | 46.5* |" in shown and "another test set" not in shown
@@ -175,13 +179,23 @@ def test_another_score_can_be_named(tmp_path, metric, factor):
     assert {one["mean"] for one in cells(tmp_path, "--metric", metric).values()} == {expected}
 
 
+def test_models_without_a_perplexity_have_a_matrix_of_their_token_accuracy(tmp_path):
+    for mixer, task in itertools.product(("attention", "lstm"), ("parity", "mqar")):
+        leave_answers(run := tmp_path / f"{mixer}-{task}", task, mixer, 1, 0.5)
+        status, config = json.loads((run / "status.json").read_text()), (run / "config.yaml").read_text()
+        scores = {"test/loss": 0.5, "test/token_accuracy": 0.9}
+        (run / "status.json").write_text(json.dumps(status | {"scores": scores}))
+        (run / "config.yaml").write_text(config + "objective: {name: replaced_token}\n")
+    matrix = compare_runs([tmp_path]).matrix
+    assert matrix and matrix.score.name == "token accuracy" and len(matrix.cells) == 4
+
+
 @pytest.mark.parametrize(("score", "heading"), [("accuracy", "accuracy, %"), ("spearman", "Spearman")])
 def test_the_default_score_of_labels_is_their_own(tmp_path, score, heading):
     for mixer, task in itertools.product(("attention", "lstm"), ("parity", "mqar")):
         leave_answers(run := tmp_path / f"{mixer}-{task}", task, mixer, 1, 0.5)
-        status = json.loads((run / "status.json").read_text())
         scores = {"test/loss": 0.5, "test/perplexity": 1.5, f"test/{score}": 0.75, "test/f1": 0.5, "test/mcc": 0.25}
-        (run / "status.json").write_text(json.dumps(status | {"scores": scores}))
+        change_json(run / "status.json", {"scores": scores})
     assert {one["score"] for one in cells(tmp_path).values()} == {score}
     assert f"{heading}: mean over seeds" in cached_output(tmp_path, "--matrix")
     for headings in (["F1", "MCC", heading.partition(",")[0]],):
@@ -190,22 +204,28 @@ def test_the_default_score_of_labels_is_their_own(tmp_path, score, heading):
 
 
 @pytest.mark.parametrize("metric", ["acuracy", "BLEU", "accuracy@7", "loss@64"])
-def test_a_score_that_no_run_has_is_refused(sweep, metric, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["compare", str(sweep), "--metric", metric])
-    assert left.value.code == 2 and "--metric: no " in capsys.readouterr().err
+def test_a_score_that_no_run_has_is_refused(sweep, metric):
+    assert "--metric: no " in refused("compare", sweep, "--metric", metric)
 
 
-def test_a_matrix_needs_several_models_and_tasks(sweep, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["compare", str(sweep / "rnn-mqar-0"), "--matrix"])
-    assert left.value.code == 2 and "several models on several tasks" in capsys.readouterr().err
+def test_a_matrix_needs_several_models_and_tasks(sweep):
+    assert "several models on several tasks" in refused("compare", sweep / "rnn-mqar-0", "--matrix")
 
 
 def test_settings_in_which_tasks_of_one_name_differ_are_columns(tmp_path):
     for mixer, pairs in itertools.product(("attention", "lstm"), (4, 8)):
         leave_answers(tmp_path / f"{mixer}-{pairs}", "mqar", mixer, 1, 0.5, pairs=pairs)
     assert {task for _, task in cells(tmp_path)} == {"mqar, pairs 4", "mqar, pairs 8"}
+
+
+@pytest.mark.parametrize("text", [{"text of test": "t", "text of val": ""}, {"text of test": "", "text of val": "v"}])
+def test_runs_of_less_training_text_that_all_diverged_are_no_task_of_their_own(tmp_path, text):
+    for mixer, train in itertools.product(("attention", "lstm"), (1000, 500)):
+        state = "diverged" if train == 500 else "done"
+        leave_answers(run := tmp_path / f"{mixer}-{train}", "parity", mixer, 1, 0.5, state=state, train=train)
+        change_json(run / "run.json", {"text": {"vocabulary": "parity", **text}})
+    grid = compare_runs([tmp_path]).grid
+    assert grid.tasks == ["parity"] and len(grid.models) == 4
 
 
 def test_models_that_differ_in_two_settings_have_two_columns_of_names(tmp_path):
@@ -215,6 +235,7 @@ def test_models_that_differ_in_two_settings_have_two_columns_of_names(tmp_path):
     assert "| mixer | near | mqar | parity | all tasks |" in said(tmp_path, "--matrix", "--markdown")
 
 
+@pytest.mark.grid
 def test_a_run_without_a_score_has_its_state_in_its_cell(sweep, tmp_path):
     leave_answers(tmp_path / "late", "parity", "gru", 1, 0.5, state="diverged")
     assert "| gru |  | diverged |" in cached_output(sweep, tmp_path / "late", "--matrix", "--markdown")
@@ -252,6 +273,7 @@ def test_a_model_on_several_tasks_has_no_note_that_its_tasks_differ(sweep):
     assert not [note for note in comparison(*runs)["notes"] if note.startswith("not comparable")]
 
 
+@pytest.mark.grid
 def test_an_interval_stays_within_the_possible_scores_and_three_seeds_show_their_range(tmp_path):
     scores = {"lstm": (1.0, 1.0, 0.0, 1.0, 1.0), "rnn": (0.98, 0.02, 0.99), "attention": (0.5, 0.6, 0.4, 0.55, 0.45)}
     for (mixer, fractions), task in itertools.product(scores.items(), ("parity", "mqar")):
@@ -270,6 +292,7 @@ def test_an_interval_stays_within_the_possible_scores_and_three_seeds_show_their
     assert (cell["mean"], cell["low"], cell["high"]) == pytest.approx((80, 100 * wilson.low, 100 * wilson.high))
 
 
+@pytest.mark.grid
 def test_an_interval_whose_end_is_rounded_beyond_the_mean_is_drawn(tmp_path):
     """sacreBLEU scores perfect texts 100.00000000000004."""
     for (mixer, fraction), task in itertools.product((("lstm", 1 + 4e-16), ("rnn", 0.5)), ("parity", "mqar")):
@@ -297,7 +320,8 @@ def test_scores_over_all_tasks_have_the_aggregates_of_rliable(sweep):
     assert f"| {better:.2f} [" in rows["rnn"] and rows["lstm"].endswith("|  |")
 
 
-def test_models_and_tasks_have_display_names_an_order_and_a_subset(sweep, tmp_path, capsys):
+@pytest.mark.grid
+def test_models_and_tasks_have_display_names_an_order_and_a_subset(sweep, tmp_path):
     names = tmp_path / "names.yaml"
     names.write_text("lstm: LSTM\nparity: Parity\n")
     shown = cached_output(sweep, "--matrix", "--markdown", "--names", names, "--order", "[rnn, parity, rnn]")
@@ -307,11 +331,19 @@ def test_models_and_tasks_have_display_names_an_order_and_a_subset(sweep, tmp_pa
         "| attention",
         "| LSTM",
     ]
+    ordered = said(sweep, "--markdown", "--order", "[mqar, rnn, parity]").partition("over seeds")[2]
+    names = [row.split(" | ")[0] for row in ordered.splitlines() if row.startswith("| d_ff")][:6]
+    assert [name.split("task ")[1] for name in names] == [
+        f"{task}, mixer {mixer}" for mixer in ("rnn", "attention", "lstm") for task in ("mqar", "parity")
+    ]
     only = said(
         sweep, "--markdown", "--only", "[lstm, attention]", "--names", "{lstm: LSTM}", "--baseline", "rnn-mqar-0"
     )
     assert "| rnn" not in only.split("over seeds")[1].split("what else differs")[0]
     assert "| LSTM, parity |" in only and "the matrix has no baseline" in only
+    hidden = compared(sweep, "--only", "[lstm, attention]", "--baseline", "rnn-mqar-0")
+    tested = {test["group"] for test in hidden["against"]}
+    assert len(tested) == 4 and not any("not scored on" in note for note in hidden["notes"])
     one_task = compared(sweep, "--only", "[parity]", "--baseline", "rnn-mqar-0")
     assert {"task parity", "mixer rnn"} <= set(one_task["baseline"].split(", "))
     assert not any(rule in note for note in one_task["notes"] for rule in ("not scored on", "not comparable"))
@@ -324,6 +356,4 @@ def test_models_and_tasks_have_display_names_an_order_and_a_subset(sweep, tmp_pa
         (["--order", "[2024-13-45]"], "--order: is not YAML: month must be in 1..12"),
         (["--names", "{lstm: rnn}"], "--names: gives two models or tasks the name 'rnn'"),
     ):
-        with pytest.raises(SystemExit):
-            main(["compare", str(sweep), *wrong])
-        assert message in capsys.readouterr().err
+        assert message in refused("compare", sweep, *wrong)

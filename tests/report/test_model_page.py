@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 
 from tests.browser import browser, contrast
+from tests.conftest import refused
 from tests.report.test_page import complaints, wait
 from tfm_blocks.cli import main
 from tfm_blocks.cli.view_server import WatchedPage
@@ -52,6 +54,7 @@ def page(tmp_path_factory):
     return folder / "page.html"
 
 
+@pytest.mark.grid
 def test_two_models_their_marks_and_their_difference_are_on_one_page_without_errors(page):
     with browser() as opened:
         show(opened, page)
@@ -141,7 +144,7 @@ def test_the_search_finds_nodes_in_closed_stacks(page):
         assert opened.execute_script("return document.querySelectorAll('.selected').length") >= 1
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_it_fits_a_phone_and_is_legible_in_both_colours(page, dark):
     with browser(390, 800, dark=dark) as opened:
         show(opened, page)
@@ -162,12 +165,9 @@ def test_a_page_is_small_and_fetches_nothing(name, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["base", "-o", "page.txt"], ["nosuch", "-o", "page.html"], ["base", "-o", "no/page.html"], ["base", "--watch", "--port", "99999"]], ids=" ".join)  # fmt: skip
-def test_wrong_input_is_one_sentence_and_status_2(words, capsys, tmp_path, monkeypatch):
+def test_wrong_input_is_one_sentence_and_status_2(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(["view", *words])
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.count("error:") == 1
+    assert refused("view", *words).count("error:") == 1
 
 
 @pytest.fixture
@@ -186,28 +186,35 @@ def served(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), ValueError("a plug-in failed"), OSError("moved")])
-def test_any_error_of_a_changed_file_is_shown_and_the_page_recovers(tmp_path, monkeypatch, error):
+def test_any_error_of_a_changed_file_is_shown_and_the_page_recovers(tmp_path, monkeypatch, error, capsys):
     """The watching thread must not end."""
     file = tmp_path / "mine.yaml"
     file.write_text("# @package _global_\ndefaults: [tiny, _self_]\nlayers: 1\n")
     monkeypatch.setattr("tfm_blocks.cli.view_server.render_view", lambda models, version: version)
     models = [SimpleNamespace(sources=SimpleNamespace(files={str(file)}))]
-    results = iter([models, error, models])
+    monkeypatch.setattr("tfm_blocks.cli.view_server.RETRY", 0.01)
+    numbers, late, mended = count(), [], threading.Event()
 
     def read():
-        result = next(results)
-        if isinstance(result, Exception):
-            raise result
-        return result
+        number = next(numbers)
+        if number == 1:
+            raise error  # before the warnings
+        print("warning of another model", file=sys.stderr)
+        if number and not mended.is_set():
+            print("warning of the changed file", file=sys.stderr)
+            late.append(number)
+            raise error
+        return models
 
     page = WatchedPage(read)
     threading.Thread(target=page.watch_files, daemon=True).start()
     file.write_text(file.read_text() + "\n")
-    until(lambda: page.problems)
+    until(lambda: len(late) >= 2)
     assert str(error) in page.problems[0].rule and page.version == 1
-    file.write_text(file.read_text() + "\n")
-    until(lambda: page.version == 2)
+    mended.set()
+    until(lambda: page.version == 2)  # the file of the error may be another
     assert page.problems == ()
+    assert capsys.readouterr().err == "warning of another model\nwarning of the changed file\n"
 
 
 def state(address, host=None, path="/state"):
@@ -224,6 +231,7 @@ def until(holds):
         time.sleep(0.05)
 
 
+@pytest.mark.grid
 def test_a_watched_page_shows_an_error_beside_the_last_figure_and_recovers(served):
     file, address = served
     text = file.read_text()
@@ -244,6 +252,7 @@ def test_a_watched_page_shows_an_error_beside_the_last_figure_and_recovers(serve
         assert complaints(opened) == []
 
 
+@pytest.mark.grid
 def test_the_server_answers_only_this_host(served):
     _, address = served
     port = address.rstrip("/").rpartition(":")[2]

@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 from tests.browser import browser, contrast
-from tests.conftest import WORDS, save, sentences
-from tests.run_folders import garbled, leave_run
+from tests.conftest import WORDS, refused, save, sentences
+from tests.run_folders import change_json, garbled, leave_run
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.network.attention_maps import AttentionMap
@@ -122,9 +122,7 @@ def report(tmp_path_factory, translator):
         if number == 9:
             outputs = [HOSTILE, *outputs[1:]]
         leave_run(run, REFERENCES, outputs, seed=seed, changed={"heads": model + 2}, loss=1 + number / 10)
-    (run / "status.json").write_text(
-        json.dumps(json.loads((run / "status.json").read_text()) | {"reason": HOSTILE, "state": "<b>done"})
-    )
+    change_json(run / "status.json", {"reason": HOSTILE, "state": "<b>done"})
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"note: {json.dumps(HOSTILE)}\n")
     rows = (folder / "runs" / "model1-0" / "metrics.csv").open("a")
     with rows:
@@ -182,6 +180,7 @@ def test_ten_runs_of_base_size_with_long_curves_and_six_pictures_take_less_than_
     assert picture > 100_000 and len(text.encode()) + MOST_PICTURES * picture < 2_300_000
 
 
+@pytest.mark.grid
 def test_the_page_and_the_pages_of_its_models_ask_for_nothing(report):
     text = report.read_text("utf-8")
     models = json.loads(gzip.decompress(b64decode(re.search('id="model-pages">([^<]*)<', text)[1])))
@@ -310,7 +309,7 @@ def test_a_table_sorts_by_the_column_that_is_clicked_and_back(report):
         assert sorted(names) == sorted(column(opened, "run")[0]) and complaints(opened) == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [True, pytest.param(False, marks=pytest.mark.grid)])
 def test_a_phone_shows_it_at_its_width_in_light_and_in_dark(report, dark):
     with browser(390, 800, dark=dark) as opened:
         show(opened, report)
@@ -351,7 +350,8 @@ def test_a_script_that_got_into_the_page_would_not_run(report, tmp_path):
         assert opened.execute_script("return typeof hacked") == "undefined"
 
 
-def test_runs_that_are_not_done_and_folders_without_models_have_a_page_too(tmp_path, capsys):
+@pytest.mark.grid
+def test_runs_that_are_not_done_and_folders_without_models_have_a_page_too(tmp_path):
     run = leave_run(tmp_path / "runs" / "a", REFERENCES, REFERENCES)
     (leave_run(tmp_path / "runs" / "b", REFERENCES, REFERENCES, seed=2) / "status.json").write_text(
         '{"state": "failed"}'
@@ -366,8 +366,6 @@ def test_runs_that_are_not_done_and_folders_without_models_have_a_page_too(tmp_p
         assert complaints(opened) == []
 
 
-def test_a_place_where_no_page_can_be_is_refused(tmp_path, capsys):
+def test_a_place_where_no_page_can_be_is_refused(tmp_path):
     for path in (tmp_path / "out.pdf", tmp_path / "none" / "out.html", tmp_path):
-        with pytest.raises(SystemExit) as left:
-            main(["report", str(tmp_path), "-o", str(path)])
-        assert left.value.code == 2 and "must be a .html file" in capsys.readouterr().err
+        assert "must be a .html file" in refused("report", tmp_path, "-o", path)

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from tests.conftest import refused
 from tests.run_folders import leave_answers
 from tfm_blocks.cli import main
 from tfm_blocks.report.charts import LineChart, line_over, line_through
@@ -39,6 +40,7 @@ def figures(sweep, tmp_path_factory):
     return folder
 
 
+@pytest.mark.grid
 def test_every_figure_is_a_pdf_and_an_svg(figures):
     assert {path.name for path in figures.iterdir()} == {
         f"{name}{suffix}" for name in FIGURES for suffix in (".pdf", ".svg")
@@ -85,16 +87,15 @@ def test_a_band_spans_the_seeds_and_interpolates_between_their_points():
     first = {"steps": np.array([0.0, 10, 20]), "tokens": np.array([0.0, 1, 2]), "y": np.array([4.0, 2, 1])}
     second = {"steps": np.array([0.0, 20]), "tokens": np.array([0.0, 4]), "y": np.array([8.0, 4])}
     short = {"steps": np.array([0.0]), "tokens": np.array([np.nan]), "y": np.array([6.0])}
-    line = line_through("steps", "a", [first, second, short])
+    line = line_through("a", [first, second, short])
     assert list(line.x["steps"]) == [0, 10, 20] and list(line.x["tokens"]) == [0, 1.5, 3]
     assert (list(line.low), list(line.mean), list(line.high)) == ([4, 2, 1], [6, 4, 2.5], [8, 6, 4])
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(sweep, tmp_path, capsys):
+@pytest.mark.grid
+def test_a_file_in_the_place_of_the_folder_is_refused(sweep, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as left:
-        main(["compare", str(sweep), "--matrix", "--figures", str(tmp_path / "file")])
-    assert left.value.code == 2 and "--figures: must be a folder" in capsys.readouterr().err
+    assert "--figures: must be a folder" in refused("compare", sweep, "--matrix", "--figures", tmp_path / "file")
 
 
 def test_a_legend_of_long_names_lies_within_the_figure():
@@ -108,6 +109,7 @@ def test_a_legend_of_long_names_lies_within_the_figure():
         assert box.x0 <= legend.get_window_extent().x0 and legend.get_window_extent().x1 <= box.x1
 
 
+@pytest.mark.grid
 def test_any_name_of_a_model_is_drawn(tmp_path):
     for number, mixer in enumerate(("_mine", "\x1b[2J\ud800", "$x_", "lstm")):
         leave_answers(tmp_path / "runs" / str(number), "parity", mixer, 1, 0.5)
@@ -129,6 +131,21 @@ def test_means_show_their_seeds_on_the_whole_axis_and_no_test_that_cannot_tell(s
         assert sorted(map(sorted, seeds)) in [[[10, 20], [90, 90]], [[10, 20], [10, 20]]]
         assert {0, 100} <= {line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == ":"}
     assert drawn._supxlabel.get_text().endswith("no test of a single task: this needs 5 seeds")
+
+
+def test_cells_without_all_seeds_or_without_a_test_are_marked(tmp_path):
+    for mixer, task, seed in itertools.product(("attention", "lstm", "rnn"), ("parity", "mqar"), range(6)):
+        score = {"attention": 0.9, "lstm": 0.5, "rnn": 0.2}[mixer] + seed / 100
+        state = "diverged" if mixer == "lstm" and seed > 3 else "done"
+        if mixer != "rnn" or seed < 2:
+            leave_answers(tmp_path / f"{mixer}-{task}-{seed}", task, mixer, seed, score, state=state)
+    matrix = compare_runs([tmp_path]).matrix
+    with drawing_style():
+        (heat_map,), means = draw_heat_map(matrix).axes, draw_means(matrix)
+    assert [text.get_text().split()[-1] for text in heat_map.texts[1::2]] == ["n=6"] * 2 + ["n=4/6"] * 2 + ["n=2"] * 2
+    assert heat_map.get_xlabel().endswith("2 to 6 seeds, 95 % intervals, or lowest to highest of up to 3")
+    markers = [line.get_marker() for line in means.axes[0].lines if line.get_marker() in ("o", "x")]
+    assert markers == ["o", "x", "o"] and means.get_supxlabel().endswith("; ×: not tested")
 
 
 def test_an_axis_of_scores_that_differ_by_noise_is_not_narrow(tmp_path):

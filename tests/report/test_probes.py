@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 
+from tests.conftest import refused
 from tfm_blocks.cli import main
 from tfm_blocks.probes.catalogue import TASKS
 
@@ -44,7 +45,5 @@ def test_several_tasks_are_shown_one_after_another(capsys):
     assert text.index("parity   Delétang") < text.index("scan   Lake")
 
 
-def test_an_unknown_task_is_refused_with_the_nearest(capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["probes", "party"])
-    assert left.value.code == 2 and "did you mean parity?" in capsys.readouterr().err
+def test_an_unknown_task_is_refused_with_the_nearest():
+    assert "did you mean parity?" in refused("probes", "party")

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import sentences
+from tests.conftest import refused, sentences
 from tests.report.test_compare import comparison, said
-from tests.run_folders import garbled, leave_run
+from tests.run_folders import garbled, leave_answers, leave_run
+from tfm_blocks.errors import ConfigError
+from tfm_blocks.report.comparison import compare_runs
+from tfm_blocks.report.comparison_tables import rates_table
 from tfm_blocks.report.differences import Group, arrange, find_factors
+from tfm_blocks.report.display import Display
 from tfm_blocks.runs.saved_run import SavedRun
 
 REFERENCES = sentences(20, 3)
@@ -21,9 +25,9 @@ LOSSES = {  # best validation losses of two seeds, by model and rate
 }
 
 
-def leave(folder, model, rate, seed, loss, **options):
+def leave(folder, model, rate, seed, loss, schedule=(), **options):
     name = f"{model}-{rate}-{seed}"
-    changed = {"schedule": {"name": "linear", "peak": rate}}
+    changed = {"schedule": {"name": "linear", "peak": rate, **dict(schedule)}}
     outputs = garbled(REFERENCES, rate * 20, seed)
     run = leave_run(folder / name, REFERENCES, outputs, model=model, seed=seed, changed=changed)
     status = json.loads((run / "status.json").read_text())
@@ -75,11 +79,64 @@ def test_a_rate_at_which_a_seed_diverged_is_not_the_best(tmp_path):
     assert curve["values"][-1] == {"value": 0.016, "losses": [0.2], "diverged": 1}
 
 
-def test_no_rate_is_the_best_if_a_seed_diverged_at_each(tmp_path):
-    for rate, seed in itertools.product((0.001, 0.004), (1, 2)):
-        leave(tmp_path, "base", rate, seed, 1.0, state="diverged" if seed == 2 else "done")
-    report = comparison(tmp_path)
-    assert report["learning_rates"] == [] and len(report["groups"]) == 2
+def test_a_rate_without_a_result_is_no_end_of_the_grid(tmp_path):
+    for rate, loss in ((0.001, 1.0), (0.004, 0.9)):
+        leave(tmp_path, "base", rate, 1, loss)
+    leave(tmp_path, "base", 0.016, 1, 0.2, state="killed")
+    (curve,) = comparison(tmp_path)["learning_rates"]
+    assert curve["best"] == 0.004 and curve["edge"] == "highest"
+
+
+@pytest.mark.parametrize(
+    ("states", "kept"),
+    [
+        ({0.001: ("diverged", "diverged", "done"), 0.004: ("done", "diverged", "done")}, 0.004),
+        ({0.001: ("failed",), 0.004: ("failed",)}, 0.001),
+    ],
+)
+def test_a_model_without_a_best_rate_has_one_row_at_the_rate_with_the_most_finished_runs(tmp_path, states, kept):
+    for rate, own in states.items():
+        for seed, state in enumerate(own):
+            leave(tmp_path, "base", rate, seed, 1.0, state=state)
+    report, table = comparison(tmp_path), rates_table(compare_runs([tmp_path]).curves)
+    (curve,) = report["learning_rates"]
+    assert curve["best"] is None and curve["edge"] == "" and "best" not in [row[2] for row in table.rows]
+    (group,) = compare_runs([tmp_path]).best_rate_groups
+    assert group.runs[0].settings["schedule.peak"] == kept and len(report["groups"]) == 2
+    (note,) = (note for note in report["notes"] if "no learning rate is the best" in note)
+    assert note.startswith("base: ") and not any("lowest mean" in note for note in report["notes"])
+
+
+def test_a_model_without_a_best_rate_leaves_the_rows_and_tests_of_the_others(tmp_path):
+    means = {
+        "att": {"parity": 0.4, "mqar": 0.8},
+        "lstm": {"parity": 0.7, "mqar": 0.3},
+        "bad": {"parity": 0.2, "mqar": 0.1},
+    }
+    for mixer, task, rate, seed in itertools.product(means, ("parity", "mqar"), (0.01, 0.001), (1, 2)):
+        better = 0.001 if (mixer, task) in (("att", "parity"), ("lstm", "mqar")) else 0.01
+        state = "diverged" if (mixer, task, seed) == ("bad", "mqar", 1) else "done"
+        own = {"rate": rate, "loss": 1 + (rate != better), "state": state}
+        fraction = means[mixer][task] + seed / 100 + rate
+        leave_answers(tmp_path / f"{mixer}-{task}-{rate}-{seed}", task, mixer, seed, fraction, **own)
+    matrix = compare_runs([tmp_path], metric="scaled accuracy").matrix
+    assert matrix.grid.labels == ["att", "bad", "lstm"] and len(matrix.cells) == 6
+    assert matrix.tests == 5, "three on parity, one on mqar and one on all tasks"
+    assert [cell.group.runs[0].settings["mixer"] for cell in matrix.cells.values() if not cell.complete] == ["bad"]
+
+
+@pytest.mark.parametrize(("key", "values"), [("warmup", (100, 200)), ("decay", ("linear", "sqrt"))])
+def test_numbers_that_vary_only_with_the_rate_are_chosen_with_it(tmp_path, key, values):
+    losses = {"base": (0.5, 0.9), "prenorm": (0.8, 0.6)}
+    for model, seed in itertools.product(losses, (1, 2)):
+        for rate, value, loss in zip((0.001, 0.004), values, losses[model], strict=True):
+            leave(tmp_path, model, rate, seed, loss, {key: value})
+    comparison = compare_runs([tmp_path])
+    tuned = key == "warmup"
+    assert {(curve.label, curve.best.value) for curve in comparison.curves} == (
+        {("base", 0.001), ("prenorm", 0.004)} if tuned else set()
+    )
+    assert len(comparison.best_rate_groups) == (2 if tuned else 4), "a name makes another model"
 
 
 def test_rates_that_differ_after_the_sixth_digit_stay_apart(tmp_path):
@@ -116,11 +173,9 @@ def test_unequal_grids_and_seeds_that_chose_a_rate_are_noted(sweep, tmp_path):
     assert "over 3 learning rates, local, peak 0.004 over 2;" in note or "local, peak 0.001 over 2;" in note
 
 
-def test_seeds_that_chose_a_rate_can_be_left_out(sweep, tmp_path, capsys):
+def test_seeds_that_chose_a_rate_can_be_left_out(sweep, tmp_path):
     shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
-    with pytest.raises(SystemExit):
-        said(tmp_path, "--held-out-seeds")
-    error = capsys.readouterr().err
+    error = refused("compare", tmp_path, "--held-out-seeds")
     assert "every seed of base at its best schedule.peak was used to choose the schedule.peak" in error
     assert "train further seeds at schedule.peak=0.004" in error
     for model, rate in (("base", 0.004), ("prenorm", 0.016)):
@@ -139,9 +194,20 @@ def test_seeds_that_chose_a_rate_can_be_left_out(sweep, tmp_path, capsys):
         for folder in tmp_path.glob(f"{model}-*"):
             if not folder.name.startswith(f"{model}-{best}-"):
                 shutil.rmtree(folder)
-    with pytest.raises(SystemExit):
-        said(tmp_path, "--held-out-seeds")
-    assert "no model was trained at several learning rates" in capsys.readouterr().err
+    assert "no model was trained at several learning rates" in refused("compare", tmp_path, "--held-out-seeds")
+
+
+def test_a_model_that_is_not_shown_needs_no_further_seeds_unless_it_is_the_baseline(tmp_path):
+    for mixer, rate, seed in itertools.product(("gru", "lstm", "rnn"), (0.001, 0.01), (1, 2)):
+        if seed == 1 or (mixer != "gru" and rate == 0.01):
+            name = f"{mixer}-{rate}-{seed}"
+            leave_answers(tmp_path / name, "parity", mixer, seed, seed / 4, rate=rate, loss=1 - rate)
+    only = Display(only=["lstm", "rnn"])
+    comparison = compare_runs([tmp_path], held_out_seeds=True, display=only)
+    assert [[run.settings["seed"] for run in group.runs] for group in comparison.best_rate_groups] == [[2], [2]]
+    for options in ({}, {"display": only, "baseline": "gru-0.01-1"}):
+        with pytest.raises(ConfigError, match="every seed of mixer gru at its best"):
+            compare_runs([tmp_path], held_out_seeds=True, **options)
 
 
 def test_jobs_that_tuning_pruned_have_no_row_and_equal_best_rates_are_no_part_of_a_name(tmp_path):

@@ -78,6 +78,7 @@ def test_runs_without_a_validation_are_drawn_too():
     assert len(names(choose_drawn([Group("x", runs)]))) == MOST_RUNS
 
 
+@pytest.mark.grid
 def test_the_page_counts_omitted_runs(tmp_path):
     references = sentences(3, 7)
     for number in range(24):

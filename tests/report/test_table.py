@@ -19,7 +19,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.screen import ColumnWidths, fit, print_table, split_columns, split_for_page
-from tfm_blocks.report.table import COUNT, Column, Table, csv_text, latex, markdown, texts
+from tfm_blocks.report.table import COUNT, Column, Table, csv_text, latex, markdown, p_cell, texts
 from tfm_blocks.sweep.job import Progress, SweepJob
 from tfm_blocks.sweep.view import show_end
 
@@ -36,6 +36,12 @@ def printed(show, width, monkeypatch):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         show()
     return out.getvalue().splitlines()
+
+
+def test_a_p_value_is_never_0_and_each_line_of_a_note_is_a_paragraph():
+    assert [p_cell(p).text for p in (0.00004, 0.00006, 0.0123)] == ["< 0.0001", "0.0001", "0.0123"]
+    table = Table("t", texts("a"), [["b"]], note="one: 1\ntwo")
+    assert markdown(table).endswith("| b |\n\none: 1\n\ntwo") and r"one: 1\par two\par" in latex(table)
 
 
 def joined(cells):

@@ -8,8 +8,10 @@ import torch
 
 import tfm_blocks as tfm
 from tests.runs.test_model import KNOBS
+from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import RunError
+from tfm_blocks.exchange.folder import PublishedFile
 from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.checkpoints import average
 from tfm_blocks.runs.folder import step_file
@@ -23,6 +25,8 @@ def run(tmp_path):
     (folder / "checkpoints").mkdir(parents=True)
     write_model(folder, compose_model("tiny", [f"{name}={value}" for name, value in KNOBS.items()]).model, [])
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "config.yaml").write_text("name: run\nobjective: {sentinels: 2}\n")
+    (folder / "published.json").write_text('{"family": "gpt2", "texts": {"config.json": "{}"}}')
     for seed in (1, 2, 3):
         weights = weights_of(tfm.build("tiny", **KNOBS, seed=seed))
         write_tensors(step_file(folder / "checkpoints", 100 * seed), weights)
@@ -38,6 +42,13 @@ def test_the_last_validations_are_averaged_and_the_run_does_not_change(run):
     assert folder.name == "run-average2" and {path.name for path in run.iterdir()} == before
     assert len(json.loads((folder / "status.json").read_text())["of"]) == 2
     assert average(run, 2).name == "run-average2-2"
+
+
+def test_the_average_has_the_config_and_the_record_of_an_imported_model(run):
+    main(["average", str(run), "--last", "2"])
+    folder = run.parent / "run-average2"
+    assert SavedRun(folder).config == {"name": "run-average2", "objective": {"sentinels": 2}}
+    assert PublishedFile.read_or_empty(folder) == PublishedFile.read_or_empty(run) != PublishedFile("", {})
 
 
 def test_the_folder_that_one_stands_in_has_its_name(run, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from tfm_blocks.errors import RunError
 from tfm_blocks.runs.checkpoints import (
     LATEST,
     NEVER,
+    copy_checkpoint,
     delete_old_weights,
     list_checkpoints,
     newest_intact,
@@ -71,6 +73,24 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert [one.step for one in list_checkpoints(tmp_path)] == [3, 2]
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000003.ckpt", "step-00000002.ckpt", LATEST}
     assert loaded(tmp_path) == 3
+
+
+def test_a_copied_checkpoint_has_its_best_weights_though_the_run_trains_on(tmp_path, monkeypatch):
+    source, target, copy = tmp_path / "source", tmp_path / "target", shutil.copyfile
+    source.mkdir()
+    replace_best(source, {"w": torch.tensor(1.0)}, 1, NEVER)
+    write(source, 1)
+
+    def copied_while_training(*paths):
+        copy(*paths)
+        if not step_file(source, 1, "best").exists():
+            replace_best(source, {"w": torch.tensor(2.0)}, 2, 1)
+
+    monkeypatch.setattr(shutil, "copyfile", copied_while_training)
+    (checkpoint,) = list_checkpoints(source)
+    copy_checkpoint(source, target, checkpoint)
+    restore_weights(target, 1, 1)
+    assert read_tensors(target / BEST)["w"] == 1
 
 
 def test_checkpoints_after_the_resumed_step_are_replaced(tmp_path):
@@ -143,6 +163,7 @@ def test_a_process_killed_while_writing_leaves_a_checkpoint_that_loads(tmp_path,
         step = newest.step
 
 
+@pytest.mark.grid
 def test_a_full_disk_keeps_the_existing_checkpoint_and_raises_a_clear_error(tmp_path):
     write(tmp_path, 1)
     done = run_python(["-c", FULL, tmp_path])

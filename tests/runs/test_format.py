@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tfm_blocks as tfm
 
 HERE = Path(__file__).parent
@@ -17,6 +19,7 @@ def test_a_stored_run_translates_as_recorded():
     assert dict(zip(stored, tfm.load(folder).translate(list(stored)), strict=True)) == stored
 
 
+@pytest.mark.grid
 def test_loading_needs_neither_hydra_nor_lightning():
     code = f"import sys, tfm_blocks; tfm_blocks.load({str(HERE / 'format_1')!r}); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=HERE.parents[1], capture_output=True, text=True, check=True)

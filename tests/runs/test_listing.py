@@ -147,6 +147,12 @@ def test_delete_refuses_the_filters_of_the_list(words, tmp_path, capsys):
     assert run.is_dir()
 
 
+def test_yes_without_delete_is_an_error(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["runs", str(leave(tmp_path / "a")), "--yes"])
+    assert "--yes: confirms --delete, which is missing" in (said := capsys.readouterr().err) and "help: " in said
+
+
 def test_a_folder_that_is_named_twice_or_lies_in_a_deleted_sweep_is_deleted_once(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run, sweep = leave(tmp_path / "a"), leave_sweep(tmp_path / "sweep")
@@ -178,6 +184,7 @@ def test_jobs_of_another_hosts_sweep_are_running_while_its_heartbeat_is_fresh(tm
         assert three["state"] == state
 
 
+@pytest.mark.grid
 def test_an_incomplete_last_row_does_not_shift_columns(tmp_path, capsys):
     run, measured = leave(tmp_path / "a", "running"), "400,1.5,0.9,0.25,,\n"
     for kept in range(len(measured) + 1):

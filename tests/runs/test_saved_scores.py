@@ -16,7 +16,7 @@ from tfm_blocks.cli import main
 from tfm_blocks.cli.saved_scores import _scores_name
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.network.matching import weights_of
-from tfm_blocks.runs.folder import CONFIG, TOKENIZER
+from tfm_blocks.runs.folder import CONFIG, TOKENIZER, TRANSLATIONS
 from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.runs.records import SavedScores, scores_folder
 from tfm_blocks.runs.row_results import read_translations
@@ -90,6 +90,26 @@ def test_a_file_of_pairs_is_another_test_set_under_its_name(sweep, tmp_path, cap
     assert any("without scores greedy-alpha1-news" in note and "seed-2" in note for note in report["notes"])
 
 
+@pytest.mark.grid
+def test_each_run_has_the_number_of_lines_of_its_own_test_set(sweep, capsys):
+    path = sweep / "seed-2" / TRANSLATIONS
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    main(["evaluate", str(sweep), "--test", "--json"])
+    assert json.loads(capsys.readouterr().out)["lines"] == {str(sweep / "seed-1"): 8, str(sweep / "seed-2"): 3}
+    main(["evaluate", str(sweep), "--test"])
+    assert capsys.readouterr().out.startswith("3 to 8 lines\n")
+
+
+@pytest.mark.grid
+def test_a_run_whose_folder_cannot_be_written_does_not_keep_the_others_from_their_scores(sweep, capsys):
+    (sweep / "seed-1" / "scores").write_text("stands for a folder without write permission")
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", str(sweep), "--test"])
+    said = capsys.readouterr()
+    assert left.value.code == 1 and f"error: {sweep / 'seed-1' / 'scores'}" in said.err
+    assert "saved as scores/greedy in 1 run;" in said.out and (sweep / "seed-2" / "scores" / "greedy").is_dir()
+
+
 def test_scores_of_earlier_weights_do_not_count(sweep, capsys):
     main(["evaluate", str(sweep), "--test"])
     status = sweep / "seed-1" / "status.json"
@@ -122,6 +142,7 @@ def test_a_test_set_or_an_option_that_does_not_fit_is_refused(arguments, status,
     assert not list(sweep.glob("*/scores"))
 
 
+@pytest.mark.grid
 def test_two_files_never_share_a_name_of_scores(sweep, tmp_path, capsys):
     run, saved = sweep / "seed-1", []
     for name in ("test.de.tsv", "test.fr.tsv", "тест.tsv", "测试.tsv"):

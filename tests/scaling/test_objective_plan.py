@@ -7,6 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 from torch.utils.hooks import RemovableHandle
 
+from tests.conftest import refused
 from tests.scaling.real_step import RealStep, batching_of, spec_of
 from tfm_blocks.cli import main
 from tfm_blocks.data.objectives import ObjectiveSettings
@@ -39,6 +40,7 @@ def count(network: Network) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
+@pytest.mark.grid
 def test_a_teacher_is_held_and_run_but_not_trained() -> None:
     spec, large = spec_of("base", "d_model=48", *SMALL), spec_of("base", "d_model=96", *SMALL)
     objective = TypeAdapter(ObjectiveSettings).validate_python({"name": "distil", "teacher": "x", "temperature": 2.0})
@@ -56,6 +58,7 @@ def test_a_teacher_is_held_and_run_but_not_trained() -> None:
     assert plan.peak == pytest.approx(real.peak() + held, rel=WITHIN)
 
 
+@pytest.mark.grid
 def test_a_generator_is_trained_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler runs modules without gradients, for which torch's counter of a module's operations has no hooks."""
     monkeypatch.setattr(
@@ -98,6 +101,7 @@ def test_branches_of_later_tokens_are_trained() -> None:
     assert plan.peak == pytest.approx(real.peak(), rel=WITHIN)
 
 
+@pytest.mark.grid
 def test_the_command_reads_the_objective_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     def weights(*arguments: str) -> int:
         main(["show", *arguments, "--plan", "--json"])
@@ -112,6 +116,10 @@ def test_the_command_reads_the_objective_of_a_run(capsys: pytest.CaptureFixture[
     attach_generator(network, small)
     assert weights(*model) == 4 * alone
     assert weights(*model, "objective=replaced_token", generator) == 4 * count(network)
-    with pytest.raises(SystemExit):
-        main(["show", *model, "objective=replaced_token", generator, "--plan", "--strategy", "fsdp2"])
-    assert "write --strategy ddp" in capsys.readouterr().err
+    group = "+optimizer.groups.own={where: {node: generator}, rate: 2}"
+    for view in ("--weights", "--schedule"):
+        main(["show", *model, "objective=replaced_token", generator, "optimizer=adamw", group, view, "--json"])
+        assert ("own" if view == "--schedule" else "src_emb") in capsys.readouterr().out
+    assert "write --strategy ddp" in refused(
+        "show", *model, "objective=replaced_token", generator, "--plan", "--strategy", "fsdp2"
+    )

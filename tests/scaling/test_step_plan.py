@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.conftest import refused
 from tests.scaling.real_step import batching_of, spec_of
 from tfm_blocks.cli import main
 from tfm_blocks.errors import ConfigError
@@ -89,6 +90,9 @@ def test_a_card_can_be_a_file_of_the_user(tmp_path):
     _, (one, two) = planned(card=read_card(str(path)), devices=(1, 2))
     assert one.traffic_seconds == pytest.approx(one.traffic / 1e12)
     assert two.communication_seconds == pytest.approx(two.sent / 25e9)
+    path.write_text("name: mine\ndevice: cuda\nnetwork: 12.5\n")  # no two cards share a node, so `link` is not needed
+    _, (eight,) = planned(card=read_card(str(path)), devices=(8,))
+    assert eight.communication_seconds == pytest.approx(eight.sent / 12.5e9)
 
 
 @pytest.mark.parametrize(
@@ -130,18 +134,13 @@ def test_every_shipped_card_can_be_read():
         (["--devices", "8"], "--devices: no effect without --plan"),
     ],
 )
-def test_nonsense_is_refused(capsys, options, message):
-    with pytest.raises(SystemExit) as exit:
-        main(["show", "tiny", *options])
-    assert exit.value.code == 2
-    error = capsys.readouterr().err
+def test_nonsense_is_refused(options, message):
+    error = refused("show", "tiny", *options)
     assert message in error and "help: " in error
 
 
-def test_zero_devices_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["show", "tiny", "--plan", "--devices", "1,0"])
-    assert "--devices: must be a whole number above 0" in capsys.readouterr().err
+def test_zero_devices_are_refused():
+    assert "--devices: must be a whole number above 0" in refused("show", "tiny", "--plan", "--devices", "1,0")
 
 
 def test_json_has_the_numbers_of_the_table(capsys):
@@ -150,6 +149,22 @@ def test_json_has_the_numbers_of_the_table(capsys):
     _, plans = planned(devices=(1, 8))
     assert [plan["peak"] for plan in record["plans"]] == [plan.peak for plan in plans]
     assert record["card"]["name"] == "H100 SXM"
+
+
+@pytest.mark.grid
+def test_settings_of_a_run_are_those_of_its_plan_unless_an_option_changes_them(capsys):
+    def plan(*options):
+        main(["show", "base", *SMALL, "--plan", "--json", *options])
+        record = json.loads(capsys.readouterr().out)
+        return [record[name] for name in ("rows", "precision", "strategy", "activation_checkpointing")], record["plans"]
+
+    run = ["trainer.precision=fp32", "trainer.strategy=fsdp2", "data.batch_tokens=640"]
+    assert plan(*run, "trainer.activation_checkpointing=true")[0] == [10, "fp32", "fsdp2", True]
+    options = ["--precision", "bf16", "--strategy", "ddp", "--batch-tokens", "320"]
+    chosen, (alone,) = plan(*run, *options)
+    assert chosen == [5, "bf16", "ddp", False]
+    _, (averaged,) = plan("trainer.ema=0.9", "--batch-tokens", "320")
+    assert averaged["peak"] - alone["peak"] == averaged["weights"] - alone["weights"] == alone["weights"]
 
 
 def test_the_table_has_the_traffic_of_a_card_without_its_bandwidth():

@@ -19,11 +19,21 @@ def traced(spec, rows, *, device="cpu", bf16=False, recomputes=False):
     "model",
     [
         "base",
-        "llama",
-        "conv",
         *[
             pytest.param(name, marks=grid)
-            for name in ("prenorm", "gqa", "t5", "swiglu", "universal", "retention", "gpt2", "decoder_only", "mla")
+            for name in (
+                "llama",
+                "conv",
+                "prenorm",
+                "gqa",
+                "t5",
+                "swiglu",
+                "universal",
+                "retention",
+                "gpt2",
+                "decoder_only",
+                "mla",
+            )
         ],
     ],
 )
@@ -34,7 +44,7 @@ def test_multiply_adds_are_those_of_a_real_forward_and_backward_pass(model, reco
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize("model", ["base", "llama", "gpt2"])
+@pytest.mark.parametrize("model", ["base", *(pytest.param(name, marks=grid) for name in ("llama", "gpt2"))])
 def test_the_kernels_of_cuda_need_the_same_multiply_adds(model, recomputes):
     spec = spec_of(model, *SMALL)
     cpu, cuda = (traced(spec, 3, device=device, recomputes=recomputes) for device in ("cpu", "cuda"))
@@ -44,7 +54,7 @@ def test_the_kernels_of_cuda_need_the_same_multiply_adds(model, recomputes):
 @pytest.mark.parametrize(
     ("model", "overrides", "recomputes"),
     [
-        ("tiny", (), False),
+        pytest.param("tiny", (), False, marks=grid),
         ("tiny", (), True),
         *[
             pytest.param(model, overrides, recomputes, marks=grid)

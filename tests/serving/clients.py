@@ -20,11 +20,14 @@ def continuing_model(tokenizer):
 
 
 @contextlib.contextmanager
-def serving(translator, **limits):
-    """Yield the port of a server and its batcher. Leaving the context finishes the requests."""
+def serving(translator, address="127.0.0.1", host="localhost", **limits):
+    """Yield the port of a server and its batcher. Leaving the context finishes the requests.
+
+    The server listens on 127.0.0.1, and is named by `address` and `host`.
+    """
     batcher = Batcher(translator, Limits(**limits), Metrics(), contextlib.nullcontext)
     with listen("127.0.0.1", 0) as listening:
-        server = create_server(batcher, "127.0.0.1")
+        server = create_server(batcher, address, host)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

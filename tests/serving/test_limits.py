@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tests.conftest import save, sentences
+from tests.conftest import published_words, save, sentences
 from tests.serving.clients import continuing_model, request, serving
 from tests.serving.test_serve import texts_of
 from tfm_blocks.serving import Limits
 from tfm_blocks.serving.batcher import Batcher, Job, Metrics
-from tfm_blocks.serving.requests import SamplingBody
+from tfm_blocks.serving.requests import SamplingBody, TranslateBody
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -31,7 +31,7 @@ SETTINGS = [{}, {"beam": 3, "nbest": 2}, {"beam": 2, "coverage": 0.2}, {"samplin
 @pytest.fixture(scope="module")
 def poisoned(translator):
     """Return a translator of which the word `Kinder` makes the logits infinite, and its text of one token for it."""
-    graph = {"model.graph.tgt_emb": "{same: null, block: embedding}", "model.graph.logits.tie": None}
+    graph = {"model.graph.tgt_emb": {"same": None, "block": "embedding"}, "model.graph.logits.tie": None}
     network = tfm.build("tiny", layers=1, d_model=16, vocab=translator.tokenizer.size, seed=3, **graph)
     (*_, id) = translator.tokenizer.encode("Kinder")
     with torch.no_grad():
@@ -54,6 +54,7 @@ def post_all(port, path, bodies):
     return replies
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "beam", "coverage", "sampling"])
 def test_a_text_whose_logits_are_not_finite_fails_alone(poisoned, settings):
     texts = [["am Fluss"], ["zwei Kinder"], ["ein Haus", "zwei Kinder", "", "am Fluss"]]
@@ -116,6 +117,14 @@ def job_of(translator, text):
     return Job(translator.translation_tasks([text], Search()), 1, Search())
 
 
+def test_the_cost_of_a_job_includes_the_limits_of_an_imported_model_and_its_prefix():
+    tokenizer = published_words(longest=300)
+    translator = Translator(tfm.build("tiny", layers=1, d_model=16, d_ff=16, heads=2, vocab=tokenizer.size), tokenizer)
+    body, prefixed = TranslateBody(texts=["a boat"]), TranslateBody(texts=["a"], prefixes=["red " * 400])
+    assert body.job(translator, Limits()).cost == 1 + 3 + 300
+    assert prefixed.job(translator, Limits()).cost == 1 + 2 + 401
+
+
 def test_an_exception_in_the_progress_of_a_client_fails_its_job_only(translator):
     def progress(ids):
         raise RuntimeError("Event loop is closed")
@@ -148,6 +157,17 @@ def test_an_exception_that_one_request_causes_fails_that_request_only(translator
     assert outputs == translator.translate(["ein Haus", "zwei Kinder"])
 
 
+def test_only_short_requests_run_in_a_pause(translator):
+    jobs = [job_of(translator, "am Fluss") for _ in range(4)]
+    for job, cost in zip(jobs, (741, 96, 681, 100), strict=True):
+        job.cost = cost
+    with batching(translator) as batcher:
+        batcher.waiting = jobs
+        chosen, waiting = batcher._select_batch(125), batcher.waiting
+        batcher.waiting, batcher.running = [], []
+    assert chosen == [jobs[1], jobs[3]] and waiting == [jobs[0], jobs[2]]
+
+
 def test_a_short_request_does_not_wait_for_the_largest_one(translator, monkeypatch):
     """The large request runs for seconds when it is alone. It continues after the short one."""
     monkeypatch.setattr("tfm_blocks.serving.batcher.SLICE", 0.05)
@@ -172,6 +192,7 @@ def received(client):
     return b"".join(iter(lambda: client.recv(10_000), b""))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("sent", [b"", b"POST /translate HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 @pytest.mark.parametrize("after", ["the connection", "a response"])
 def test_a_head_that_does_not_arrive_closes_the_connection(translator, monkeypatch, sent, after):
@@ -214,6 +235,7 @@ def test_a_client_that_sends_in_time_is_not_limited_afterwards(translator, monke
         assert client.recv(10_000).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.grid
 def test_a_further_connection_replaces_the_one_that_waited_longest(translator):
     with serving(translator, connections=4) as (port, _), contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]

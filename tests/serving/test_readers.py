@@ -11,7 +11,8 @@ from tests.serving.test_limits import post_all
 from tests.serving.test_serve import batches, post
 from tfm_blocks.data.labels import LabelCoder
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
-from tfm_blocks.serving.readers import TextReader
+from tfm_blocks.serving.batcher import Job
+from tfm_blocks.serving.readers import Reading, TextReader
 from tfm_blocks.translation.classify import Classifier
 from tfm_blocks.translation.encoder import Encoder
 from tfm_blocks.translation.fill import Filler
@@ -75,6 +76,21 @@ def test_vectors_and_filled_texts_are_those_of_the_commands(filler):
     assert close(
         filled.json()["outputs"], [{**one, "masks": [list(best) for best in one["masks"]]} for one in expected]
     )
+
+
+def test_a_request_to_fill_masks_in_steps_can_stop_after_each_step(filler):
+    reader, reading, seen = TextReader(filler), Reading("fill", steps=20), []
+    tasks = reader.tasks([" ".join([MASK] * 20), MASK], "fill")
+
+    def results(watch):
+        return [task.place for task, _ in reader.run(tasks, reading, batch_tokens=4096, watch=watch)]
+
+    assert results(lambda task, ids: seen.append(task.place) or len(seen) < 5) == []
+    assert seen == [1, 0] * 3
+    seen.clear()
+    assert results(lambda task, ids: seen.append(task.place) or task.place == 0 or len(seen) < 3) == [1, 0]
+    costs = [Job(tasks[:1], 1, Reading("fill", steps=steps)).cost for steps in (1, 2, 20, 1000)]
+    assert costs == [21, 42, 20 * 21, 21 * 21]  # 20 masks and eos
 
 
 def test_filled_targets_after_a_source_are_those_of_the_command(filler):

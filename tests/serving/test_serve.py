@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import save, sentences
+from tests.conftest import published_words, save, sentences
 from tests.serving.clients import Client, closed_loop, continuing_model, request, serving
 from tfm_blocks.translation.settings import Sampling, Search
 
@@ -191,6 +191,7 @@ def wait_until(holds):
         time.sleep(0.01)
 
 
+@pytest.mark.grid
 def test_a_slow_client_delays_no_other(server, translator):
     data = request("/translate", {"texts": ["am Fluss"]})
     with socket.create_connection(("127.0.0.1", server[0])) as slow:
@@ -220,6 +221,13 @@ def test_health_and_metrics_describe_the_server(server):
 def test_a_foreign_name_of_this_machine_is_refused(server):
     response = httpx.get(f"http://127.0.0.1:{server[0]}/health", headers={"Host": "foreign.example"})
     assert response.status_code == 400 and "must be one of 127.0.0.1" in response.json()["error"]["rule"]
+
+
+def test_a_loopback_address_and_the_name_of_host_are_accepted():
+    with serving(continuing_model(published_words()), address="127.0.1.1", host="My-Host") as (port, _):
+        names = ("127.0.1.1:8000", "my-host", "localhost", "foreign.example")
+        responses = [httpx.get(f"http://127.0.0.1:{port}/health", headers={"Host": name}) for name in names]
+    assert [response.status_code for response in responses] == [200, 200, 200, 400]
 
 
 def test_a_failed_batch_gets_500_without_a_traceback_and_the_next_one_runs(translator, monkeypatch):

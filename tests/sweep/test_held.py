@@ -104,6 +104,7 @@ def test_the_wait_for_another_process_has_a_timeout(
     assert f"seed-1: not started, {why}" in capsys.readouterr().out
 
 
+@pytest.mark.grid
 def test_the_sweep_waits_for_a_job_of_another_host_until_its_heartbeat_is_old(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,15 +68,15 @@ def test_jobs_with_equal_configs_are_equal_whatever_their_names(small: Small) ->
     assert configs[0] == configs[1] != configs[2]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param(["heads=2,4"], id="grid"),
-        pytest.param(["heads=2,4", "sweep=random", "sweep.trials=2"], id="random", marks=pytest.mark.grid),
-        pytest.param(
-            ["heads=2,4", "sweep=optuna", "sweep.trials=2", "sweep.halving=null"], id="optuna", marks=pytest.mark.grid
-        ),
+        ["heads=2,4"],
+        ["heads=2,4", "sweep=random", "sweep.trials=2"],
+        ["heads=2,4", "sweep=optuna", "sweep.trials=2", "sweep.halving=null"],
     ],
+    ids=["grid", "random", "optuna"],
 )
 def test_a_sweep_trains_all_its_jobs_with_the_loggers_of_the_default_config(how: list[str], tmp_path: Path) -> None:
     """No override selects a logger, and each W&B run is in the sweep's group."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +24,10 @@ from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
 from tfm_blocks.runs.records import SweepFile
 from tfm_blocks.sweep.folder import SweepFolder
-from tfm_blocks.sweep.job import DIVERGED, DONE, ERROR, NOT_STARTED
+from tfm_blocks.sweep.job import DIVERGED, DONE, ERROR, NOT_STARTED, STOPPED
 from tfm_blocks.sweep.ladder import RungPlan, read_ladder_settings
 from tfm_blocks.sweep.ladder_jobs import LadderJobs, vertex
-from tfm_blocks.sweep.ladder_plan import LadderPlan, plan_ladder
+from tfm_blocks.sweep.ladder_plan import LadderPlan, _variants, plan_ladder
 from tfm_blocks.sweep.settings import read_sweep_settings
 from tfm_blocks.training.coordinates import Training
 
@@ -97,11 +98,12 @@ def test_a_checked_ladder_has_its_sizes_and_each_model_has_another_name(
     for folder in ("a/b", "a-b"):
         shutil.copytree(text, text.parent / folder)
     kept = [text for text in ARGUMENTS[1:] if not text.startswith("model=")]
-    words = [*kept, "model=decoder_only", "data.dir=a/b,a-b", "ladder.budget=3h"]
-    request = read_sweep(parse_request(["-m", *words]))
+    request = read_sweep(parse_request(["-m", *ARGUMENTS[1:], "data.dir=a/b", "ladder.budget=3h"]))
     plan = plan_ladder(request, read_sweep_settings(request.settings), check_run)
     assert plan is not None and len(plan.rungs) == 3
-    assert list(plan.labels) == ["a-b", "a-b-2"]
+    assert list(plan.labels) == ["decoder_only", "llama"]
+    alike = read_sweep(parse_request(["-m", *kept, "model=decoder_only", "data.dir=a/b,a-b"]))
+    assert _variants(alike, read_sweep_settings(alike.settings), plan.settings)[1] == ["a-b", "a-b-2"]
     assert "note: ladder.budget chooses the number of sizes" in capsys.readouterr().out
     single = [*kept, "data.dir=a/b", "ladder.seeds=1", "ladder.lengths=[1]", "ladder.rate.tuned=0"]
     request = read_sweep(parse_request(["-m", *single]))  # experiment=ladder chooses the model
@@ -113,12 +115,19 @@ def test_a_checked_ladder_has_its_sizes_and_each_model_has_another_name(
 @pytest.mark.parametrize(("overrides", "address", "rule"), [
     (["ladder.lengths=[1,0.5]"], "ladder.lengths", "must grow"),
     (["ladder.grow={heads:-1}"], "ladder.grow.heads", "must be a number or a fraction above 0"),
+    (["ladder.grow={layer:1/16}"], "ladder.grow.layer", "no such key: layer=1"),
     (["ladder.from=many"], "ladder.from", "must be a number"),
     (["ladder.grow={d_model:1,heads:1/8}"], "ladder.grow", "has d_model, the width, which grows itself"),
     (["d_model=64"], "d_model", "is set by the ladder at each size"),
     (["schedule.peak=1e-3"], "schedule.peak", "is set by the ladder at each size"),
     pytest.param(["ladder.warmup=9"], "ladder.lengths", "cooldowns of 10k parameters would begin", marks=pytest.mark.grid),
     (["sweep=random"], "sweep", "a ladder tunes its rates itself"),
+    (["dropout=0,0.1"], "dropout", "distinguishes no models in a scaling law: its values are numbers"),
+    (
+        ["model=probe_decoder", "mixer={block: attention, r: 8},{block: attention, r: 9}"], "mixer",
+        "its values are numbers",
+    ),
+    (["data.documents=lines,blank_lines"], "data.documents", "or it belongs to schedule, trainer, data"),
     (["seed=1,1"], "seed", "lists one value twice"),
     (["seed=interval(1,3)"], "seed", "is an interval from 1 to 3"),
     pytest.param(["seed=1,x"], "sweep", "1 of 19 jobs cannot start, so none was started", marks=pytest.mark.grid),
@@ -132,12 +141,13 @@ def test_settings_that_make_no_ladder_are_refused(text: Path, overrides: list[st
     assert problem.address.startswith(address) and rule in problem.rule
 
 
-def ladder_of(small: Small, folder: Path) -> LadderJobs:
+def ladder_of(small: Small, folder: Path, *overrides: str, lengths: int = 3) -> LadderJobs:
     """Return the jobs of a ladder of one model and three sizes, which are not trained."""
-    composed = small("schedule=wsd", "schedule.warmup=1")
-    settings = read_ladder_settings(LADDER)
+    composed = small("schedule=wsd", "schedule.warmup=1", *overrides)
+    settings = read_ladder_settings(LADDER | {"lengths": [0.5, 1, 2][:lengths]})
     assert settings is not None
-    rungs = [RungPlan(10_000 * 2**rung, {"d_ff": 8}, 32, 1, [10, 20, 40], [2, 4, 8]) for rung in range(3)]
+    steps, decays = [10, 20, 40][:lengths], [2, 4, 8][:lengths]
+    rungs = [RungPlan(10_000 * 2**rung, {"d_ff": 8}, 32, 1, steps, decays) for rung in range(3)]
     checker: Any = SimpleNamespace(check_job=lambda texts: job_of(composed, "", texts))
     plan = LadderPlan(settings, [[]], ["m"], ["1", "2"], checker, rungs)
     SweepFile(jobs=()).write(folder)
@@ -187,21 +197,31 @@ def test_a_diverged_rate_is_an_upper_end(small: Small, tmp_path: Path) -> None:
     assert jobs.succeeded
 
 
+def test_the_next_command_fits_a_law_only_if_there_are_enough_lengths(small: Small, tmp_path: Path) -> None:
+    for lengths, options in ((1, ""), (2, " --scaling")):
+        (folder := tmp_path / str(lengths)).mkdir()
+        jobs = ladder_of(small, folder, lengths=lengths)
+        train(jobs, 0.013)
+        assert jobs.news().endswith(f"\nnext: tfm compare {folder}{options}")
+
+
 def test_a_result_that_diverged_is_no_success(small: Small, tmp_path: Path) -> None:
     jobs = ladder_of(small, tmp_path)
     train(jobs, 0.013, {"m_20k_x1_seed-2": DIVERGED})
     assert jobs.rates and not jobs.succeeded and "next: tfm compare" not in jobs.news()
 
 
-def test_a_failed_rate_stops_the_tuning(small: Small, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [ERROR, STOPPED])
+def test_a_failed_or_stopped_rate_stops_the_tuning(state: str, small: Small, tmp_path: Path) -> None:
     jobs = ladder_of(small, tmp_path)
-    train(jobs, 0.012, {"m_10k_rate-0.02": ERROR})
+    train(jobs, 0.012, {"m_10k_rate-0.02": state})
     assert not jobs.succeeded and "not tuned, because m_10k_rate-0.02 is not done" in jobs.news()
 
 
-def test_cooldowns_start_after_their_run_and_not_if_it_failed(small: Small, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [ERROR, STOPPED])
+def test_cooldowns_start_after_their_run_and_not_if_it_failed(state: str, small: Small, tmp_path: Path) -> None:
     jobs = ladder_of(small, tmp_path)
-    started = train(jobs, 0.013, {"m_20k_x2_seed-1": ERROR})
+    started = train(jobs, 0.013, {"m_20k_x2_seed-1": state})
     results = [name for name in started if "_x" in name]
     assert results[:6] == [f"m_10k_x{length}_seed-{seed}" for seed in (1, 2) for length in (2, 0.5, 1)]
     left = {job.name: job.reason for job in jobs.jobs if job.state == NOT_STARTED}
@@ -212,15 +232,65 @@ def test_cooldowns_start_after_their_run_and_not_if_it_failed(small: Small, tmp_
     assert {"trainer.steps=10", "schedule.decay=2", "trainer.checkpoint_at=[]"} <= set(half.overrides)
 
 
+def test_a_rate_that_is_tried_at_the_longest_length_has_the_settings_of_the_result(
+    small: Small, tmp_path: Path
+) -> None:
+    """--scaling refuses runs of one size and length that differ in more than their seed."""
+    jobs = ladder_of(small, tmp_path, lengths=2)
+    train(jobs, 0.012, {"m_10k_rate-0.02": DIVERGED})
+    tried, result = (
+        next(job for job in jobs.jobs if job.name == f"m_10k_{name}") for name in ("rate-0.01", "x1_seed-1")
+    )
+    assert tried.overrides == result.overrides and "trainer.checkpoint_at=[8]" in tried.overrides
+
+
+def test_a_ladder_takes_at_least_the_time_of_its_longest_runs(small: Small, tmp_path: Path) -> None:
+    plan = ladder_of(small, tmp_path).plan
+    plan.seconds.update({(0, rung): 1.0 for rung in range(3)})
+    runs = 2 * 3 * 20 + 3 * 2 * (40 + 2 + 4)  # tried rates of two sizes; then two seeds of three sizes
+    assert plan.hours(1) * 3600 == pytest.approx(runs)
+    assert plan.hours(2) * 3600 == pytest.approx(runs / 2)
+    assert plan.hours(100) * 3600 == pytest.approx(20 + 40 + 4)
+
+
+@pytest.mark.parametrize(("settings", "on_cluster", "reason"), [
+    (["trainer.accelerator=cpu"], True, "jobs train on other machines"),
+    (["trainer.accelerator=cuda"], False, "jobs train on cuda, and steps are measured on the CPU"),
+    (
+        ["trainer.accelerator=cpu", "objective=distil", "objective.teacher=runs/one"], False,
+        "objective=distil runs a second model",
+    ),
+    (["trainer.accelerator=cpu"], False, "rows of data=dates have no fixed length"),
+])  # fmt: skip
+def test_a_time_that_steps_on_this_cpu_do_not_show_is_not_estimated(
+    settings: list[str], on_cluster: bool, reason: str, small: Small, tmp_path: Path, capsys: Any
+) -> None:
+    plan = replace(ladder_of(small, tmp_path, *settings).plan, on_cluster=on_cluster)
+    plan.measure(0, 32, 1)
+    assert not plan.seconds and f"note: the time is not estimated, because {reason}" in capsys.readouterr().out
+    limited = replace(plan, settings=plan.settings.model_copy(update={"budget": 3600.0}))
+    for refuse in (lambda: limited.measure(0, 32, 1), limited.expect_measurable):
+        with pytest.raises(ConfigError, match=f"ladder.budget: cannot choose the sizes, because {reason}"):
+            refuse()
+
+
+@pytest.mark.grid
+def test_data_whose_steps_have_a_number_of_rows_are_refused() -> None:
+    request = read_sweep(parse_request(["-m", "experiment=ladder", "model=probe_decoder", "data=parity"]))
+    with pytest.raises(ConfigError, match="data: is parity, whose steps have a number of rows"):
+        plan_ladder(request, read_sweep_settings(request.settings), check_run)
+
+
 def test_a_step_that_fails_leaves_the_threads_as_they_were(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seconds(*arguments: object) -> float:
         raise MemoryError
 
-    plan = ladder_of(small, tmp_path).plan
+    plan = ladder_of(small, tmp_path, "trainer.accelerator=cpu").plan
     monkeypatch.setattr(Training, "seconds", seconds)
     monkeypatch.setattr(LadderPlan, "spec", lambda plan, job: None)
+    monkeypatch.setattr(LadderPlan, "why_unmeasured", lambda plan: "")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

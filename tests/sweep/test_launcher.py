@@ -33,6 +33,7 @@ def test_an_unknown_launcher_is_refused_with_the_known_names() -> None:
         read_launcher({"name": "os"})
 
 
+@pytest.mark.grid
 def test_options_that_only_the_cluster_knows_need_no_plus() -> None:
     slurm = chosen("launcher=slurm", "launcher.sbatch.constraint=a100", "launcher.sbatch.mail-type=END")
     assert isinstance(slurm, SlurmSettings)
@@ -69,6 +70,7 @@ def test_a_sweep_is_the_same_wherever_it_runs() -> None:
     assert texts[0] == texts[1] == ("seed=1,2",)
 
 
+@pytest.mark.grid
 def test_devices_match_the_node_and_not_the_submitting_machine(small: Any) -> None:
     many = small("trainer.devices=64", "trainer.accelerator=cuda")
     with pytest.raises(ConfigError, match="trainer"):
@@ -79,6 +81,7 @@ def test_devices_match_the_node_and_not_the_submitting_machine(small: Any) -> No
         assert settings.gpus_of(settings.check(many).settings.trainer) == 64
 
 
+@pytest.mark.grid
 def test_several_nodes_are_for_slurm_alone(small: Any) -> None:
     two = small("trainer.num_nodes=2")
     assert chosen("launcher=slurm").check(two).settings.trainer.num_nodes == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import COMPOSER
+from tests.conftest import COMPOSER, refused
 from tests.preloaded import run_python
 from tfm_blocks.cli import main
 from tfm_blocks.compose.run import compose_job
@@ -32,6 +32,7 @@ def cost(overrides, budget):
     return measure_cost(compose_job(overrides, COMPOSER), BUDGETS[budget])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_job_gets_the_cost_of_the_same_job_with_the_model_of_the_reference(budget):
     knob = "d_model" if budget == "decode_state" else "d_ff"
@@ -43,6 +44,7 @@ def test_a_job_gets_the_cost_of_the_same_job_with_the_model_of_the_reference(bud
     assert record["reached"] == cost(overrides, budget) == pytest.approx(record["requested"], rel=0.1)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("data", "vocab"),
     [(["data=parity"], 4 + 3), (["data=mqar", "data.vocab=64"], 4 + 64)],
@@ -72,6 +74,18 @@ def test_the_budget_of_text_counts_the_subwords_that_its_tokenizer_learns():
     assert costs == [record["requested"], record["reached"]]
 
 
+@pytest.mark.parametrize(
+    ("like", "text"),
+    [({"tie": None}, "tie=null"), pytest.param({"d_head": None}, "d_head=null", marks=pytest.mark.grid)],
+)
+def test_a_knob_of_the_reference_can_be_null(like, text):
+    job = ["model=llama", *SMALL, "tie=emb", "d_head=16"]
+    record = matcher(like, ["d_ff"], within=0.9).match(job)[1]
+    kept = [other for other in job if other.partition("=")[0] != text.partition("=")[0]]
+    assert record["requested"] == cost([*kept, text], "parameters") and record["like"] == like
+
+
+@pytest.mark.grid
 def test_the_reference_has_the_overrides_that_its_model_uses():
     match = matcher("base", ["d_ff"])
     job = ["model=restricted", "r=8", *SMALL]
@@ -80,6 +94,7 @@ def test_the_reference_has_the_overrides_that_its_model_uses():
     assert match.match(SMALL, ["kv_heads=1"])[1]["requested"] == cost(["model=gqa", "kv_heads=1", *SMALL], "parameters")
 
 
+@pytest.mark.grid
 def test_an_override_that_only_another_model_uses_is_named_and_left_out(capsys):
     jobs = ["model=base,restricted", "seed=1,2", *SMALL]
     main(["check", "-m", *jobs, "r=8"])
@@ -94,16 +109,15 @@ def test_an_override_that_only_another_model_uses_is_named_and_left_out(capsys):
         (["r=8,16"], f"r: {unused}: r=8"),
         (["q=8"], "q: no such key: q=8"),
     ):
-        with pytest.raises(SystemExit):
-            main(["check", "-m", *jobs, *overrides])
-        assert rule in capsys.readouterr().err
+        assert rule in refused("check", "-m", *jobs, *overrides)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("method", "models"),
     [
         ("random", "base,restricted"),
-        ("optuna", "restricted,base"),
+        pytest.param("optuna", "restricted,base", marks=pytest.mark.grid),
         pytest.param("random", "restricted,base", marks=pytest.mark.grid),
         pytest.param("optuna", "base,restricted", marks=pytest.mark.grid),
     ],
@@ -116,14 +130,13 @@ def test_a_search_leaves_out_overrides_by_the_rule_of_a_grid(method, models, cap
     assert output.startswith("r=8: not used by model=base, whose jobs run without it") and output.count("fine") == 1
     assert ("r=8 " in output.partition("\n")[2]) == ("model=restricted " in output)
     for values in ("8,16", "range(8,16)", "int(interval(8,16))"):
-        with pytest.raises(SystemExit):
-            main([*jobs, f"r={values}"])
-        assert "r: is not used by model=base, whose jobs with other values would be equal" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([*jobs, "q=8"])
-    assert "q: no such key: q=8" in capsys.readouterr().err
+        assert "r: is not used by model=base, whose jobs with other values would be equal" in refused(
+            *jobs, f"r={values}"
+        )
+    assert "q: no such key: q=8" in refused(*jobs, "q=8")
 
 
+@pytest.mark.grid
 def test_a_random_search_may_pair_a_knob_with_its_model(capsys):
     jobs = ["model=base,restricted", "r=8,16", "sweep.together=[model,r]", "seed=1,2", *SMALL]
     main(["check", "-m", "sweep=random", "sweep.trials=4", *jobs])
@@ -144,10 +157,10 @@ def test_trials_of_a_search_leave_out_what_their_model_does_not_use(tmp_path):
     }
 
 
-def test_the_error_names_the_override_whose_values_would_give_equal_jobs(capsys):
-    with pytest.raises(SystemExit):
-        main(["check", "-m", "model=base,gemma2", "r=8", "kv_heads=1,2"])
-    assert "kv_heads: is not used by model=base, whose jobs with other values" in capsys.readouterr().err
+def test_the_error_names_the_override_whose_values_would_give_equal_jobs():
+    assert "kv_heads: is not used by model=base, whose jobs with other values" in refused(
+        "check", "-m", "model=base,gemma2", "r=8", "kv_heads=1,2"
+    )
 
 
 def test_the_reference_itself_stays_as_it_is():
@@ -175,6 +188,19 @@ def test_a_budget_needs_a_reference_and_a_knob(like, by, message):
     with pytest.raises(ConfigError) as raised:
         matcher(like, by)
     assert message in str(raised.value)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(
+    ("match", "message"),
+    [(["match.like=tny", "match.by=[d_ff]"], "match.like.model: no model is called 'tny'\n  help: did you mean tiny?"),
+     (["match.like={modle: tiny}", "match.by=[d_ff]"], "match.like.modle: no such key: modle=tiny"),
+     (["match.like={objective@x: y}", "match.by=[d_ff]"], "error: "),
+     (["match.like=tiny", "match.by=[dff]"], "match.by.dff: must be a knob of the model that is")],
+)  # fmt: skip
+def test_a_wrong_name_of_a_match_has_its_address(match, message):
+    error = refused("check", "-m", "model=tiny,prenorm", *match)
+    assert message in error and "leave out" not in error
 
 
 SHORT = ["trainer.steps=2", "trainer.validate_every=2", "trainer.validate_sentences=2", "logger=csv"]

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import optuna
 import pytest
 
+from tests.conftest import COMPOSER
 from tests.sweep.jobs import Small, job_of, settings_of
 from tfm_blocks.compose.folders import CONF
 from tfm_blocks.compose.overrides import parse_overrides
+from tfm_blocks.compose.run import compose_job
 from tfm_blocks.compose.sweep import list_parts
 from tfm_blocks.errors import ConfigError, RunError
+from tfm_blocks.sweep.checks import expect_measured
 from tfm_blocks.sweep.engine import Sweep
 from tfm_blocks.sweep.folder import SweepFolder, claim_sweep
 from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, STOPPED, WRONG, Progress, SweepJob
 from tfm_blocks.sweep.launchers.local import LocalLauncher
 from tfm_blocks.sweep.search import JOURNAL, Study
 from tfm_blocks.sweep.sources import draw_jobs
+from tfm_blocks.training.settings import read_run
 
 SPACE = [
     "schedule.scale=tag(log,interval(0.01,10))",
@@ -149,8 +154,35 @@ def test_successive_halving_stops_trials_outside_the_best_third(start: Start) ->
 def test_a_metric_that_is_better_when_it_is_larger_is_maximised(start: Start) -> None:
     search = start("one", metric="val/bleu")
     assert search.study.direction.name == "MAXIMIZE"
-    with pytest.raises(ConfigError, match=r"sweep\.metric: is 'val/los', which no validation measures"):
+    with pytest.raises(ConfigError, match=r"sweep\.metric: must be a validation metric .* but is 'val/los'"):
         start("two", metric="val/los")
+
+
+LM = ["data=lm", "data.dir=x", "model=decoder_only"]
+MIX = [*LM, "data.mix={a: {}, b: {val: null}}"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "overrides", "reason"),
+    [
+        ("val/loss/a", MIX, ""),
+        ("val/loss/b", MIX, "but the corpora of data.mix with validation text are: a"),
+        ("val/loss/{corpus}", MIX, "but the corpora of data.mix with validation text are: a"),
+        ("val/loss/a", [], "but the corpora of data.mix with validation text are: none"),
+        ("val/exact_match/{group}", [], "which a run of this data and objective does not measure"),
+        ("val/mcc", [], "which a run of this data and objective does not measure"),
+        ("val/bleu", [], ""),
+        ("val/bleu", ["trainer.validate_sentences=0"], "but trainer.validate_sentences is 0"),
+        ("val/bleu", LM, "but plain text is not translated"),
+    ],
+)
+def test_a_search_follows_a_metric_that_its_runs_measure(metric: str, overrides: list[str], reason: str) -> None:
+    sizes = ["vocab=300", "d_model=16", "heads=2", "schedule.warmup=2"]
+    read = read_run(compose_job([*sizes, *overrides], COMPOSER).mapping)
+    assert settings_of(**OPTUNA | {"metric": metric})
+    with pytest.raises(ConfigError) if reason else nullcontext() as caught:
+        expect_measured(metric, read)
+    assert not caught or caught.value.problems[0].rule.endswith(reason)
 
 
 def test_random_jobs_are_distinct_and_more_trials_keep_the_first_ones() -> None:

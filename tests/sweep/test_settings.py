@@ -13,6 +13,7 @@ def parallel(*overrides: str, on_cluster: bool) -> int:
     return read_sweep_settings(read_sweep(parse_request(["-m", *overrides])).settings, on_cluster=on_cluster).parallel
 
 
+@pytest.mark.grid
 def test_a_cluster_queues_a_hundred_jobs_and_this_machine_runs_one() -> None:
     for method in ("grid", "random"):
         assert parallel(f"sweep={method}", "seed=1,2", on_cluster=True) == 100

@@ -118,8 +118,9 @@ def test_children_end_when_their_job_ends(start, tmp_path):
             time.sleep(0.1)
 
 
+@pytest.mark.grid
 @reads_proc
-@pytest.mark.parametrize("started", [NEW_PROCESS, pytest.param(FORK, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("started", [NEW_PROCESS, FORK])
 def test_killing_the_sweep_ends_a_job_that_ignores_signals(started, tmp_path):
     command = [sys.executable, "-c", SWEEP.format(start=started), STUBBORN, str(tmp_path / "job.log"), str(SUPERVISOR)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:

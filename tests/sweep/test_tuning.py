@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,22 @@ from tests.sweep.test_job import TINY
 from tfm_blocks.cli import main
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.sweep.job import DIVERGED, DONE, NOT_STARTED, PRUNED, SweepJob
+from tfm_blocks.runs.records import SweepFile
+from tfm_blocks.sweep.command import make_job_like
+from tfm_blocks.sweep.folder import SweepFolder
+from tfm_blocks.sweep.job import DIVERGED, DONE, KILLED, NOT_STARTED, PRUNED, STOPPED, SweepJob
 from tfm_blocks.sweep.sources import TunedGrid
 
 LOSSES = {("tiny", "1e-3"): 2.0, ("tiny", "1e-2"): 1.0, ("base", "1e-3"): 1.0, ("base", "1e-2"): 2.0}
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Checks the overrides of a job as `JobChecker` does, in the fields that `make_job_like` uses."""
+
+    check_job: Callable[[Sequence[str]], SweepJob]
+    budget: None = None
+    used: tuple[str, ...] = ()
 
 
 def tuned_grid(composed: Composed, seeds: str = "123") -> TunedGrid:
@@ -70,6 +84,22 @@ def test_other_seeds_do_not_start_if_all_values_failed(small: Small) -> None:
     assert {job.reason for job in left} == {"all jobs with seed=1 failed"}
 
 
+@pytest.mark.parametrize("state", [NOT_STARTED, STOPPED])
+def test_other_seeds_do_not_start_if_one_value_has_no_result(state: str, small: Small) -> None:
+    grid = tuned_grid(small(), "12")
+    started = []
+    while job := grid.next():
+        started.append(job.name)
+        job.state, job.progress.best = (
+            (state if len(started) == 1 else DONE),
+            LOSSES[job.overrides[0][6:], job.overrides[2][14:]],
+        )
+        grid.ended(job)
+    assert started == [job.name for job in grid.jobs[:4]] + ["model=base seed=2 schedule.peak=1e-3"]
+    left = {job.reason for job in grid.jobs[4:] if job.state == NOT_STARTED and job.overrides[0] == "model=tiny"}
+    assert left == {f"{started[0]} is not done"} and not grid.waiting and not grid.succeeded
+
+
 @pytest.mark.parametrize(("best", "diverges_above", "widen", "tiny"), [
     (1e-3, 1.0, 4, ["0.0001"]),  # the lower end
     (2e-4, 1.0, 4, ["0.0001", "1e-05"]),  # best at 1e-4, so 1e-5 is tried too
@@ -105,6 +135,45 @@ def test_a_grid_grows_until_its_best_rate_is_inside(
     assert rates == {chosen} and sum("tiny" in name for name in started) == len(first) + 2
     assert sum("base seed=1" in name for name in started) == 2 + bool(widen)  # 1e-3 is its best, 1e-4 is not better
     assert grid.succeeded
+
+
+@pytest.mark.parametrize(("state", "succeeded"), [(DIVERGED, True), (KILLED, False)])
+def test_an_added_rate_may_diverge_but_not_be_killed(state: str, succeeded: bool, small: Small) -> None:
+    composed = small()
+    overrides = [[f"seed={seed}", f"schedule.peak={rate}"] for seed in "12" for rate in ("1e-4", "1e-3")]
+    jobs = [job_of(composed, " ".join(each), each) for each in overrides]
+    grid = TunedGrid(jobs, "schedule.peak", [], 1, lambda _, each: job_of(composed, " ".join(each), each))
+    while job := grid.next():
+        rate = float(job.overrides[1].partition("=")[2])
+        job.state, job.progress.best = (state, math.nan) if rate > 1e-3 else (DONE, 1 / rate)
+        grid.ended(job)
+    assert len(grid.jobs) == 5 and grid.succeeded == succeeded
+
+
+def test_other_seeds_train_with_all_values_paired_with_the_best_one(small: Small) -> None:
+    composed, rows = small(), [("1e-3", 100), ("1e-3", 200), ("1e-2", 200)]
+    overrides = [
+        [f"seed={seed}", f"schedule.peak={row[0]}", f"schedule.warmup={row[1]}"] for seed in "12" for row in rows
+    ]
+    jobs = [job_of(composed, " ".join(each), each) for each in overrides]
+    grid = TunedGrid(jobs, "schedule.peak", [], paired=["schedule.warmup"])
+    for loss in (5.0, 1.0, 2.0, 1.0):
+        job = grid.next()
+        assert job
+        job.state, job.progress.best = DONE, loss
+        grid.ended(job)
+    assert job.overrides == overrides[4] and grid.next() is None
+
+
+def test_added_rates_of_tasks_with_similar_names_have_separate_names(small: Small, tmp_path: Path) -> None:
+    composed: Any = small()
+    SweepFile(jobs=()).write(tmp_path)
+    folder, names = SweepFolder(tmp_path, (), "", (), {}), {"dir-text_a_peak-0.01"}
+    checker: Any = Checker(lambda texts: job_of(composed, "", texts))
+    other = job_of(composed)
+    overrides = ["data.dir=text/a", "schedule.peak=0.01"]
+    job = make_job_like(["data.dir", "schedule.peak"], folder, checker, names, other, overrides)
+    assert job.name == "dir-text_a_peak-0.01-2" and job.name in names
 
 
 def test_an_added_rate_has_the_key_as_it_was_typed(small: Small) -> None:

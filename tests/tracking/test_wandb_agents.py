@@ -19,6 +19,7 @@ from tfm_blocks.tracking.dashboard import sweep_file
 ASKED = ["model=tiny", "heads=2,4", "schedule.scale=0.05,1e-1", "model.add_norm=pre,post", "data.test=null", "name=x"]
 
 
+@pytest.mark.grid
 def test_train_py_accepts_the_command_of_an_agent() -> None:
     """Each job composes to the requested values, with null and numbers as such."""
     spec = yaml.safe_load(sweep_file(parse_request(["-m", *ASKED]), "grid", "val/loss", "project"))

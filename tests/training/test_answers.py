@@ -119,6 +119,7 @@ def decode(network: Network, prepared: Prepared, row: int, longest: int) -> list
     return answer
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("model", ["probe_decoder", "probe_seq2seq"])
 def test_generated_answers_match_a_naive_decoder_and_the_teacher_forced_score_is_another(
     make: Callable[..., Made], model: str

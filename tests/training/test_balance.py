@@ -11,7 +11,9 @@ from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.runs.metrics import read_rows
 
-MIXTURE = "++model.graph.decoder.layer.ffn={block: gated_moe, experts: 4, d_ff: 8, balance: 1.0}"
+MIXTURE = (
+    "++model.graph.decoder.layer.ffn={block: moe, gated: true, activation: silu, experts: 4, d_ff: 8, balance: 1.0}"
+)
 STEPS = ["trainer.steps=24", "trainer.validate_every=24", "trainer.log_every=4", "schedule.peak=1e-2"]
 SPLIT = ["trainer.devices=2", "data.batch_tokens=150"]
 
@@ -22,6 +24,7 @@ def losses(folder):
     return [row[key] for row in read_rows(folder / "metrics.csv") if key in row]
 
 
+@pytest.mark.grid
 def test_the_training_loss_is_the_cross_entropy_without_auxiliary_losses(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
@@ -33,7 +36,8 @@ def test_the_training_loss_is_the_cross_entropy_without_auxiliary_losses(
     assert math.log(row["train/perplexity"]) == pytest.approx(row["train/loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("splits", [[], pytest.param([SPLIT], marks=pytest.mark.grid)], ids=["one", "two"])
+@pytest.mark.grid
+@pytest.mark.parametrize("splits", [[], [SPLIT]], ids=["one", "two"])
 def test_the_loss_for_balance_has_a_column_and_falls_alike_on_one_device_and_on_two(small, tmp_path, splits):
     for overrides in ([], *splits):
         composed = small(MIXTURE, *STEPS, "data.max_length=50", *overrides)

@@ -45,6 +45,7 @@ def test_samples_are_printed_without_control_characters() -> None:
     assert isinstance(console.file, io.StringIO) and console.file.getvalue() == "a\\x1b[31m\\x1c\n"
 
 
+@pytest.mark.grid
 def test_a_loss_above_the_best_keeps_the_best_weights(small: Callable[..., Composed], tmp_path: Path) -> None:
     fit(small(), tmp_path, Console(file=io.StringIO()), best_loss=0.5)
     assert step_file(tmp_path, 4).exists()

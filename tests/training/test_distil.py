@@ -9,10 +9,15 @@ import tfm_blocks as tfm
 from tests.conftest import expect_problem, taught
 from tests.launch.test_resume import go_on
 from tests.training.test_balance import MIXTURE
+from tfm_blocks.compose.model import compose_model
 from tfm_blocks.data.layout import batch_of
+from tfm_blocks.data.prepare import prepare
 from tfm_blocks.errors import RunError
+from tfm_blocks.launch import check
 from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
+from tfm_blocks.network.build import build_network, check_model, network_without_values
+from tfm_blocks.network.graph import TAP
 from tfm_blocks.runs.metrics import read_rows
 from tfm_blocks.runs.model import read_network
 from tfm_blocks.training.objective import DistilObjective
@@ -103,6 +108,27 @@ def test_hidden_states_follow_those_of_the_teacher(recomputes):
     torch.testing.assert_close(gradients, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [None, 12])
+def test_positions_that_are_no_input_count_in_the_distance_of_hidden_states(size):
+    """Learned tokens are never padding; an axis of a fixed size, such as the axis of a plug-in, has no padding."""
+    sizes = [f"{key}={value}" for key, value in SIZES.items()]
+    composed = compose_model("tiny", [*sizes, "model.graph.mem={block: learned_tokens, tokens: 3, after: src_pos}"])
+    student, teacher = (build_network(check_model(composed.model, composed.sources), seed=seed) for seed in (1, 2))
+    node = {call.address: call.node for call in student.calls}["encoder.0.ffn"]
+    if size:
+        vars(node)["shape"] = (node.shape[0], size, node.shape[2])
+    read = batch(["src", "tgt"], torch.Generator().manual_seed(1))
+    options = {"teacher": teacher, "temperature": 2.0, "hidden": {"encoder.0.ffn": "encoder.0.ffn"}}
+    _, sums = DistilObjective(student, 0.0, None, LossSettings(hidden=1.0), **options).loss(read)
+    own_BND, other_BND = (
+        network.trunk_with_losses(read.inputs)[1][f"{TAP}encoder.0.ffn"] for network in (student, teacher)
+    )
+    squares_BN = (own_BND - other_BND).square().mean(2)
+    kept_B = [12, 12 if size else 3 + 6, 12]
+    distance = sum(squares_BN[row, :kept].mean() * read.counts_B[row] for row, kept in enumerate(kept_B))
+    torch.testing.assert_close(sums[-1].float(), distance.detach())
+
+
 def test_a_teacher_without_padding_in_its_output_gives_no_nan():
     """The student has a logit for each id, and the teacher none for padding."""
     student, teacher = tfm.build("tiny", **SIZES), tfm.build("tiny", **SIZES, seed=2)
@@ -115,6 +141,7 @@ def test_a_teacher_without_padding_in_its_output_gives_no_nan():
     assert total.isfinite() and all(parameter.grad.isfinite().all() for parameter in student.parameters())
 
 
+@pytest.mark.grid
 def test_a_run_has_a_teacher_which_stays_as_it_is_and_is_checked_before_training(small, tmp_path):
     overrides = taught(small, tmp_path, ["objective=distil", "objective.teacher=TEACHER", *SHORT])
     weights = tmp_path / "teacher" / "run" / "weights.safetensors"
@@ -145,6 +172,15 @@ def test_a_run_has_a_teacher_which_stays_as_it_is_and_is_checked_before_training
         go_on(run, "trainer.steps=8")
 
 
+def test_a_text_with_more_tokens_than_the_teacher_has_positions_is_an_error(small, monkeypatch):
+    run = check_run(small("model=gpt2", "objective=distil", "objective.teacher=teacher"))
+    teacher = check_run(small("model=gpt2", "max_length=5")).spec
+    monkeypatch.setattr(check, "read_spec", lambda folder: teacher)
+    prepared = prepare(run.settings.data, 300, tell=lambda text: None)
+    with expect_problem("objective.teacher", "has a node pos which has 5 positions, but tgt of train", "max_length"):
+        check.check_lengths(network_without_values(run.spec), prepared, run)
+
+
 def test_a_weight_follows_its_schedule():
     losses = LossSettings(
         kl={"start": 1.0, "end": 0.0, "steps": 4, "after": 2}, blocks={"decoder": 0.5, "decoder.1": 2}
@@ -159,6 +195,7 @@ def test_a_weight_follows_its_schedule():
     ]
 
 
+@pytest.mark.grid
 def test_a_factor_scales_the_loss_of_a_block_and_its_logged_value(small, tmp_path):
     values = []
     for factor in ([], ["losses.blocks={decoder: {start: 0.25, end: 0.25, steps: 1}}"]):

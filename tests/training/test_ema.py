@@ -33,6 +33,7 @@ class Naive(Callback):
             self.average[name] = decay * self.average[name] + (1 - decay) * one.double()
 
 
+@pytest.mark.grid
 def test_the_average_is_validated_and_saved_and_training_continues_with_the_weights(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:

@@ -19,14 +19,7 @@ from tfm_blocks.launch.check import check_remote_run
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import Learning, list_weights
-from tfm_blocks.training.groups import (
-    assign,
-    build_optimizer,
-    count_state,
-    count_trained,
-    freeze,
-    group_rows,
-)
+from tfm_blocks.training.groups import assign, build_optimizer, count_state, count_trained, freeze, group_rows
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 from tfm_blocks.training.optimizers import JointOptimizer, orthogonal_factors
 
@@ -62,6 +55,13 @@ def test_each_weight_is_in_the_first_group_that_matches_it() -> None:
     assert table["decoder.0.self.block.qkv.bias"] == ("default", "adamw", 1.0, 0.0)
 
 
+def test_a_tied_weight_is_a_weight_of_each_block_that_reads_it() -> None:
+    for block in ("embedding", "unembed"):
+        table = learned(settings(groups={"own": {"where": {"block": ["ffn", block]}, "rate": 2}}))
+        assert table["src_emb.block.weight"].group == table["decoder.0.ffn.block.out.weight"].group == "own"
+    assert table["decoder.0.self.block.qkv.weight"].group == "default"
+
+
 def test_the_rows_of_groups_count_every_parameter_once() -> None:
     rows = group_rows(assign(settings(groups=ISSUE), network()))
     assert sum(row["parameters"] for row in rows) == sum(one.numel() for one in network().parameters())
@@ -71,6 +71,8 @@ def test_the_rows_of_groups_count_every_parameter_once() -> None:
 WRONG: dict[str, tuple[list[str], str, str, str]] = {
     "no such role": (["a={where: {role: embeding}}"], "a.where.role", "no role is called 'embeding'", "did you mean embedding"),
     "no such node": (["a={where: {node: encodr}}"], "a.where.node", "the model has no weights at a node 'encodr'", "did you mean encoder"),
+    "no such node of several": (["a={where: {node: [decodr, encoder.0.ffn]}, train: false}"], "a.where.node", "at a node 'decodr'", "did you mean decoder"),
+    "no such role of several": (["a={where: {role: [embeding, bias]}}"], "a.where.role", "no role is called 'embeding'", "did you mean embedding"),
     "no such block": (["a={where: {block: atention}}"], "a.where.block", "no block with weights in the model is called 'atention'", "did you mean attention"),
     "no such key": (["a={where: {role: head}, rte: 2}"], "a.rte", "no such setting", "did you mean rate"),
     "no such optimizer": (["a={where: {role: head}, name: muom}"], "a.name", "must be one of adam", "did you mean muon"),
@@ -87,6 +89,7 @@ WRONG: dict[str, tuple[list[str], str, str, str]] = {
     "bad arithmetic": (["a={where: {node: decoder}, rate: '0.9**('}"], "a.rate", "neither a number nor arithmetic", "0.9"),
     "an unknown name": (["a={where: {node: decoder}, rate: '0.9**depth'}"], "a.rate", "names depth", "0.9"),
     "a frozen rate": (["a={where: {node: decoder}, train: false, rate: 2}"], "a", "but sets rate", "leave train out"),
+    "a key of where": (["a={where: {role: head}, node: encoder, train: false}"], "a.node", "no such setting", "write where: {node: …}"),
     "nothing to train": (["a={where: {node: [src_emb, encoder, decoder]}, train: false}"], "", "nothing to train", "train: false"),
     "the name of the rest": (["default={where: {role: head}, rate: 2}"], "", "the name of the remaining weights", "otherwise"),
     "no where": (["a={rate: 2}"], "a.where", "is missing", "write optimizer.groups.a.where"),
@@ -135,11 +138,39 @@ def test_a_group_of_weights_that_adapters_freeze_is_an_error(small: Callable[...
     assert "role: adapter" in raised.value.problems[0].help
 
 
+def test_a_group_of_muon_sets_the_rate_and_the_decay_of_all_its_weights() -> None:
+    groups = {
+        "deep": {"where": {"node": "decoder"}, "rate": "0.9**(n-1-i)"},
+        "flat": {"where": {"node": "encoder.0"}, "weight_decay": 0.3},
+        "matrices": {"where": {"node": "encoder.1"}, "name": "muon", "rate": 3},
+    }
+    for frozen in (False, True):
+        others = {"train": False} if frozen else {"name": "adamw", "rate": 0.5}
+        table = learned(settings("muon", weight_decay=0.1, others=others, groups=groups))
+        for layer, rate in enumerate((0.81, 0.9, 1.0)):
+            assert table[f"decoder.{layer}.ffn.block.inner.weight"] == ("deep", "muon", pytest.approx(rate), 0.1)
+            bias = table[f"decoder.{layer}.ffn.block.inner.bias"]
+            assert bias == (("others", "frozen", 0, 0) if frozen else ("deep", "adamw", pytest.approx(rate / 2), 0.0))
+        flat, rest = (table[f"encoder.{layer}.ffn.block.inner.bias"] for layer in (0, 1))
+        assert frozen or (flat, rest) == (("flat", "adamw", 0.5, 0.3), ("others", "adamw", 0.5, 0.0))
+
+
+def test_the_decay_of_the_others_of_muon_is_not_one_of_their_biases_and_gains() -> None:
+    groups = {"deep": {"where": {"node": "decoder"}}, "flat": {"where": {"node": "encoder.0"}, "weight_decay": 0.3}}
+    decays = {
+        (one.group, one.weight.decays): one.learning.decay
+        for one in assign(settings("muon", others={"weight_decay": 0.1}, groups=groups), network())
+        if one.optimizer == "adamw"
+    }
+    assert decays == {("others", True): 0.1, ("others", False): 0, ("deep", False): 0, ("flat", False): 0.3}
+
+
 def test_an_optimizer_of_all_weights_is_needed_for_the_others_of_muon() -> None:
     with pytest.raises(ConfigError, match=r"optimizer.others.name: must be an optimizer of all weights"):
         learned(settings("muon", others={"name": "muon"}))
 
 
+@pytest.mark.grid
 def test_another_optimizer_of_the_others_of_muon_has_its_own_defaults(small: Callable[..., Composed]) -> None:
     def others(*overrides: str) -> Any:
         return (
@@ -151,6 +182,9 @@ def test_another_optimizer_of_the_others_of_muon_has_its_own_defaults(small: Cal
     assert others("optimizer.others.name=sgd", "optimizer.others.rate=2") == {"name": "sgd", "rate": 2}
     assert others("optimizer.others.name=lion") == {"name": "lion", "rate": 1.0}
     assert others("optimizer.others.name=adamw") == others()
+    assert others("+optimizer.others.train=false") == {"train": False}
+    with pytest.raises(ConfigError, match=r"freezes its weights with train: false, but sets name"):
+        others("+optimizer.others.train=false", "optimizer.others.name=sgd")
     with pytest.raises(ConfigError, match=r"optimizer\.others\.(sgd\.)?eps"):
         others("optimizer.others.name=sgd", "optimizer.others.eps=1e-8")
 
@@ -159,6 +193,9 @@ def test_settings_that_the_library_refuses_are_an_error_of_their_group(small: Ca
     with pytest.raises(ConfigError, match=r"optimizer.groups.a: sgd refuses its settings: Nesterov momentum"):
         group = "+optimizer.groups.a={where: {role: matrix}, name: sgd, momentum: 0.0, nesterov: true}"
         check_remote_run(small("optimizer=adamw", group))
+    with pytest.raises(ConfigError, match="optimizer: sgd refuses") as raised:
+        check_remote_run(small("optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0.0"))
+    assert "optimizers.py" not in str(raised.value)
 
 
 def step(optimizer: torch.optim.Optimizer, model: Network, seed: int = 0) -> None:
@@ -288,11 +325,23 @@ def test_orthogonal_factors_are_near_those_of_the_singular_value_decomposition(s
     assert s.min() > 0
 
 
-@pytest.mark.parametrize(("per_head", "count"), [(False, 1), (True, 2)])
-def test_muon_orthogonalises_each_stacked_map_each_head_and_each_expert_separately(per_head: bool, count: int) -> None:
-    sizes = {"layers": 1, "d_model": 8, "d_ff": 12, "heads": 2, "vocab": 30, "experts": 4, "top_k": 2}
-    model = tfm.build("mixtral", **sizes).double()
-    maps = {"decoder.0.self.block.qkv.weight": 3 * count, "decoder.0.ffn.block.experts.inner.weight": 2}
+MIXTRAL: dict[str, Any] = {"model": "mixtral", "experts": 4, "top_k": 2}
+EXPERTS = {"decoder.0.ffn.block.experts.inner.weight": 2}
+GRIFFIN: dict[str, Any] = {"model": "probe_decoder", "mixer": "rg_lru"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "per_head", "maps"),
+    [
+        (MIXTRAL, False, {"decoder.0.self.block.qkv.weight": 3, **EXPERTS}),
+        (MIXTRAL, True, {"decoder.0.self.block.qkv.weight": 6, **EXPERTS}),
+        (GRIFFIN, False, {"decoder.0.self.block.input_gate": 1}),
+    ],
+)
+def test_muon_orthogonalises_each_stacked_map_each_head_and_each_expert_separately(
+    knobs: dict[str, Any], per_head: bool, maps: dict[str, int]
+) -> None:
+    model = tfm.build(**knobs, layers=1, d_model=8, d_ff=12, heads=2, vocab=30).double()
     before = {name: model.get_parameter(name).detach().clone() for name in maps}
     optimizer = build_optimizer(settings("muon", weight_decay=0.0, per_head=per_head, scale="1"), model)
     generator = torch.Generator().manual_seed(0)

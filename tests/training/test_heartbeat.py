@@ -66,6 +66,7 @@ def test_other_output_postpones_the_heartbeat(heard: Callable[[], str], monkeypa
         heard()
 
 
+@pytest.mark.grid
 def test_no_part_of_a_run_is_silent_and_its_lines_stay_whole_and_in_order(
     small: Callable[..., Composed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

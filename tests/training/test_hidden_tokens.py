@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 
 import tfm_blocks as tfm
-from tests.conftest import OBJECTIVES
+from tests.conftest import OBJECTIVES, composed_small
 from tests.data.test_noisy_pairs import DIFFUSION, SPANS
 from tests.data.test_objectives import MASKED, WORDS, masked, packed
 from tests.run_folders import leave_run
@@ -83,15 +83,18 @@ def test_the_generator_computes_logits_only_at_hidden_positions(corpus, tokenize
     assert sum(counts) == 2 * int((batch.labels_BT != 0).sum()) < 0.5 * batch.labels_BT.numel()  # loss and samples
 
 
-@pytest.fixture
-def runs(small, tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
     """Train two models with masked tokens, and one with masked diffusion, on the same text."""
+    folder = tmp_path_factory.mktemp("hidden")
     short = ["trainer.steps=2", "trainer.validate_every=2", "trainer.log_every=1", "data.test=30"]
     names = {"one": "masked", "two": "masked", "diffusion": "masked_diffusion"}
-    return {
-        name: train(check_run(small(*OBJECTIVES[objective], *short, f"d_ff={width}")), tmp_path / name)
-        for width, (name, objective) in enumerate(names.items(), 24)
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        small = composed_small(folder, patch)
+        yield {
+            name: train(check_run(small(*OBJECTIVES[objective], *short, f"d_ff={width}")), folder / name)
+            for width, (name, objective) in enumerate(names.items(), 24)
+        }
 
 
 def compared(*runs):
@@ -113,6 +116,7 @@ def naive_counts(run, rows):
     return counts
 
 
+@pytest.mark.grid
 def test_the_token_accuracy_has_intervals_and_tests_over_rows(runs, tmp_path):
     losses = [read_losses(run) for run in runs.values()]
     for (name, run), losses_N6 in zip(runs.items(), losses, strict=True):
@@ -159,6 +163,7 @@ def test_only_the_evaluated_task_separates_losses(tmp_path):
     assert tasks["a"] == tasks["b"] != tasks["c"] and tasks["d"] == tasks["e"] == tasks["f"] != tasks["a"]
 
 
+@pytest.mark.grid
 def test_translations_have_no_token_accuracy_in_comparisons(small, tmp_path):
     run = train(check_run(small("trainer.steps=1", "trainer.validate_every=1")), tmp_path)
     assert "token_accuracy" in SavedRun(run).values and "token accuracy" not in SavedRun(run).scores
@@ -173,6 +178,7 @@ def test_a_report_shows_samples_of_hidden_tokens(runs, tmp_path):
     assert samples.count("<article>") == 3 and "&lt;mask&gt;" in samples
 
 
+@pytest.mark.grid
 def test_the_weight_of_a_loss_follows_its_schedule_in_a_run(small, tmp_path):
     """At a rate near 0, the weights stay, and the logged values are in proportion to the weight of z-loss."""
     options = ["trainer.steps=3", "trainer.validate_every=3", "trainer.log_every=1", "schedule.peak=1e-9"]

@@ -10,29 +10,36 @@ import pytest
 import scipy.stats
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torchmetrics.functional import confusion_matrix
+from tokenizers import Tokenizer as Pieces
+from tokenizers import models, normalizers, trainers
+from torchmetrics.functional import confusion_matrix, matthews_corrcoef, spearman_corrcoef
+from torchmetrics.functional.classification import multiclass_f1_score, multilabel_accuracy, multilabel_f1_score
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
 import tfm_blocks as tfm
 from tests.conftest import expect_problem
 from tests.oracles.references import READING, scatter
 from tfm_blocks.cli import main
-from tfm_blocks.data.labels import LabelCoder
+from tfm_blocks.data.labels import LabelCoder, encode_words
 from tfm_blocks.data.layout import Batch, batch_of
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.objectives import LabelSettings
 from tfm_blocks.data.prepare import prepare
+from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.settings import read_data
+from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.exchange.family import families
 from tfm_blocks.exchange.weights import Conversion, read_weight_table
 from tfm_blocks.network.matching import fill, weights_of
+from tfm_blocks.report.baseline_tests import statistics_of_corpora
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.confusion import confusion_png, count_confusions
 from tfm_blocks.runs.metrics import read_metric_names
 from tfm_blocks.runs.row_results import read_translations
 from tfm_blocks.scoring.corpus import MEASURES
 from tfm_blocks.scoring.labels import label_statistics
-from tfm_blocks.training.labels import LabelObjective, label_scores
+from tfm_blocks.training.labels import LabelObjective, class_weights, label_scores
 from tfm_blocks.translation.classify import Classifier
 
 KNOBS = {"d_model": 16, "d_ff": 28, "heads": 4, "layers": 2, "vocab": 37, "max_length": 20, "dropout": 0.0}
@@ -112,6 +119,22 @@ def test_weights_of_classes_multiply_their_losses(tmp_path):
     torch.testing.assert_close(weighted, plain * torch.tensor([4.0, 0.5, 0.5]))
 
 
+def test_balanced_weights_give_the_classes_of_a_mix_equal_sums_over_an_epoch(tmp_path):
+    for name, label, rows in (("a", "pos", 30), ("b", "neg", 10)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.txt").write_text("".join(f"text {row} of {name}\n" for row in range(rows)))
+        (tmp_path / name / "train.labels").write_text(f"{label}\n" * rows)
+    files = {"src": "train.txt", "tgt": "train.labels"}
+    mix = {name: {"dir": name, "weight": weight} for name, weight in (("a", 1), ("b", 3))}
+    labelled = {"predict": "class", "labels": ["neg", "pos"], "train": files, "val": files, "test": None, "mix": mix}
+    corpus = prepare(read_data({**OPTIONS, "dir": str(tmp_path), **labelled}), 280, tell=lambda text: None).train
+    weights_C = class_weights(LabelSettings(name="label", weights="balanced"), corpus)
+    epoch = corpus.read(1, 0)
+    counts_C = np.bincount([epoch.ids("tgt", row)[0] for row in range(len(epoch))], minlength=3)[1:]
+    assert counts_C.min() > 0 and counts_C[0] != counts_C[1]
+    assert (weights_C * torch.tensor(counts_C)).tolist() == pytest.approx([len(epoch) / 2] * 2)
+
+
 def drawn(predict, seed, rows=200):
     random = np.random.default_rng(seed)
     if predict == "number":
@@ -123,7 +146,7 @@ def drawn(predict, seed, rows=200):
 
 
 @pytest.mark.parametrize("predict", ["class", "several", "number", "words"])
-def test_scores_from_sums_over_rows_are_those_of_torchmetrics(predict):
+def test_scores_are_those_of_torchmetrics(predict):
     coder = LabelCoder(predict, () if predict == "number" else NAMES)
     right = drawn(predict, 1)
     outputs = [
@@ -131,20 +154,60 @@ def test_scores_from_sums_over_rows_are_those_of_torchmetrics(predict):
     ]
     if predict == "words":
         outputs = [" ".join(reversed(text.split())) for text in right]
-    scores, statistics = label_scores(outputs, right, coder), label_statistics(outputs, right, coder)
-    assert scores.keys() == statistics.keys()
-    for name, stats_NK in statistics.items():
-        value = float(MEASURES[name](stats_NK.sum(0)[None])[0])
-        assert value == pytest.approx(scores[name] * (100 if name == "accuracy" else 1), abs=1e-6), name
+    scores, theirs = label_scores(outputs, right, coder), scores_of_torchmetrics(outputs, right, predict)
+    assert scores == pytest.approx({name: float(score) for name, score in theirs.items()}, abs=1e-6)
+
+
+def scores_of_torchmetrics(outputs, right, predict):
+    if predict == "number":
+        return {"spearman": spearman_corrcoef(*torch.tensor([list(map(float, texts)) for texts in (outputs, right)]))}
+    if predict == "several":
+        sides = (
+            torch.tensor([[name in text.split() for name in NAMES] for text in texts]) for texts in (outputs, right)
+        )
+        sides = [side.int() for side in sides]
+        f1 = multilabel_f1_score(*sides, 3, average="macro")
+        return {"accuracy": multilabel_accuracy(*sides, 3, average="micro"), "f1": f1}
+    output_N, right_N = class_numbers(outputs, right)
+    return {
+        "accuracy": (output_N == right_N).double().mean(),
+        "f1": multiclass_f1_score(output_N, right_N, 3),
+        "mcc": matthews_corrcoef(output_N, right_N, task="multiclass", num_classes=3),
+    }
+
+
+def class_numbers(*sides):
+    return [torch.tensor([NAMES.index(name) for text in texts for name in text.split()]) for texts in sides]
+
+
+@pytest.mark.parametrize("output", ["a", "b"])
+def test_a_classifier_that_predicts_one_class_has_no_correlation(output):
+    """torchmetrics reports 0.08 and -0.08."""
+    scores = label_scores([output] * 1000, ["a"] * 900 + ["b"] * 100, LabelCoder("class", ("a", "b")))
+    assert scores["mcc"] == 0.0
+
+
+@pytest.mark.parametrize("predict", ["number", "class", "several"])
+def test_statistics_of_a_corpus_of_a_mix_give_the_scores_of_its_lines(predict):
+    """Ranks among all rows would give another correlation, since the numbers of the corpora have different ranges."""
+    coder = LabelCoder(predict, () if predict == "number" else NAMES)
+    outputs, right = drawn(predict, 1), drawn(predict, 2)
+    corpora = ["a" if place % 3 else "b" for place in range(len(right))]
+    if predict == "number":
+        right = [f"{float(text) + (place % 3 == 0) * 9}" for place, text in enumerate(right)]
+    parts = statistics_of_corpora(label_statistics(outputs, right, coder), corpora)
+    for corpus in ("a", "b"):
+        lines = [
+            [text for text, own in zip(texts, corpora, strict=True) if own == corpus] for texts in (outputs, right)
+        ]
+        for name, score in label_scores(*lines, coder).items():
+            value = float(MEASURES[name](parts[f"{name}/{corpus}"].sum(0)[None])[0])
+            assert value == pytest.approx(score * (100 if name == "accuracy" else 1), abs=1e-5), name
 
 
 def test_a_class_that_does_not_occur_counts_for_the_accuracy_of_several_and_not_for_f1():
     coder, outputs, right = LabelCoder("several", ("a", "b", "never")), ["a", "a b", "-"], ["a", "b", "-"]
-    scores, statistics = label_scores(outputs, right, coder), label_statistics(outputs, right, coder)
-    assert scores == pytest.approx({"accuracy": 8 / 9, "f1": (2 / 3 + 1) / 2})
-    assert {name: MEASURES[name](stats_NK.sum(0)[None])[0] for name, stats_NK in statistics.items()} == pytest.approx(
-        {"accuracy": 100 * 8 / 9, "f1": (2 / 3 + 1) / 2}
-    )
+    assert label_scores(outputs, right, coder) == pytest.approx({"accuracy": 8 / 9, "f1": (2 / 3 + 1) / 2})
     assert label_scores(["-"], ["-"], coder) == {"accuracy": 1.0, "f1": 0.0}
 
 
@@ -152,9 +215,7 @@ def test_a_class_that_does_not_occur_counts_for_the_accuracy_of_several_and_not_
 def test_confusions_are_those_of_torchmetrics(predict):
     coder, right = LabelCoder(predict, NAMES), drawn(predict, 1)
     outputs = [" ".join(reversed(text.split())) for text in right] if predict == "words" else drawn(predict, 2)
-    output_N, right_N = (
-        torch.tensor([NAMES.index(name) for text in texts for name in text.split()]) for texts in (outputs, right)
-    )
+    output_N, right_N = class_numbers(outputs, right)
     expected = confusion_matrix(output_N, right_N, task="multiclass", num_classes=3)
     assert count_confusions(coder, outputs, right).tolist() == expected.tolist()
 
@@ -254,6 +315,21 @@ def test_wrong_labels_are_errors_with_their_row(predict, label, rule, tmp_path):
     assert rule in str(error.value) and "data." in error.value.problems[0].address
 
 
+@pytest.mark.parametrize("learned", ["bytes", "with a prefix space", "prepended"])
+def test_words_have_the_tokens_of_their_text_and_begin_at_their_first_token(learned):
+    lines = ["a red house and a blue boat"] * 20
+    tokenizer = Tokenizer.train(lines, 300, add_prefix_space=learned == "with a prefix space")
+    if learned == "prepended":  # as in tokenizer.json files of Llama
+        pieces = Pieces(models.BPE(byte_fallback=True))
+        pieces.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        pieces.train_from_iterator(lines[0].split() * 20, trainers.BpeTrainer(vocab_size=60, special_tokens=["<s>"]))
+        files = {"tokenizer.json": pieces.to_str().encode()}
+        tokenizer = published_tokenizer(Vocabulary(pieces.get_vocab_size(), 0, 0), files, learned)
+    ids, places = encode_words("a red  house", tokenizer)
+    assert ids == tokenizer.encode("a red house")
+    assert [tokenizer.piece(ids[place]).strip("▁Ġ")[:1] for place in places] == ["a", "r", "h"]
+
+
 def write_texts(folder, rows=20):
     random = np.random.default_rng(3)
     begin = "more: " * (folder.name == "more")
@@ -270,6 +346,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.grid
 def test_a_run_learns_labels_classifies_embeds_and_is_compared(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_texts(tmp_path)
@@ -306,7 +383,7 @@ def test_a_run_learns_labels_classifies_embeds_and_is_compared(tmp_path, monkeyp
 
 @pytest.mark.parametrize("predict", ["class", pytest.param("number", marks=pytest.mark.grid)])
 def test_labels_of_a_mix_are_scored_for_each_corpus_and_together(predict, tmp_path, monkeypatch):
-    """The scores of a corpus are those of torchmetrics for its lines, which translations.jsonl has in their order."""
+    """The scores of a corpus are computed from its lines, which translations.jsonl contains in their order."""
     monkeypatch.chdir(tmp_path)
     write_texts(tmp_path)
     (tmp_path / "more").mkdir()

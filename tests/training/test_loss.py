@@ -61,8 +61,12 @@ def test_values_and_gradients_with_tied_weights_match_torch_cross_entropy(
 
 @pytest.mark.parametrize("chunk", [1, 5, 100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_z_loss_is_the_weighted_square_of_the_log_of_the_sum_of_exponentials(chunk: int, smoothing: float) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_z_loss_is_the_weighted_square_of_the_log_of_the_sum_of_exponentials(
+    chunk: int, smoothing: float, weighted: bool
+) -> None:
     model = Tied(torch.float64)
+    weights_N = torch.linspace(0.5, 3, N, dtype=torch.float64) if weighted else torch.ones(N, dtype=torch.float64)
     sums = smoothed_loss(
         model.head,
         [model.weight, model.bias],
@@ -71,10 +75,11 @@ def test_z_loss_is_the_weighted_square_of_the_log_of_the_sum_of_exponentials(chu
         smoothing=smoothing,
         chunk=chunk,
         weights=LossWeights(z_loss=0.03),
+        weights_N=weights_N if weighted else None,
     )
     logits_NV = model.head(model.trunk())
-    expected = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="sum")
-    z = logits_NV.logsumexp(1).square().sum()
+    expected_N = F.cross_entropy(logits_NV, model.labels_N, label_smoothing=smoothing, reduction="none")
+    expected, z = weights_N @ expected_N, weights_N @ logits_NV.logsumexp(1).square()
     torch.testing.assert_close([sums.squares, sums.loss, sums.total], [z, expected, expected + 0.03 * z])
     for grad, theirs in zip(model.gradients(sums.total), model.gradients(expected + 0.03 * z), strict=True):
         torch.testing.assert_close(grad, theirs)
@@ -172,6 +177,24 @@ def test_bfloat16_autocast_keeps_the_sums_and_gradients_near_those_of_float32() 
     torch.testing.assert_close(loss, exact, rtol=0.01, atol=0.0)
     for grad, theirs in zip(gradients, model.gradients(exact), strict=True):
         assert (grad - theirs).norm() < 0.02 * theirs.norm()
+
+
+def test_a_head_that_computes_in_float32_under_autocast_has_float32_gradients() -> None:
+    model = Tied(torch.float32)
+
+    def head(x_ND: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return F.linear(x_ND, model.weight, model.bias)
+
+    options: dict[str, Any] = {"smoothing": 0.1, "chunk": 5}
+    losses = []
+    for enabled in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            losses.append(
+                smoothed_loss(head, [model.weight, model.bias], model.trunk(), model.labels_N, **options).total
+            )
+    for grad, theirs in zip(*map(model.gradients, losses), strict=True):
+        assert torch.equal(grad, theirs)
 
 
 @pytest.mark.parametrize("chunk", [5, 100])

@@ -83,6 +83,7 @@ UPDATES = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("options", UPDATES.values(), ids=UPDATES)
 def test_a_trial_takes_what_training_takes_and_little_more(small: Callable[..., Composed], options: list[str]) -> None:
     composed = small(*HEAVY, *options)
@@ -139,6 +140,16 @@ def test_the_memory_check_returns_its_peak_and_does_not_change_the_network(small
         assert torch.equal(parameter, kept) and parameter.grad is None
 
 
+@pytest.mark.grid
+def test_the_memory_check_computes_gradients_outside_autocast(small: Callable[..., Composed]) -> None:
+    one, autocast = replace(trial(small()), precision=torch.autocast("cpu", torch.bfloat16)), []
+    block = one.network.calls[-1].block
+    block.register_forward_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
+    block.register_full_backward_hook(lambda *_: autocast.append(torch.is_autocast_enabled("cpu")))
+    assert one._fits(400, 1)
+    assert autocast[:2] == [True, False]
+
+
 def print_within(room: int, one: MemoryCheck) -> None:
     """Print the result of a memory check when this process can map `room` more bytes."""
     one._try([next(worst(one.planned_corpus, 1, Ranks(63, 64)))])  # mapped by a first backward pass
@@ -179,7 +190,9 @@ def test_too_little_memory_is_an_error_before_the_first_step_with_a_cap_that_fit
     refusal = "error: data.batch_tokens: is {}: the largest micro-batch of the plan does not fit in memory"
     _, refused, said = run_with_cap(30000).partition(refusal.format(30000))
     assert refused
-    match = re.fullmatch(r"\s*help: data\.batch_tokens=(\d+) fits; at dropout 0 it changes no result\n", said)
+    match = re.fullmatch(
+        r"\s*help: data\.batch_tokens=(\d+) fits; it changes results only through random draws such as dropout\n", said
+    )
     assert match
     cap = int(match[1])
     fitting = run_with_cap(3 * cap // 4)  # processes differ a little in mapped memory

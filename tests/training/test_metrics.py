@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sacrebleu
 import torch
 import torch.distributed
 
+from tests.conftest import published_words
 from tfm_blocks.data.layout import batch_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.training.data import StepBatches
+from tfm_blocks.training.evaluation import text_ids
 from tfm_blocks.training.metrics import ExactMatch, LengthRatio, StepSums, Throughput, TokenScores, text_scores
 
 OUTPUTS = ["a man in a blue shirt .", "two dogs run in the snow", "no"]
@@ -51,6 +54,12 @@ def test_the_length_ratio_is_below_1_where_translations_are_too_short() -> None:
     ratio = LengthRatio()
     ratio.update([[5, 6], [7]], [[5, 6, 7, 8], [7, 8]])
     assert ratio.compute() == {"length_ratio": 0.5}
+
+
+@pytest.mark.parametrize("around", [{"before": (10,), "after": (2, 10)}, {"before": (10,), "of_targets": False}])
+def test_special_tokens_around_a_target_do_not_count_for_its_length(around: dict[str, Any]) -> None:
+    tokenizer = published_words(**around)
+    assert text_ids(tokenizer, ["a red boat", ""]) == [[5, 7, 10], []]
 
 
 def step(tokens: int) -> StepBatches:

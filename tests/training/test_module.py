@@ -20,6 +20,7 @@ from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.data.objective_layouts import layout_of
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import prepare
+from tfm_blocks.errors import RunError
 from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import columns
 from tfm_blocks.network.build import build_network, check_model
@@ -78,6 +79,7 @@ def naive_step(made: Made, network: torch.nn.Module) -> torch.Tensor:
     return total / step.tokens
 
 
+@pytest.mark.grid
 def test_a_step_moves_the_weights_by_the_gradient_of_the_mean_loss_over_all_micro_batches(
     small: Callable[..., Composed],
 ) -> None:
@@ -135,6 +137,7 @@ def test_twenty_steps_leave_the_weights_of_a_plain_loop(small: Callable[..., Com
         assert (new - old).abs().max() > 1e-3
 
 
+@pytest.mark.grid
 def test_twenty_steps_in_bf16_end_within_two_percent_of_the_loss_in_fp32(small: Callable[..., Composed]) -> None:
     """The loss of an untrained model is ln 300 = 5.7."""
     losses = []
@@ -144,6 +147,39 @@ def test_twenty_steps_in_bf16_end_within_two_percent_of_the_loss_in_fp32(small: 
         losses.append(module.latest["train/loss"])
     assert losses[1] < 5 and losses[1] != losses[0]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_in_bf16_the_backward_pass_and_the_optimizer_run_outside_autocast(small: Callable[..., Composed]) -> None:
+    module, data = make(small("optimizer=lion"))
+    autocast: dict[str, bool] = {}
+
+    def note(moment: str) -> Callable[..., None]:
+        return lambda *_: autocast.update({moment: torch.is_autocast_enabled("cpu")})
+
+    block, run = module.network.calls[-1].block, trainer(1, precision="bf16-mixed")
+    block.register_forward_hook(note("forward"))
+    block.register_full_backward_hook(note("backward"))
+    configure = module.configure_optimizers
+
+    def configure_optimizers() -> Any:
+        optimizer = configure()
+        optimizer.members[0].register_step_pre_hook(note("step"))
+        return optimizer
+
+    module.configure_optimizers = configure_optimizers  # type: ignore[method-assign]
+    run.fit(module, datamodule=data)
+    assert autocast == {"forward": True, "backward": False, "step": False}
+
+
+def test_a_checkpoint_with_other_groups_of_weights_is_refused(small: Callable[..., Composed]) -> None:
+    optimizer = make(small())[0].configure_optimizers()
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    first, *others = state["param_groups"]
+    parts = [first | {"params": first["params"][part]} for part in (slice(1), slice(1, None))]
+    with pytest.raises(RunError, match="checkpoint, which was written by another version of tfm-blocks") as raised:
+        optimizer.load_state_dict(state | {"param_groups": [*parts, *others]})
+    assert "init_from=RUN" in raised.value.problems[0].help
 
 
 def test_clipping_bounds_the_whole_gradient_and_logs_its_norm_before(small: Callable[..., Composed]) -> None:
@@ -246,6 +282,7 @@ def test_an_interrupted_search_stops_and_logs_nothing(
     assert not any(name.startswith("val/") for name in module.latest)
 
 
+@pytest.mark.grid
 def test_validation_scores_match_all_pairs_one_by_one(small: Callable[..., Composed]) -> None:
     module, data = make(small("data.batch_tokens=200"))
     trainer(0, limit_val_batches=1.0).validate(module, data, verbose=False)
@@ -296,21 +333,6 @@ def test_dropout_of_a_step_does_not_depend_on_what_was_drawn_before(small: Calla
         trainer(3).fit(module, datamodule=data)
         weights.append([parameter.detach().clone() for parameter in module.network.parameters()])
     assert max(float((one - other).abs().max()) for one, other in zip(*weights, strict=True)) < 1e-6
-
-
-def test_a_run_resumed_from_a_checkpoint_has_the_weights_of_an_uninterrupted_run(
-    small: Callable[..., Composed], tmp_path: Path
-) -> None:
-    whole, data = make(small("dropout=0.3"))
-    trainer(5).fit(whole, datamodule=data)
-    early, data = make(small("dropout=0.3"))
-    stopped = trainer(2)
-    stopped.fit(early, datamodule=data)
-    stopped.save_checkpoint(tmp_path / "last.ckpt")
-    resumed, data = make(small("dropout=0.3"))
-    trainer(5).fit(resumed, datamodule=data, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    for one, other in zip(whole.network.parameters(), resumed.network.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -370,6 +392,7 @@ class Record(Callback):
         self.rows[trainer.global_step, split] = values
 
 
+@pytest.mark.grid
 def test_callbacks_of_an_own_trainer_see_the_values_of_metrics_csv(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:
@@ -388,6 +411,7 @@ def test_callbacks_of_an_own_trainer_see_the_values_of_metrics_csv(
     assert read_rows(path) == rows, "a logger of Lightning gets the same rows"
 
 
+@pytest.mark.grid
 def test_callbacks_of_lightning_can_monitor_the_metrics_of_training(
     small: Callable[..., Composed], tmp_path: Path
 ) -> None:

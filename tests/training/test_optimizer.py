@@ -18,9 +18,11 @@ from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.weights import list_weights
 from tfm_blocks.registry.optimizers import OPTIMIZERS, OptimizerInfo
+from tfm_blocks.registry.optimizers import optimizer as optimizer_of_plugin
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.training.groups import assign, build_optimizer, expect_optimizers
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
+from tfm_blocks.training.optimizers import Muon
 
 
 def settings(name: str, decay: float = 0.1, **keys: Any) -> OptimizerSettings:
@@ -147,6 +149,31 @@ def test_an_optimizer_of_a_plugin_that_fails_is_an_error_before_training(
         expect_optimizers([replace(one, optimizer="fails", settings={}) for one in learned])
     (problem,) = raised.value.problems
     assert problem.help.endswith(f"or correct the plug-in {__name__}")
+
+
+def test_an_optimizer_has_the_settings_of_the_constructor_that_it_inherits() -> None:
+    @optimizer_of_plugin("inherits", source="a test")
+    class Inherits(torch.optim.AdamW):
+        """AdamW."""
+
+    assert OPTIMIZERS.pop("inherits").settings["maximize"] == (bool, False)
+
+
+def test_an_optimizer_of_a_plugin_may_read_the_widths_of_stacked_maps_but_have_no_setting_of_their_name() -> None:
+    @optimizer_of_plugin("inherits", source="a test", roles=("matrix",))
+    class Inherits(Muon):
+        """Muon."""
+
+    try:
+        expect_optimizers(assign(settings("inherits"), network_with_gradients(0.0)))
+    finally:
+        del OPTIMIZERS["inherits"]
+
+    def with_parts(groups: Any, *, parts: int = 1) -> None:
+        """Have a setting of the name of a key of torch's parameter groups."""
+
+    with pytest.raises(TypeError, match="parts has a reserved name"):
+        optimizer_of_plugin("parts", source="a test", roles=("matrix",))(with_parts)
 
 
 def test_an_optimizer_of_a_package_takes_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ def share(composed: Composed, steps: int) -> float:
     return 1 - sum(int(widths_NC[rows_B].sum()) for rows_B in rows) / cells
 
 
+@pytest.mark.grid
 def test_the_logged_share_matches_the_steps_since_the_last_row(small: Callable[..., Composed], tmp_path: Path) -> None:
     composed = small("trainer.log_every=2", "trainer.steps=2", "trainer.validate_every=2", "data.batch_tokens=200")
     train(check_run(composed), tmp_path)

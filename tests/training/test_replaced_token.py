@@ -1,5 +1,8 @@
 """The objective of ELECTRA, against transformers on the same weights, batch and samples."""
 
+import json
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +12,11 @@ import tfm_blocks as tfm
 from tests.conftest import OBJECTIVES
 from tests.exchange.published import VOCAB, publish, write_tokenizer
 from tests.exchange.test_losses import their_loss
+from tests.launch.test_resume import Losses
 from tests.oracles.references import scatter
 from tfm_blocks.data.corpus import Corpus
 from tfm_blocks.data.encoding import write_packed
+from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.noise import Masking
 from tfm_blocks.data.objective_layouts import ReplacedTokens
 from tfm_blocks.exchange.exporting import export_run
@@ -20,6 +25,9 @@ from tfm_blocks.launch.check import check_run
 from tfm_blocks.launch.job import train
 from tfm_blocks.network.matching import fill, weights_of
 from tfm_blocks.network.weights import attach_generator
+from tfm_blocks.runs.checkpoints import average as average_weights
+from tfm_blocks.runs.metrics import read_rows
+from tfm_blocks.runs.model import read_network, read_tensors
 from tfm_blocks.training.loss import sample_ids
 from tfm_blocks.training.objective import ReplacedTokenObjective
 from tfm_blocks.training.settings import LossSettings
@@ -111,6 +119,7 @@ def naive_samples(pair, batch):
     return ids_BS, published
 
 
+@pytest.mark.grid
 def test_losses_and_gradients_equal_those_of_transformers(tmp_path):
     pair = Pair(tmp_path)
     batch = batch_of(pair.tokenizer, tmp_path / "corpus")
@@ -145,6 +154,7 @@ def test_losses_and_gradients_equal_those_of_transformers(tmp_path):
         assert (parameter.grad - gradient).abs().max() < 1e-5 * largest, name
 
 
+@pytest.mark.grid
 def test_no_gradient_of_the_decisions_reaches_the_generator(tmp_path):
     pair = Pair(tmp_path)
     batch = batch_of(pair.tokenizer, tmp_path / "corpus")
@@ -187,6 +197,25 @@ def test_draws_are_uniform_and_depend_on_seed_epoch_and_row(tmp_path):
     assert np.abs(np.corrcoef(draws) - np.eye(4)).max() < 0.01
 
 
+@pytest.mark.grid
+@pytest.mark.parametrize("average", [[], ["trainer.ema=0.5"]])
+def test_the_final_scores_are_those_of_the_best_validation_with_its_generator(small, tmp_path, average):
+    """The validation after step 4 counts as the best one, and the final scores repeat it."""
+    overrides = [*OBJECTIVES["replaced_token"], "data.test=null", "schedule.peak=0.1", "trainer.keep_last=2", *average]
+    run = train(check_run(small(*overrides)), tmp_path, callbacks=[Losses({4: 1.0})])
+    (best,) = (row for row in read_rows(run / "metrics.csv") if row["step"] == 4 and "val/loss" in row)
+    scores = json.loads((run / "status.json").read_text())["scores"]
+    assert scores["val/loss"] == pytest.approx(best["val/loss"], rel=1e-6)
+    final = read_tensors(run / "weights.safetensors")
+    assert not any(name.startswith("generator.") for name in final)
+    assert any(name.startswith("generator.") for name in read_tensors(run / "checkpoints" / "best.safetensors"))
+    assert all(
+        torch.equal(final[name], tensor) for name, tensor in weights_of(read_network(run, checkpoint="best")).items()
+    )
+    assert read_tensors(average_weights(run, 2) / "weights.safetensors").keys() == final.keys()
+
+
+@pytest.mark.grid
 def test_a_trained_discriminator_leaves_as_a_model_of_transformers(small, tmp_path):
     run = train(check_run(small(*OBJECTIVES["replaced_token"])), tmp_path)
     architecture, certificate = export_run(run, tmp_path / "theirs")
@@ -203,3 +232,18 @@ def test_a_trained_discriminator_leaves_as_a_model_of_transformers(small, tmp_pa
     import_folder(tmp_path / "theirs", tmp_path / "back")
     weights, again = weights_of(ours.network), weights_of(tfm.load(tmp_path / "back").network)
     assert all(torch.equal(weights[name], again[name]) for name in weights if "emb" not in name)
+
+
+def test_layers_of_the_generator_are_recomputed_with_those_of_the_model():
+    sizes = {"d_model": 8, "d_embedding": 8, "d_ff": 12, "heads": 2, "layers": 1, "vocab": 30}
+    network = tfm.build("electra_discriminator", **sizes).train()
+    attach_generator(network, tfm.build("electra", **sizes))
+    network.recomputes = True
+    runs = Counter()
+    for name, module in network.named_modules():
+        if name.endswith("ffn.block"):
+            module.register_forward_hook(lambda *_, name=name: runs.update([name]))
+    ids_BS = torch.full((2, 5), 7)
+    batch = Batch({"src": ids_BS}, ids_BS, torch.arange(10), uniforms_N=torch.full((10,), 0.5))
+    ReplacedTokenObjective(network, 0.0).loss(batch)[0].backward()
+    assert runs == {"encoder.0.ffn.block": 2, "generator.encoder.0.ffn.block": 2}

@@ -155,6 +155,11 @@ def test_a_wrong_length_or_shape_is_refused_with_its_place_and_a_fix(
         read_run((composed_parity if parity else small)(*size, *overrides).mapping)
 
 
+def test_a_warmup_of_all_steps_suggests_a_shorter_warmup(small: Callable[..., Composed]) -> None:
+    with expect_problem("schedule.decay", "at most the 0 steps after the warm-up", "write a smaller schedule.warmup"):
+        read_run(small("schedule=wsd", "trainer.steps=100", "schedule.warmup=100", "schedule.decay=1").mapping)
+
+
 def composed_parity(*overrides: str) -> Composed:
     return compose_job(["model=probe_encoder", *overrides, "logger=csv", "name=run"], COMPOSER)
 
@@ -236,6 +241,28 @@ def test_the_rates_of_all_groups_are_shown_before_anything_is_trained(
     out = capsys.readouterr().out
     assert re.search(r"deep +│ adamw +│ 1 to 2 +│ 0.001 to 0.002 │ 0.01 to 0.02", out)
     assert "momentum follows the rate: 0.8 at a rate of 0" in out and "weight decay follows the rate: × 0 at" in out
+
+
+def test_the_largest_rate_of_a_long_run_is_among_those_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    long = ["trainer.steps=60000", "schedule=inverse_sqrt", "schedule.peak=1e-3", "schedule.warmup=150"]
+    main(["show", "tiny", *long, "--schedule", "--json"])
+    assert max(json.loads(capsys.readouterr().out)["rates"]) == 1e-3
+
+
+@pytest.mark.parametrize("view", ["--schedule", "--weights"])
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [("where: {block: layernorm}", "is called 'layernorm'"), ("where: {role: head}, rte: 2", "rte: no such setting")],
+)
+def test_a_wrong_group_is_shown_with_its_file_and_line(
+    tmp_path: Path, view: str, wrong: str, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "experiment" / "own.yaml").parent.mkdir()
+    file.write_text(f"# @package _global_\noptimizer:\n  groups:\n    norms: {{{wrong}}}\n")
+    with pytest.raises(SystemExit):
+        main(["show", "tiny", "experiment=own", "--config-dir", str(tmp_path), "data=parity", view])
+    error = capsys.readouterr().err
+    assert rule in error and "own.yaml:4:" in error and ("layernorm" not in wrong or "role is gain" in error)
 
 
 @pytest.mark.parametrize(

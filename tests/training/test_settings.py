@@ -47,6 +47,12 @@ def test_a_seed_fits_in_64_bits_with_a_sign(small: Callable[..., Composed]) -> N
         read_run(small(f"seed={2**63}").mapping)
 
 
+@pytest.mark.parametrize("override", ["init_from=", "logger.wandb.entity=", "logger.wandb.project="])
+def test_an_empty_name_is_refused(override: str, small: Callable[..., Composed]) -> None:
+    with pytest.raises(ConfigError, match=f"{override[:-1]}: is empty"):
+        read_run(small("logger=wandb", override).mapping)
+
+
 def test_problems_of_all_groups_are_reported_together(small: Callable[..., Composed]) -> None:
     groups = ["data=text", "data.dir=x", "data.max_length=0", "optimizer.eps=-1", "+optimizer.lr=1", "schedule=linear"]
     rest = ["schedule.warmup=9", "trainer.steps=6", "trainer.average=3", "trainer.clip=0", "+logger.tensorbord={}"]
@@ -137,7 +143,7 @@ def paths(mapping: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield from ((key, *rest) for rest in (paths(value) if isinstance(value, dict) else ()))
 
 
-@pytest.mark.parametrize("data", ["dates", "text"])
+@pytest.mark.parametrize("data", [pytest.param("dates", marks=pytest.mark.grid), "text"])
 def test_whatever_a_value_is_it_is_read_or_refused_with_a_way_out(small: Callable[..., Composed], data: str) -> None:
     mapping = {key: value for key, value in small().mapping.items() if key in RunSettings.model_fields}
     if data == "text":
@@ -221,12 +227,12 @@ def test_a_logger_whose_library_is_missing_is_refused_with_the_command_that_inst
         ),
         (
             ["trainer.steps=100", "trainer.average=5", "trainer.keep_last=5", "trainer.validate_every=350"],
-            ["write trainer.average=1, or trainer.validate_every=20"],
+            ["write trainer.average=1, or in a new run trainer.validate_every=20"],
             [["trainer.average=1"], ["trainer.validate_every=20"]],
         ),
         (
             ["trainer.steps=100", "trainer.average=5", "trainer.keep_last=2", "trainer.validate_every=50"],
-            ["write trainer.average=2, or trainer.validate_every=20 and trainer.keep_last=5"],
+            ["write trainer.average=2, or in a new run trainer.validate_every=20 and trainer.keep_last=5"],
             [["trainer.average=2"], ["trainer.validate_every=20", "trainer.keep_last=5"]],
         ),
         (["trainer.steps=3", "trainer.average=5"], ["write trainer.average=1"], [["trainer.average=1"]]),

@@ -119,6 +119,7 @@ def test_decoding_and_scores_leave_the_later_tokens_out(branches):
     torch.testing.assert_close(made.head(torch.cat(rows, 1)), plain(tgt=ids_BT))
 
 
+@pytest.mark.grid
 def test_a_run_logs_the_weighted_loss_of_later_tokens_under_its_name(small, tmp_path):
     options = ["objective=several_tokens", "++model.graph.ahead={block: ffn, in: decoder, before: logits}", JOINED]
     run = train(check_run(small(*options, "losses.ahead={start: 1, end: 0.5, steps: 2}", "trainer.steps=2")), tmp_path)

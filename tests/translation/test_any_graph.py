@@ -1,6 +1,8 @@
 """Translating with several sources and without any, continuing prompts, and perplexity, against naive loops."""
 
 import math
+import resource
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,16 +10,22 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tests.conftest import WORDS, sentences
+from tests.conftest import WORDS, published_words, sentences
+from tests.network.small import network
 from tfm_blocks.cli import main
 from tfm_blocks.compose.model import compose_model
+from tfm_blocks.data.corpus import Corpus
+from tfm_blocks.data.encoding import write_packed
+from tfm_blocks.data.layout import PlainText
+from tfm_blocks.data.mix import Mix
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import BOS, EOS
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import write_model, write_weights
 from tfm_blocks.scoring.perplexity import Perplexity, perplexity
-from tfm_blocks.translation.search import BOS, EOS
+from tfm_blocks.training.objective import Objective
 from tfm_blocks.translation.settings import Sampling, Search
 from tfm_blocks.translation.stream import Generating, Translating
 from tfm_blocks.translation.translator import Translator
@@ -59,6 +67,7 @@ def naive_greedy(network, before, most, **inputs):
     return [id for id in ids[len(before) :] if id != EOS]
 
 
+@pytest.mark.grid
 def test_a_decoder_only_model_translates_after_source_eos_bos(one_sequence):
     texts = sentences(9, 3)
     for text, hypotheses in zip(texts, one_sequence.search(texts, Search()), strict=True):
@@ -67,6 +76,7 @@ def test_a_decoder_only_model_translates_after_source_eos_bos(one_sequence):
         assert list(hypotheses[0].ids) == expected
 
 
+@pytest.mark.grid
 def test_prompts_of_unequal_length_give_the_same_in_one_batch_as_alone(one_sequence):
     texts = sentences(12, 4)
     together = one_sequence.search(texts, Search(beam=3, nbest=3))
@@ -76,6 +86,7 @@ def test_prompts_of_unequal_length_give_the_same_in_one_batch_as_alone(one_seque
         assert [one.log_p for one in alone] == pytest.approx([one.log_p for one in hypotheses], abs=1e-4)
 
 
+@pytest.mark.grid
 @torch.no_grad()
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_forced_prefix_is_counted_as_if_it_had_been_found(one_sequence, two_sources, beam):
@@ -93,6 +104,7 @@ def test_a_forced_prefix_is_counted_as_if_it_had_been_found(one_sequence, two_so
         assert best.log_p == pytest.approx(log_p, abs=1e-4)
 
 
+@pytest.mark.grid
 def test_several_sources_come_in_order_by_name_or_with_tabs_between(two_sources):
     pairs = list(zip(sentences(6, 5), sentences(6, 6), strict=True))
     outputs = two_sources.translate(pairs)
@@ -106,6 +118,25 @@ def test_several_sources_come_in_order_by_name_or_with_tabs_between(two_sources)
         assert text == tokenizer.decode(naive_greedy(two_sources.network, [BOS], most, **inputs))
 
 
+def test_the_sum_of_sources_laid_end_to_end_must_fit():
+    emb = {"block": "embedding"}
+    graph = {
+        "doc_emb": {**emb, "in": "doc"},
+        "src_emb": {**emb, "in": "src"},
+        "both": {"block": "concat_sequence", "in": ["doc_emb", "src_emb"]},
+        "pos": {"block": "learned_position", "max_length": 8},
+        "emb": {**emb, "in": "tgt"},
+        "cross": {"block": "attention", "kv": "pos"},
+        "logits": {"block": "unembed"},
+    }
+    inputs = {"doc": "B P", "src": "B S", "tgt": "B T"}
+    concatenated = Translator(network(inputs, graph, vocab=tokenizer.size), tokenizer)
+    assert len(concatenated.translate([("am", "am")])) == 1
+    with pytest.raises(DataError, match=r"has 14 tokens with eos, but the model has 0 positions next to the 14 of src"):
+        concatenated.translate([("am Fluss am Fluss", "am Fluss am Fluss")])
+
+
+@pytest.mark.grid
 def test_both_sources_matter(two_sources):
     assert two_sources.translate([("Haus", "am Fluss")]) != two_sources.translate([("Haus", "zwei Kinder spielen")])
 
@@ -165,6 +196,24 @@ def test_embed_names_the_line_of_its_file_and_refuses_another_suffix_before_it_r
         assert message in capsys.readouterr().err
 
 
+def test_embed_reads_a_file_without_stdin_and_leaves_no_file_if_the_disk_is_full(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    network = tfm.build("bert", vocab=tokenizer.size, max_length=64, **SIZES)
+    tfm.save(network, tmp_path / "run", tokenizer=tokenizer)
+    (tmp_path / "films.txt").write_text("zwei Kinder\n")
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr("tfm_blocks.cli.close_output", lambda: None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(SystemExit) as left:
+            main(["embed", "run", "films.txt", "-o", "films.npy"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert left.value.code == 1 and "films.npy: File too large" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["films.txt", "run"]
+
+
 def test_a_number_of_tokens_that_no_memory_could_hold_is_refused(run_of_64_positions, capsys):
     with pytest.raises(SystemExit) as left:
         main(["generate", str(run_of_64_positions), "--tokens", "999999999999"])
@@ -183,6 +232,8 @@ def test_generated_text_ends_at_the_most_tokens_and_draws_alike_in_any_batch(one
     assert all(len(one.ids) <= 5 for (one,) in outputs)
     assert outputs[3:4] == one_sequence.generate(prompts[3:4], 5, search, first_line=4)
     assert one_sequence.generate(prompts, 5, Search(beam=3, nbest=2))[0][1].text is not None
+    with pytest.raises(ValueError, match=r"longest is \(0.0, 9\), but tokens, 5, .* leave longest out"):
+        one_sequence.generate(prompts, 5, Search(longest=(0.0, 9)))
 
 
 def test_a_model_with_sources_continues_no_prompts_and_one_of_plain_text_translates_nothing(one_sequence, two_sources):
@@ -237,6 +288,24 @@ def test_the_context_of_a_perplexity_is_at_most_the_positions(run_of_64_position
     with pytest.raises(SystemExit) as left:
         main([*command, "--context", "65"])
     assert left.value.code == 2 and "--context: must be at most 64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_evaluation_predicts_the_tokens_of_training_in_the_same_rows(inside, tmp_path):
+    """A bos inside a row, which a published tokenizer adds, is not predicted; the row of the second bos begins there."""
+    published = published_words(before=(BOS,))
+    texts = ["the house", "the boat", "a", "blue house a boat the red house"]
+    write_packed(tmp_path, "tgt", texts, published, context=4, inside=inside)
+    corpus = Mix({"one": Corpus(tmp_path, published)})
+    batch = PlainText().batch(corpus, range(len(corpus)))
+    expected = [len(corpus.ids("tgt", row)) - list(corpus.ids("tgt", row)).count(BOS) for row in range(len(corpus))]
+    assert batch.counts_B.tolist() == PlainText().labels_N(corpus).tolist() == expected
+    assert inside or sum(expected) < corpus.lengths_N("tgt").sum()
+    network = tfm.build("decoder_only", vocab=published.size, **SIZES).eval()
+    with torch.no_grad():
+        _, nll, _ = Objective(network, 0.0).scores(batch)
+    result = perplexity(Translator(network, published), texts, context=4, batch_tokens=8, inside=inside)
+    assert (result.tokens, result.nll) == (batch.tokens, pytest.approx(float(nll)))
 
 
 @torch.no_grad()

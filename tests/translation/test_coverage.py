@@ -7,9 +7,9 @@ import torch
 
 import tfm_blocks as tfm
 from tests.conftest import sentences
+from tfm_blocks.data.vocabulary import BOS, EOS
 from tfm_blocks.errors import RunError
 from tfm_blocks.network.attention_maps import attention_weights
-from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translator
 
@@ -26,6 +26,7 @@ def coverage(translator, text, ids):
     return total
 
 
+@pytest.mark.grid
 def test_hypotheses_are_ranked_by_penalised_probability_and_coverage(translator):
     texts = sentences(12, 7)
     plain = translator.search(texts, Search(beam=4, nbest=4))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.translation.test_search import bounds, network, sources
+from tfm_blocks.data.layout import BOS, EOS, PAD
 from tfm_blocks.translation.beam import beam_search, gnmt, plain
-from tfm_blocks.translation.search import BOS, EOS, PAD
 
 FIRST = EOS + 1  # of the ids that may stand before eos
 
@@ -42,6 +42,7 @@ def log_ps(made, src_S, sequences):
         pytest.param(gnmt(0.6), id="gnmt0.6"),
         pytest.param(gnmt(1.5), id="gnmt1.5", marks=pytest.mark.grid),
         pytest.param(plain(1.0), id="plain"),
+        pytest.param(plain(0.0), id="plain0", marks=pytest.mark.grid),
     ],
 )
 @pytest.mark.parametrize(
@@ -54,11 +55,11 @@ def test_a_wide_beam_finds_the_best_of_all_sequences_within_the_bounds(
     vocab, longest, shortest, prefix, penalty, patient
 ):
     made, put = network(vocab, layers=1), sources(2, vocab)
-    limits = bounds([longest, longest - 1], shortest, [prefix, []])
+    limits = bounds([longest, longest - 1], shortest, [prefix, prefix])
     widest = (vocab - FIRST) ** longest
     hypotheses = beam_search(made, put, limits, beam=widest, penalty=penalty, nbest=4, patient=patient)
-    for row, (most, begin) in enumerate([(longest, prefix), (longest - 1, [])]):
-        sequences = list(allowed(vocab, most, shortest, begin))
+    for row, most in enumerate([longest, longest - 1]):
+        sequences = list(allowed(vocab, most, shortest, prefix))
         totals = log_ps(made, put["src"][row], sequences)
         scored = [(total / penalty(len(one)), one) for total, one in zip(totals, sequences, strict=True)]
         best = sorted(scored, reverse=True)[:4]

@@ -15,7 +15,9 @@ from tests.data.test_objectives import WORDS
 from tfm_blocks.compose.run import compose_job
 from tfm_blocks.data.layout import batch_of
 from tfm_blocks.data.plan import Ranks
+from tfm_blocks.data.published_libraries import published_tokenizer
 from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
+from tfm_blocks.data.vocabulary import Vocabulary
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
@@ -95,6 +97,31 @@ def filler_of_words(**sizes):
     tokenizer = Tokenizer(pieces)
     sizes = {"model": "encoder_only", "d_model": 16, "d_ff": 24, "heads": 2, "layers": 1, **sizes}
     return Filler(tfm.build(sizes.pop("model"), vocab=tokenizer.size, seed=3, **sizes), tokenizer)
+
+
+def published_filler(**options):
+    """Return a filler whose tokenizer has the mask [MASK], with these options of the tokenizers library."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "house", "boat"]
+    pieces = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="[UNK]"))
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    pieces.add_special_tokens([tokenizers.AddedToken(word, special=True, **options) for word in words[:5]])
+    files = {"tokenizer.json": pieces.to_str().encode(), "tokenizer_config.json": b'{"mask_token": "[MASK]"}'}
+    tokenizer = published_tokenizer(Vocabulary(len(words), 2, 3), files, "here")
+    sizes = {"d_model": 16, "d_ff": 24, "heads": 2, "layers": 1}
+    return Filler(tfm.build("encoder_only", vocab=tokenizer.size, seed=3, **sizes), tokenizer)
+
+
+@pytest.mark.parametrize("text", ["a [MASK] house", "a [MASK] house <mask>", "<mask> [MASK] [MASK] boat"])
+def test_a_mask_has_our_name_or_the_name_of_an_imported_tokenizer(text):
+    (filled,) = published_filler().fill([text])
+    assert len(filled.masks) == text.lower().count("mask")
+    words = iter([best[0][0] for best in filled.masks])
+    assert filled.text == " ".join(next(words) if "mask" in word.lower() else word for word in text.split())
+
+
+def test_a_mask_that_the_tokenizer_reads_as_text_is_an_error():
+    with pytest.raises(DataError, match="has 2 masks, of which the tokenizer reads 1"):
+        published_filler(single_word=True).fill(["a <mask> house", "a<mask> <mask>"])
 
 
 def test_unknown_words_around_masks_stay_as_they_are():

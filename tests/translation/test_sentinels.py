@@ -59,6 +59,7 @@ def test_the_output_of_t5s_example_is_read_back(tokenizer: Tokenizer) -> None:
     assert reading.encode("<extra_id_9>") == tokenizer.encode("<extra_id_9>")  # the run has nine
 
 
+@pytest.mark.grid
 def test_only_runs_that_fill_spans_read_sentinels(small: Callable[..., Composed], tmp_path: Path) -> None:
     options = ["vocab=400", "trainer.steps=1", "trainer.validate_every=1"]
     train(check_run(small("objective=span_corruption", "objective.sentinels=9", *options)), tmp_path / "spans")

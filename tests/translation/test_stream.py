@@ -134,6 +134,7 @@ def test_the_best_come_with_line_and_score(translator):
     assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.grid
 def test_output_starts_before_the_input_ends(translator, tmp_path):
     save(translator, tmp_path / "run")
     command = [sys.executable, "-m", "tfm_blocks", "translate", str(tmp_path / "run"), "--beam", "2", "--scores"]

@@ -7,14 +7,17 @@ import pytest
 import torch
 
 import tfm_blocks as tfm
-from tests.conftest import save, sentences
+from tests.conftest import published_words, save, sentences
 from tests.translation.test_any_graph import naive_greedy
+from tfm_blocks.data.tokenizer import MASK, Tokenizer
+from tfm_blocks.data.vocabulary import BOS, EOS
 from tfm_blocks.errors import DataError, RunError
 from tfm_blocks.network.build import build_network, check_model
 from tfm_blocks.network.matching import weights_of
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import write_model, write_weights
-from tfm_blocks.translation.search import BOS, EOS
+from tfm_blocks.translation.fill import Filler
+from tfm_blocks.translation.sentence_attention import attention_of
 from tfm_blocks.translation.settings import Sampling, Search
 from tfm_blocks.translation.translator import Translator
 
@@ -36,11 +39,8 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "search",
-    [*SEARCHES[:2], *(pytest.param(search, marks=pytest.mark.grid) for search in SEARCHES[2:])],
-    ids=["greedy", "beam", "plain", "sampling"],
-)
+@pytest.mark.grid
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
 def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, search):
     texts = sentences(40, 1)
     whole = [[one.text for one in hypotheses] for hypotheses in translator.search(texts, search)]
@@ -52,9 +52,8 @@ def test_a_sentence_is_translated_alike_in_any_batch_at_any_place(translator, se
         assert [[one.text for one in hypotheses] for hypotheses in again] == whole
 
 
-@pytest.mark.parametrize(
-    "search", [SEARCHES[0], pytest.param(SEARCHES[1], marks=pytest.mark.grid)], ids=["greedy", "beam"]
-)
+@pytest.mark.grid
+@pytest.mark.parametrize("search", SEARCHES[:2], ids=["greedy", "beam"])
 def test_batches_do_not_matter_where_every_product_is_packed(translator, search, monkeypatch):
     monkeypatch.setattr("tfm_blocks.network.packed.FEW", 0)
     texts = sentences(100, 1)
@@ -68,6 +67,55 @@ def test_prefixes_begin_their_translations(translator):
     assert results[0][0].text.startswith("zwei Kinder") and results[1][0].text == ""
     with pytest.raises(ValueError, match="3 sentences, but 1 prefixes"):
         translator.search(["a", "b", "c"], Search(), prefixes=["x"])
+
+
+def test_a_target_is_written_after_its_tag():
+    """A tag of targets in a source, or later in a target, is text; so are the names of other special tokens."""
+    tokenizer = Tokenizer.train(sentences(9, 1), 300, special=[MASK], tags={"<de>": False, "<bt>": True})
+    sizes = {"layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "vocab": tokenizer.size}
+    translator, tag = Translator(tfm.build("tiny", **sizes), tokenizer), tokenizer.ids["<de>"]
+    haus, *ordinary = map(tokenizer.encode, ("Haus", " <de>", "<eos>", "<mask>"))
+    prefixes = ["<de> Haus", "<de>Haus", "<de>", "Haus <de>", "<eos>", "<mask>"]
+    tasks = translator.translation_tasks(["<de>"] * 6, Search(), prefixes=prefixes)
+    expected = [[tag, *haus], [tag, *haus], [tag], [*haus, *ordinary[0]], *ordinary[1:]]
+    assert [task.prefix for task in tasks] == expected and tag not in tasks[0].sources[0]
+    ((best,),) = translator.search(["am"], Search(), prefixes=["<de> Haus"])
+    assert best.ids[0] == tag and best.text.startswith("Haus")
+    assert attention_of(translator, "am", "<de> Haus").tokens["tgt"][:2] == ["<bos>", "<de>"]
+    filler = Filler(tfm.build("encoder_only", **sizes), tokenizer, ("src",))
+    text = f"am\t<de> Haus {MASK}"
+    (row,) = filler.encode_masked([text])
+    assert row[:-1] == [*tokenizer.encode("am"), EOS, BOS, tag, *haus, tokenizer.mask]
+    assert filler.fill([text])[0].text.startswith("am\tHaus")
+
+
+@pytest.mark.parametrize(
+    ("around", "begin"),
+    [
+        ({"before": (10,)}, [10, 7]),  # as BART
+        ({"after": (2, 10), "adds_eos": False}, [7]),  # as mBART: eos and the language follow each text
+        ({"before": (10,), "first": 9}, [9, 7]),  # as NLLB: the language of the source is not the forced one
+        ({"before": (10,), "of_targets": False}, [7]),
+        ({"before": (10,), "languages": (10, 9)}, [9, 7]),  # as NLLB with the language of targets
+    ],
+)
+def test_a_prefix_of_an_imported_model_begins_as_its_outputs_do(around, begin):
+    tokenizer = published_words(adds_bos=False, **around)
+    sizes = {"layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "vocab": tokenizer.size, "seed": 3}
+    translator = Translator(tfm.build("tiny", **sizes), tokenizer)
+    first, blank = translator.translation_tasks(["a boat", "a"], Search(), prefixes=["red", " "])
+    assert (first.prefix, blank.prefix) == (begin, [])
+    ((best,),) = translator.search(["a boat"], Search(), prefixes=["red"])
+    assert list(best.ids[: len(begin)]) == begin
+    tgt_BT = torch.tensor([[BOS, *best.ids]])  # of the maximum length, without eos
+    sources = translator.conventions.source(translator.encode(["a boat"])[0])
+    with torch.no_grad():
+        logits_TV = translator.network.eval()(src=torch.tensor([sources]), tgt=tgt_BT)[0, :-1]
+    log_p_T = logits_TV.log_softmax(1).gather(1, tgt_BT[0, 1:, None])[:, 0]
+    log_p_T[: bool(tokenizer.conventions.first)] = 0.0  # as without a prefix
+    assert best.log_p == pytest.approx(float(log_p_T.sum()), rel=1e-4)
+    shown = attention_of(translator, "a boat", "red").tokens["tgt"]
+    assert shown == ["<bos>", *map(tokenizer.piece, begin)]
 
 
 @pytest.mark.parametrize(
@@ -190,6 +238,7 @@ def untied(translator):
     return Translator(made.eval(), translator.tokenizer)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "plain", "sampling"])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 @torch.no_grad()

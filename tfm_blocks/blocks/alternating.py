@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from tfm_blocks.blocks.streams import ZeroLinear
+from tfm_blocks.blocks.layers.linear import ZeroLinear, fill_zeros
 from tfm_blocks.registry.blocks import block
 
 SOURCE = "Baykal et al. 2023 (AltUp), algorithm 1; features: Gemma Team 2025 (Gemma 3n)"
@@ -25,8 +25,7 @@ class UpdateCoefficients(nn.Module):
         else:
             self.map = ZeroLinear(features, count, bias=False)
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.zeros_(self.learned)
+    initialise = fill_zeros
 
     def coefficients(self, x_BNX: Tensor, features_BNR: Tensor | None) -> Tensor:
         """Return the coefficients, which are the same at all positions if there are no features."""

@@ -1,4 +1,4 @@
-"""Multi-head attention, and its variants with relative position vectors and with combined heads."""
+"""Multi-head attention, and its variants with memory vectors and with combined or compared heads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import (
     AttentionMask,
-    Span,
     dot_product_weights,
     one_hot_values,
+    renormalised,
     repeat_kv,
     weighed_attention,
     widths,
 )
-from tfm_blocks.blocks.layers.linear import Linear, normal_
+from tfm_blocks.blocks.layers.linear import Linear, fill_normal
 from tfm_blocks.blocks.layers.multi_head import Heads, MultiHead
 from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.registry.blocks import block
@@ -86,6 +86,8 @@ class Attention(MultiHead):
         **options: Any,
     ) -> None:
         super().__init__(D, E, widths(D, heads, kv_heads, d_head, d_value), mask, position, **options)
+        if forget_gate and E is not None:
+            raise ValueError("forget_gate reads the positions of one sequence, but kv is another: leave it out")
         if forget_gate and not self.causal:
             raise ValueError("forget_gate reads the positions from key to query: add mask: causal, or leave it out")
         self.forget = Linear(D, self.widths.heads) if forget_gate else None
@@ -110,17 +112,15 @@ class Attention(MultiHead):
             bias = _with_forgetting(bias, _sum_of_logs(gates_BHP))
         return super().prefill(x_BPD, state, bias)
 
-    def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
-        if self.forget is None:
-            return super().step(x_R1D, state, score_bias_HTS)
-        x_BMD = state.fold_beams(x_R1D)
-        q_BHMK, k_BGMK, v_BGMK = self.self_heads(x_BMD, Span(state.position, 1))
-        k_BGSK, v_BGSK, masks = self.append(k_BGMK, v_BGMK, state, score_bias_HTS)
-        gates_BHS1 = state.append("forget", self.forget(x_BMD).mT[..., None])
-        sum_BHMS = _sum_of_logs(gates_BHS1.mT, masks.mask)  # gates of other hypotheses add 0
-        forgetting_BHMS = sum_BHMS[..., -1:] - sum_BHMS
-        masks = masks._replace(bias=forgetting_BHMS if masks.bias is None else masks.bias + forgetting_BHMS)
-        return self.finish(self.attend(*self.select(q_BHMK, k_BGSK, v_BGSK, masks)), x_BMD).view_as(x_R1D), state
+    def append(
+        self, x_BMD: Tensor, k_BGMK: Tensor, v_BGMK: Tensor, state: State, score_bias_HTS: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, AttentionMask]:
+        k_BGSK, v_BGSK, masks = super().append(x_BMD, k_BGMK, v_BGMK, state, score_bias_HTS)
+        if self.forget is not None:
+            gates_BHS1 = state.append("forget", self.forget(x_BMD).mT[..., None])
+            sum_BHMS = _sum_of_logs(gates_BHS1.mT, masks.mask)  # gates of other hypotheses add 0
+            masks = masks.plus(sum_BHMS[..., -1:] - sum_BHMS)
+        return k_BGSK, v_BGSK, masks
 
 
 def _sum_of_logs(gates: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -143,59 +143,6 @@ class SelfAttention(Attention):
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:  # type: ignore[override]
         return super().forward(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)
-
-
-@block(
-    "relative_attention",
-    "x: B T D -> B T D",
-    branch=True,
-    sees={"x": "mask"},
-    where={**WHERE, "radius >= 1": "at least the direct neighbours have vectors"},
-    source="Shaw et al. 2018, equations 3 and 4",
-)
-class RelativeAttention(SelfAttention):
-    """softmax(q_i (k_j + a_ij) / √K)_j (v_j + b_ij): x_BTD -> x_BTD, where a and b depend only on the distance j - i.
-
-    Distances are clipped to `radius` on either side. All heads share the vectors.
-
-    Also known as: relative position representations of Shaw et al.
-    Use: `model=relative`; `relative_bias` is cheaper.
-    """
-
-    weight_roles: ClassVar = {"of_keys": "position", "of_values": "position"}
-
-    needs_distances = True
-
-    def __init__(self, D: int, *, radius: int = 16, **options: Any) -> None:
-        super().__init__(D, **options)
-        self.radius = radius
-        self.of_keys = nn.Parameter(torch.empty(2 * radius + 1, self.widths.key))
-        self.of_values = nn.Parameter(torch.empty(2 * radius + 1, self.widths.value))
-
-    def initialise(self, name: str, generator: Generator) -> None:
-        if name in ("of_keys", "of_values"):
-            weight = self.get_parameter(name)
-            normal_(weight, weight.shape[1], generator)
-        else:
-            super().initialise(name, generator)
-
-    def _index(self, q_BHTK: Tensor, masks: AttentionMask) -> Tensor:
-        assert masks.distance_TS is not None
-        index_TS = masks.distance_TS.clamp(-self.radius, self.radius) + self.radius
-        return index_TS.expand(*q_BHTK.shape[:3], -1)
-
-    def attention_weights(self, q_BHTK: Tensor, k_BGSK: Tensor, masks: AttentionMask) -> Tensor:
-        k_BHSK = repeat_kv(k_BGSK, self.widths.heads)
-        to_keys_BHTS = (q_BHTK @ self.of_keys.T.to(q_BHTK.dtype)).gather(3, self._index(q_BHTK, masks))
-        scores_BHTS = self.scores.transform((q_BHTK @ k_BHSK.mT + to_keys_BHTS) * self.scores.beta)
-        added = masks.masked_bias(q_BHTK, k_BGSK)
-        return self.scores.normalize(scores_BHTS if added is None else scores_BHTS + added).to(q_BHTK.dtype)
-
-    def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
-        w_BHTS = F.dropout(self.attention_weights(q_BHTK, k_BGSK, masks), self.dropout, self.training)
-        by_distance = w_BHTS.new_zeros(*w_BHTS.shape[:3], 2 * self.radius + 1)
-        by_distance = by_distance.scatter_add(3, self._index(q_BHTK, masks), w_BHTS)
-        return w_BHTS @ repeat_kv(v_BGSK, self.widths.heads) + by_distance @ self.of_values.to(w_BHTS.dtype)
 
 
 @block(
@@ -226,8 +173,7 @@ class MemoryAttention(Attention):
 
     def initialise(self, name: str, generator: Generator) -> None:
         if name in ("memory_k", "memory_v"):
-            weight = self.get_parameter(name)
-            normal_(weight, weight.shape[2], generator)
+            fill_normal(self, name, generator)
         else:
             super().initialise(name, generator)
 
@@ -235,7 +181,7 @@ class MemoryAttention(Attention):
         k_BHXK = repeat_kv(_after(self.memory_k, k_BGSK), self.widths.heads)
         masks = self._with_memory(q_BHTK, k_BGSK, masks)
         w_BHTS = dot_product_weights(q_BHTK, k_BHXK, masks, self.scores)[..., self.memory_k.shape[1] :]
-        return w_BHTS / w_BHTS.sum(3, keepdim=True).clamp(min=torch.finfo(w_BHTS.dtype).tiny)
+        return renormalised(w_BHTS)
 
     def attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, masks: AttentionMask) -> Tensor:
         k_BGXK, v_BGXK = _after(self.memory_k, k_BGSK), _after(self.memory_v, v_BGSK)
@@ -322,6 +268,7 @@ class DifferentialAttention(SelfAttention):
     Use: heads that subtract common noise.
     """
 
+    maps = 2
     weight_roles: ClassVar = {"lambdas": "gain"}
     width_rules: ClassVar = {"lambdas": "λ depends on products of vectors whose length is the width of a head"}
 

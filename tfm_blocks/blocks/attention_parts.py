@@ -6,11 +6,11 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.dot_product import ScoreNormalizer, among_largest
-from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.dot_product import ScoreNormalizer, among_largest, merge_heads, to_heads
+from tfm_blocks.blocks.layers.linear import Linear, fill_ones, fill_zeros
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
 
@@ -25,9 +25,6 @@ class Softmax(ScoreNormalizer):
 
     Use: the scores of the paper.
     """
-
-    def __init__(self, D: int, *, beta: float | None = None) -> None:
-        super().__init__(D, beta)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.normalize(self.transform(x_BTD * self.beta))
@@ -69,8 +66,9 @@ class Softcap(Softmax):
 class TopScores(Softmax):
     """softmax over the `k` largest scores β s of each query; the other keys get the weight 0.
 
-    Keys whose score equals the k-th largest are kept too. As a node it acts on the width D, where β is 1/√D: x_BTD ->
-    x_BTD.
+    Keys whose score equals the k-th largest are kept too. Scores that differ only by rounding, such as those of a
+    repeated token in attention without positions, may be chosen differently in training and in decoding. As a node it
+    acts on the width D, where β is 1/√D: x_BTD -> x_BTD.
 
     Also known as: explicit sparse transformer, top-k attention.
     Use: queries that attend to a few keys.
@@ -92,7 +90,8 @@ class TopScores(Softmax):
 class Forgetful(Softmax):
     """`softmax` that ignores each key at the rate `forget` in training, for all queries and heads; never the first key.
 
-    As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
+    In attention with windows, each block of queries draws the ignored keys of its window. A query all of whose visible
+    keys are ignored weighs them equally. As a node it is the softmax over the width D, where β is 1/√D: x_BTD -> x_BTD.
 
     Also known as: forgetful causal mask, FCM.
     Use: language models that do not rely on single earlier tokens.
@@ -112,7 +111,8 @@ class Forgetful(Softmax):
             size = (scores_BHTS.shape[0], *[1] * (scores_BHTS.ndim - 2), scores_BHTS.shape[-1])
             ignored = torch.rand(size, device=scores_BHTS.device) < self.forget
             ignored[..., 0] = False
-            scores_BHTS = scores_BHTS.masked_fill(ignored, torch.finfo(scores_BHTS.dtype).min)
+            lowest = torch.finfo(scores_BHTS.dtype).min / 2  # above the bias of masked keys
+            scores_BHTS = torch.where(ignored & (scores_BHTS > lowest), lowest, scores_BHTS)
         return torch.softmax(scores_BHTS, -1)
 
 
@@ -169,11 +169,10 @@ class Sink(ScoreNormalizer):
     sums_to_one = False
 
     def __init__(self, D: int, *, heads: int, beta: float | None = None) -> None:
-        super().__init__(D, beta)
+        super().__init__(D, beta=beta)
         self.weight = nn.Parameter(torch.empty(heads))
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.zeros_(self.weight)
+    initialise = fill_zeros
 
     def normalize(self, scores_BHTS: Tensor) -> Tensor:
         B, H, T, S = scores_BHTS.shape
@@ -181,8 +180,8 @@ class Sink(ScoreNormalizer):
         return torch.softmax(torch.cat([scores_BHTS, sink_BHT1], 3), 3)[..., :S]
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BHTK = torch.unflatten(x_BTD, 2, (len(self.weight), -1)).transpose(1, 2)
-        return self.normalize(x_BHTK * self.beta).transpose(1, 2).flatten(2)
+        x_BHTK = to_heads(x_BTD, len(self.weight))
+        return merge_heads(self.normalize(x_BHTK * self.beta))
 
 
 SIGNATURE = "x: B T D, y: B T E -> B T E"
@@ -192,15 +191,16 @@ SIGNATURE = "x: B T D, y: B T E -> B T E"
 class SigmoidGate(Linear):
     """y ⊙ σ(W x + b): x_BTD, y_BTE -> y_BTE.
 
-    As the `gate` of an attention, y is the output of all heads and x the input of the attention. Attention sets `bias`:
-    the gate has a bias if the projections to queries, keys and values have one.
+    As the `gate` of an attention, y is the output of all heads and x the input of the attention. If `bias` is null, the
+    gate has a bias if the projections to queries, keys and values have one; as a node it has one.
 
     Also known as: gated attention.
     Use: attention with `gate: sigmoid_gate`, as in Qwen3-Next.
+    Cost: d · E multiply-adds for each position.
     """
 
-    def __init__(self, D: int, E: int, *, bias: bool = True) -> None:
-        super().__init__(D, E, bias=bias)
+    def __init__(self, D: int, E: int, *, bias: bool | None = None) -> None:
+        super().__init__(D, E, bias=bias is not False)
 
     def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:  # type: ignore[override]
         return y_BTE * torch.sigmoid(super().forward(x_BTD))
@@ -216,11 +216,14 @@ class SigmoidGate(Linear):
 class HeadwiseGate(Linear):
     """`sigmoid_gate` with one factor for each head: x_BTD, y_BTE -> y_BTE.
 
-    Each of `heads` equal parts of y is multiplied by its factor σ(w x + b). Attention sets `heads` and `bias`.
+    Each of `heads` equal parts of y is multiplied by its factor σ(w x + b). Attention sets `heads`,
+    and the default of `bias` as for `sigmoid_gate`.
+
+    Cost: d · heads multiply-adds for each position.
     """
 
-    def __init__(self, D: int, *, heads: int, bias: bool = True) -> None:
-        super().__init__(D, heads, bias=bias)
+    def __init__(self, D: int, *, heads: int, bias: bool | None = None) -> None:
+        super().__init__(D, heads, bias=bias is not False)
 
     def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:  # type: ignore[override]
         y_BTHK = torch.unflatten(y_BTE, 2, (self.out_features, -1))
@@ -247,8 +250,7 @@ class HeadGain(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(heads))
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.ones_(self.weight)
+    initialise = fill_ones
 
     def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:
         return (torch.unflatten(y_BTE, 2, (len(self.weight), -1)) * self.weight[:, None]).flatten(2)
@@ -258,16 +260,17 @@ class HeadGain(nn.Module):
 class GLUGate(nn.Module):
     """(W [x; y] + b) ⊙ σ(V [x; y] + c): x_BTD, y_BTE -> y_BTE.
 
-    As the `gate` of an attention, y is the output of all heads and x the input of the attention. Attention sets `bias`:
-    the gate has biases if the projections to queries, keys and values have them.
+    As the `gate` of an attention, y is the output of all heads and x the input of the attention. If `bias` is null, the
+    gate has biases if the projections to queries, keys and values have them; as a node it has them.
 
     Also known as: attention on attention, AoA.
     Use: attention with `gate: glu_gate`.
+    Cost: 2 · (d + E) · E multiply-adds for each position.
     """
 
-    def __init__(self, D: int, E: int, *, bias: bool = True) -> None:
+    def __init__(self, D: int, E: int, *, bias: bool | None = None) -> None:
         super().__init__()
-        self.map = Linear(D + E, 2 * E, parts=2, bias=bias)
+        self.map = Linear(D + E, 2 * E, parts=2, bias=bias is not False)
 
     def forward(self, x_BTD: Tensor, y_BTE: Tensor) -> Tensor:
         return F.glu(self.map(torch.cat((x_BTD, y_BTE), 2)), 2)

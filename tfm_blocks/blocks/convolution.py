@@ -26,7 +26,8 @@ class Convolution(SlidingKernel):
     """y_t = Σ_j W_j x_{t + dilation·j} + b, over `kernel_size` neighbours at distances of `dilation`: x_BTD -> y_BTD.
 
     Each W_j is a full D × D map. j goes from -(kernel_size // 2) to (kernel_size - 1) // 2; with `mask: causal` from
-    1 - kernel_size to 0. Padding and positions beyond the ends count as x = 0.
+    1 - kernel_size to 0. Padding and positions beyond the ends count as x = 0. Decoding carries the inputs of the last
+    dilation · (kernel_size - 1) positions.
 
     Also known as: 1D convolution, temporal convolution.
     Use: `model=conv`; positions see few neighbours, so stack layers or set `dilation`.
@@ -96,13 +97,14 @@ class StridedConvolution(nn.Module):
         self.map.selectable = False
 
     def forward(self, x_BND: Tensor, *, keep_BN: Tensor, right_padded_N: bool = True) -> Tensor:
-        if not right_padded_N:
-            order_BN = reading_order(keep_BN)
+        order_BN = None if right_padded_N else reading_order(keep_BN)
+        if order_BN is not None:
             x_BND, keep_BN = apply_order(x_BND, order_BN), keep_BN.take_along_dim(order_BN, 1)
         kept_BND = x_BND.masked_fill(~keep_BN[:, :, None], 0)
         padded_BLD = F.pad(kept_BND, (0, 0, self.before, self.kernel_size - 1 - self.before))
         weight_EDJ = self.map.weight.view(-1, x_BND.shape[2], self.kernel_size)
-        return F.conv1d(padded_BLD.mT, weight_EDJ, self.map.bias, stride=self.stride).mT
+        y_BME = F.conv1d(padded_BLD.mT, weight_EDJ, self.map.bias, stride=self.stride).mT
+        return y_BME if order_BN is None or self.stride > 1 else restore_order(y_BME, order_BN)
 
 
 @block(
@@ -118,6 +120,7 @@ class DepthwiseConvolution(SlidingKernel):
 
     A position reads `kernel_size` neighbours, itself included: kernel_size // 2 before and the rest after, or with
     `mask: causal` all of them before. Padding and positions beyond the ends count as 0. Cost O(n·kernel_size·d).
+    Decoding carries the inputs of the last `kernel_size` - 1 positions.
 
     Also known as: short convolution, depthwise separable convolution.
     Use: local order beside attention or a recurrence.
@@ -165,7 +168,7 @@ class TokenShift(SlidingKernel):
 
     With `mask: causal`, the s-th of `shifts` + 1 parts comes from s positions before. Else there are 2 · shifts + 1
     parts, from shifts positions after to shifts before. The rest of the width stays. Padding and positions beyond the
-    ends count as 0.
+    ends count as 0. Decoding carries the inputs of the last `shifts` positions.
 
     Also known as: shifted tokens, time mixing.
     Use: character-level models.

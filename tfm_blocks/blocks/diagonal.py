@@ -10,12 +10,19 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
-from tfm_blocks.blocks.linear_attention import decayed_sum
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels, wide_zeros
 from tfm_blocks.blocks.state_space import fill_selective
-from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.values import Norm
 
-LEAST_SQUARE = 1e-6  # below it, the derivative of a square root is bounded
+STEEPEST = 1000.0  # the maximum of the derivative of a square root, as in RecurrentGemma
+
+
+def bounded_root(x: Tensor) -> Tensor:
+    """Return √x with a derivative of at most `STEEPEST`, also at 0."""
+    x_fixed = x.detach()
+    root = x_fixed.sqrt()
+    return root + (x - x_fixed) * (0.5 / root.clamp(min=0.5 / STEEPEST))
 
 
 def scan(memory_BX: Tensor, log_rate_BTX: Tensor, x_BTX: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,16 +31,25 @@ def scan(memory_BX: Tensor, log_rate_BTX: Tensor, x_BTX: Tensor) -> tuple[Tensor
     Positions are read in turn: on a CPU, this is 2 to 7 times as fast, forward and backward, as sums over 1, 2, 4, …
     positions.
     """
-    if torch.compiler.is_exporting():  # the number of positions would be fixed
-        x_BXT1, log_rate_BXT1 = x_BTX.mT[..., None], log_rate_BTX.mT[..., None]
-        one = torch.ones_like(x_BXT1)
-        h_BXT1, last = decayed_sum(memory_BX[..., None, None], one, one, x_BXT1, log_rate_BXT1)
-        return h_BXT1[..., 0].mT, last[..., 0, 0]
+    if torch.compiler.is_exporting():
+        h_BTX = traced_scan(memory_BX, log_rate_BTX, x_BTX)
+        return h_BTX, h_BTX[:, -1]
     h_BX, outputs = memory_BX, []
     for decay_BX, x_BX in zip(log_rate_BTX.exp().unbind(1), x_BTX.unbind(1), strict=True):
         h_BX = torch.addcmul(x_BX, decay_BX, h_BX)
         outputs.append(h_BX)
     return torch.stack(outputs, 1), h_BX
+
+
+@torch.library.custom_op("tfm_blocks::scan", mutates_args=())
+def traced_scan(memory_BX: Tensor, log_rate_BTX: Tensor, x_BTX: Tensor) -> Tensor:
+    """Compute the outputs of `scan`. A trace of its loop would fix the number of positions; this is one operation."""
+    return scan(memory_BX, log_rate_BTX, x_BTX)[0]
+
+
+@traced_scan.register_fake
+def _(memory_BX: Tensor, log_rate_BTX: Tensor, x_BTX: Tensor) -> Tensor:
+    return x_BTX.new_empty(x_BTX.shape)
 
 
 @block(
@@ -55,11 +71,13 @@ class Mamba(Recurrence):
     v has `d_inner` channels, each with a memory S of `d_state` elements, which decay at separate rates exp(a) Δ. v is a
     linear map of x, followed by a causal depthwise convolution of `kernel_size` positions and silu. B and C, of width
     `d_state`, are linear maps of v. So is the step Δ = softplus(v W_r W_Δ + b) of each channel, of rank `d_step`, by
-    default d_inner / 32. The output is (y ⊙ silu(x W_z)) W_o. Training updates S position by position: linear cost in
-    the length. Decoding carries S.
+    default d_inner / 32. `selected_norm` normalises v W_r, B and C. The output is (y ⊙ silu(x W_z)) W_o. Training
+    updates S position by position: linear cost in the length. Decoding carries S and the inputs of the last
+    `kernel_size` - 1 positions of the convolution.
 
     Also known as: selective scan, S6; selective state space model.
-    Use: weights of Mamba; `mamba2` is faster at a larger `d_state`.
+    Use: weights of Mamba; of Jamba with `selected_norm: rmsnorm`, and of Falcon-Mamba with `plain_rmsnorm`. `mamba2` is
+    faster at a larger `d_state`.
     Example: d_inner: 2*d_model
     """
 
@@ -73,6 +91,7 @@ class Mamba(Recurrence):
         d_state: int = 16,
         d_step: int | None = None,
         kernel_size: int = 4,
+        selected_norm: Norm | None = None,
         bias: bool = False,
     ) -> None:
         super().__init__()
@@ -82,6 +101,9 @@ class Mamba(Recurrence):
         self.near = nn.Parameter(torch.empty(d_inner, 1, kernel_size))
         self.near_bias = nn.Parameter(torch.empty(d_inner))
         self.selected = Linear(d_inner, sum(self.parts), parts=tuple(self.parts), bias=False)
+        self.rank_norm: nn.Module | None = REGISTRY.make(selected_norm, rank)
+        self.b_norm: nn.Module | None = REGISTRY.make(selected_norm, d_state)
+        self.c_norm: nn.Module | None = REGISTRY.make(selected_norm, d_state)
         self.steps = Linear(rank, d_inner, bias=False)
         self.step_bias = nn.Parameter(torch.empty(d_inner))
         self.fade = nn.Parameter(torch.empty(d_inner, d_state))
@@ -98,10 +120,9 @@ class Mamba(Recurrence):
             fill_selective(self, name, generator)
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
-        wide = torch.promote_types(like.dtype, torch.float32)
         return {
             "past_RNI": like.new_zeros(rows, self.near.shape[2] - 1, len(self.near)),
-            "memory_RX": like.new_zeros(rows, self.fade.numel(), dtype=wide),
+            "memory_RX": wide_zeros(like, rows, self.fade.numel()),
         }
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
@@ -109,7 +130,7 @@ class Mamba(Recurrence):
         near_BNI, past_BNI = continue_from(memory["past_RNI"], near_BTI)
         v_BTI = F.silu(convolve_channels(near_BNI, self.near[:, 0], self.near_bias))
         wide = memory["memory_RX"].dtype
-        rank_BTR, b_BTN, c_BTN = (x.to(wide) for x in torch.split(self.selected(v_BTI), self.parts, 2))
+        rank_BTR, b_BTN, c_BTN = (x.to(wide) for x in self._selected(v_BTI))
         step_BTI = F.softplus(self.steps(rank_BTR.to(x_BTD.dtype)).to(wide) + self.step_bias.to(wide))
         log_rate_BTIN = -self.fade.to(wide).exp() * step_BTI[..., None]
         written_BTIN = (step_BTI * v_BTI.to(wide))[..., None] * b_BTN[:, :, None]
@@ -117,6 +138,12 @@ class Mamba(Recurrence):
         y_BTI = (torch.unflatten(state_BTX, 2, self.fade.shape) @ c_BTN[..., None])[..., 0]
         y_BTI = (y_BTI + v_BTI.to(wide) * self.skip.to(wide)) * F.silu(gate_BTI.to(wide))
         return self.out(y_BTI.to(x_BTD.dtype)), {"past_RNI": past_BNI, "memory_RX": after_BX}
+
+    def _selected(self, v_BTI: Tensor) -> list[Tensor]:
+        """Return v W_r, B and C."""
+        parts = torch.split(self.selected(v_BTI), self.parts, 2)
+        norms = self.rank_norm, self.b_norm, self.c_norm
+        return [x if norm is None else norm(x) for x, norm in zip(parts, norms, strict=True)]
 
 
 @block(
@@ -135,8 +162,8 @@ class RGLRU(Recurrence):
     """h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ i_t ⊙ x_t with a_t = exp(-`power` · softplus(Λ) r_t): x_BTD -> h_BTD.
 
     The gates i and r are sigmoids of linear maps of x, which mix the channels of each of the `heads` parts of the
-    width. At the first position, the factor √(1 - a²) is 1. a^(1/r) is initially uniform between 0.9 and 0.999.
-    Training updates h position by position: linear cost in the length. Decoding carries h.
+    width. At the first position, the factor √(1 - a²) is 1. a^(1/r) is initially between 0.9 and 0.999, uniform in
+    the logarithm. Training updates h position by position: linear cost in the length. Decoding carries h.
 
     Also known as: real-gated linear recurrent unit.
     Use: the recurrent layers of Griffin and RecurrentGemma, after a `depthwise_conv`, in parallel with a gelu branch.
@@ -164,15 +191,14 @@ class RGLRU(Recurrence):
             nn.init.zeros_(weight)
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
-        wide = torch.promote_types(like.dtype, torch.float32)
-        return {"memory_RD": like.new_zeros(rows, len(self.fade), dtype=wide)}
+        return {"memory_RD": wide_zeros(like, rows, len(self.fade))}
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         wide = memory["memory_RD"].dtype
         gates = ((self.input_gate, self.input_bias), (self.decay_gate, self.decay_bias))
         input_BTD, decay_BTD = (self._gate(x_BTD, weight, bias).to(wide) for weight, bias in gates)
         log_rate_BTD = -self.power * F.softplus(self.fade.to(wide)) * decay_BTD
-        factor_BTD = (-torch.expm1(2 * log_rate_BTD)).clamp(min=LEAST_SQUARE).sqrt()
+        factor_BTD = bounded_root(-torch.expm1(2 * log_rate_BTD))
         position_T1 = torch.arange(first, first + x_BTD.shape[1], device=x_BTD.device)[:, None]
         factor_BTD = torch.where(position_T1 == 0, 1.0, factor_BTD)
         h_BTD, after_BD = scan(memory["memory_RD"], log_rate_BTD, factor_BTD * input_BTD * x_BTD.to(wide))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from tfm_blocks.blocks.attention import WHERE
 from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, split_widths, widths
-from tfm_blocks.blocks.layers.linear import Dropout, Linear, normal_
-from tfm_blocks.blocks.layers.multi_head import Bias, Heads, MultiHead
+from tfm_blocks.blocks.layers.linear import Dropout, Linear, fill_normal
+from tfm_blocks.blocks.layers.multi_head import Bias, Heads, MultiHead, stacked
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Norm, Rate
 
@@ -38,11 +38,10 @@ class DistanceTable(nn.Module):
     def __init__(self, D: int, *, rows: int = 512, norm: Norm | None = None, dropout: Rate = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, D))
-        self.norm: nn.Module | None = REGISTRY.make(norm, D) if norm else None
+        self.norm: nn.Module | None = REGISTRY.make(norm, D)
         self.dropout = Dropout(dropout)
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        normal_(self.weight, self.weight.shape[1], generator)
+    initialise = fill_normal
 
     def forward(self, x_BND: Tensor) -> Tensor:
         table_RD = self.weight.to(x_BND.dtype)
@@ -96,8 +95,7 @@ class DisentangledAttention(MultiHead):
         self.table: Any = DistanceTable(D, rows=rows) if E is None else None
         self.of_distances: Linear | None = None
         if not share_projections:
-            maps, biased = self.widths.maps[:2], bias not in (False, "out")
-            self.of_distances = Linear(E or D, sum(maps), parts=maps, bias=biased, heads=(heads, heads))
+            self.of_distances = stacked(E or D, self.widths.maps[:2], bias, 1, heads=(heads, heads))
 
     def forward(  # type: ignore[override]
         self, x_BTD: Tensor, distances_RE: Tensor | None = None, *, keep_BT: Tensor
@@ -107,21 +105,21 @@ class DisentangledAttention(MultiHead):
     def prepare(  # type: ignore[override]
         self, x_BTD: Tensor, distances_RE: Tensor | None = None, *, keep_BT: Tensor
     ) -> Heads:
-        q_BHTK, k_BHSK, v_BHSK = self.self_heads(x_BTD, Span(0, x_BTD.shape[1]))
-        b_HRK, a_HRK = self._of_distances(self.table(x_BTD) if distances_RE is None else distances_RE)
         T = x_BTD.shape[1]
+        q_BHTK, k_BHSK, v_BHSK = self.self_heads(x_BTD, Span(0, T))
+        b_HRK, a_HRK = self._of_distances(self.table(x_BTD) if distances_RE is None else distances_RE)
         place_T = torch.arange(T, device=x_BTD.device)
         index_TS = self.row(place_T[:, None] - place_T).expand(*q_BHTK.shape[:2], T, T)
         to_rows_BHTS = (q_BHTK @ a_HRK.mT).gather(3, index_TS)
         from_rows_BHTS = (k_BHSK @ b_HRK.mT).gather(3, index_TS.mT).mT
         bias_BHTS = (to_rows_BHTS + from_rows_BHTS) * self.scores.beta
         masks = AttentionMask(keep_BT[:, None, None], bias=bias_BHTS, distance_TS=place_T - place_T[:, None])
-        return self.select(q_BHTK, k_BHSK, v_BHSK, masks)
+        return self.with_pairs(q_BHTK, k_BHSK, v_BHSK, masks)
 
     def _of_distances(self, table_RE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the query b_HRK and the key a_HRK of each row of the table."""
         w, linear = self.widths, self.qkv if self.of_distances is None else self.of_distances
-        made_1RX = self.project(linear, table_RE)[None, :, : sum(w.maps[:2])]
+        made_1RX = self.clamped(linear(table_RE))[None, :, : sum(w.maps[:2])]
         b_1HRK, a_1HRK = split_widths(made_1RX, (w.heads, w.heads), (w.key, w.key))
         return b_1HRK[0], a_1HRK[0]
 

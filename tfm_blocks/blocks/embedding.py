@@ -6,10 +6,10 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.linear import Linear, normal_
+from tfm_blocks.blocks.layers.linear import Linear, fill_normal
 from tfm_blocks.registry.blocks import block
 
 
@@ -54,8 +54,7 @@ class Embedding(nn.Module):
         self.first_id, self.vocab, self.unknown_id = first_id, vocab, unknown_id
         self.scale = math.sqrt(d_model) if scale is None else scale
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        normal_(self.weight, self.weight.shape[1], generator)
+    initialise = fill_normal
 
     def match_base(self, base: Embedding) -> None:
         """Keep the scale of the base: a step changes each element of a row alike, whatever the width."""

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.layers.linear import normal_
-from tfm_blocks.blocks.layers.state import mean_of_kept
+from tfm_blocks.blocks.layers.linear import fill_normal
 from tfm_blocks.registry.blocks import block
-
-
-class Halting(NamedTuple):
-    """`weights` has a weight_BN for each step, which sum to 1 at each position; `ponder_BN` is steps plus remainder."""
-
-    weights: list[Tensor]
-    ponder_BN: Tensor
 
 
 @block(
@@ -54,17 +46,23 @@ class AdaptiveHalting(nn.Module):
         if name == "bias":
             nn.init.ones_(self.bias)
         else:
-            normal_(self.weight, len(self.weight), generator)
+            fill_normal(self, name, generator)
 
     def forward(self, states: list[Tensor], *, keep_BN: Tensor) -> tuple[Tensor, Tensor]:
         before, after = states[:-1], states[1:]
-        halting = self.halt([torch.sigmoid((x_BND.float() * self.weight).sum(2) + self.bias) for x_BND in before])
-        pairs = zip(halting.weights, after, strict=True)
+        weights, ponder_BN = self.halt(
+            [torch.sigmoid((x_BND.float() * self.weight).sum(2) + self.bias) for x_BND in before]
+        )
+        pairs = zip(weights, after, strict=True)
         y_BND = torch.stack([weight_BN[:, :, None].to(x_BND.dtype) * x_BND for weight_BN, x_BND in pairs]).sum(0)
-        return y_BND, self.ponder * mean_of_kept(halting.ponder_BN, keep_BN)
+        ponder_B = (ponder_BN * keep_BN).sum(1) / keep_BN.sum(1).clamp(min=1)
+        return y_BND, self.ponder * ponder_B
 
-    def halt(self, probabilities: Sequence[Tensor]) -> Halting:
-        """Compute the weights of the steps from their halting probabilities p_BN."""
+    def halt(self, probabilities: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Compute the weights of the steps from their halting probabilities p_BN, and ponder_BN, steps plus remainder.
+
+        There is a weight_BN for each step. At each position they sum to 1.
+        """
         left_BN = torch.ones_like(probabilities[0])
         running_BN = torch.ones_like(left_BN, dtype=torch.bool)
         ponder_BN = torch.zeros_like(left_BN)
@@ -75,4 +73,4 @@ class AdaptiveHalting(nn.Module):
             ponder_BN = ponder_BN + running_BN + halts_BN * left_BN
             left_BN = left_BN - weights[-1]
             running_BN = running_BN & ~halts_BN
-        return Halting(weights, ponder_BN)
+        return weights, ponder_BN

@@ -18,7 +18,10 @@ from tfm_blocks.blocks.layers.dot_product import (
     dot_product_weights,
     few_queries,
     merge_heads,
+    renormalised,
+    rotate_keys,
     sequence_mask,
+    to_heads,
 )
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.multi_head import SOFTMAX, DotProduct, Heads, make_part
@@ -84,11 +87,14 @@ class LatentAttention(DotProduct):
         self.q = Linear(D, heads * (d_head + d_turned), bias=False, heads=(heads,))
         self.down = Linear(D, d_latent + d_turned, parts=(d_latent, d_turned), bias=False)
         self.norm = RMSNorm(d_latent, eps=eps)
-        self.up = Linear(d_latent, heads * (d_head + d_value), bias=False, depth_scaled=(0,), heads=(heads,))
+        self.up = Linear(d_latent, heads * (d_head + d_value), bias=False, heads=(heads,))
         self.out = Linear(heads * d_value, D, bias=False, depth_scaled=(0,))
         self.position = make_rotation("position", position, d_turned)
-        self.rotates_keys = hasattr(self.position, "rotate_keys")
         self.scores = make_part(scores, d_head + d_turned, heads=heads)
+
+    def shrink(self, factor: float) -> None:
+        """Multiply the initial maps of values by the factor of deepnorm; `out` shrinks itself."""
+        torch.unflatten(self.up.weight, 0, (self.heads, -1))[:, self.sizes[0] :].mul_(factor)
 
     def forward(self, x_BTD: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True) -> Tensor:
         return self._finish(self.attend(*self.prepare(x_BTD, keep_BT=keep_BT, right_padded_T=right_padded_T)))
@@ -106,20 +112,16 @@ class LatentAttention(DotProduct):
         """Return queries q_BHTK, latent vectors c_B1TL, and the shared part of the keys p_B1TR."""
         d_head, d_turned, _ = self.sizes
         positions_T = span_T.on(x_BTD.device)
-        q_BHTX = torch.unflatten(self.q(r_BTQ), 2, (self.heads, -1)).transpose(1, 2)
+        q_BHTX = to_heads(self.q(r_BTQ), self.heads)
         plain, rotary = torch.split(q_BHTX, [d_head, d_turned], 3)
         q_BHTK = torch.cat((plain, self.position.rotate(rotary, positions_T)), 3)
         c_BTL, p_BTR = torch.split(self.down(x_BTD), self.down.parts, 2)
-        p_B1TR = p_BTR[:, None]
-        if self.rotates_keys:
-            p_B1TR = self.position.rotate_keys(p_B1TR, positions_T)
-        else:
-            p_B1TR = self.position.rotate(p_B1TR, positions_T)
+        p_B1TR = rotate_keys(self.position, p_BTR[:, None], positions_T)
         return q_BHTK, self.up.rounded_input(self.norm(c_BTL))[:, None], p_B1TR
 
     def _keys_and_values(self, c_B1TL: Tensor, p_B1TR: Tensor) -> tuple[Tensor, Tensor]:
         d_head, _, d_value = self.sizes
-        kv_BHTX = torch.unflatten(self.up(c_B1TL[:, 0]), 2, (self.heads, -1)).transpose(1, 2)
+        kv_BHTX = to_heads(self.up(c_B1TL[:, 0]), self.heads)
         k_BHTK, v_BHTV = torch.split(kv_BHTX, [d_head, d_value], 3)
         return torch.cat((k_BHTK, p_B1TR.expand(-1, self.heads, -1, -1)), 3), v_BHTV
 
@@ -149,12 +151,11 @@ class LatentAttention(DotProduct):
         keys_HKL, values_HVL = torch.split(up_HXL, [d_head, d_value], 1)
         plain_BHMK, rotary_BHMR = torch.split(q_BHMK, [d_head, d_turned], 3)
         q_BHMX = torch.cat((plain_BHMK @ keys_HKL, rotary_BHMR), 3)
-        k_BHNX = torch.cat((c_B1NL, p_B1NR), 3).expand(-1, self.heads, -1, -1)
-        c_BHNL = c_B1NL.expand(-1, self.heads, -1, -1)
+        k_B1NX = torch.cat((c_B1NL, p_B1NR), 3)
         if self.scores.fused:
-            y_BHML = few_queries(q_BHMX, k_BHNX, c_BHNL, mask, self.scores.beta)
+            y_BHML = few_queries(q_BHMX, k_B1NX, c_B1NL, mask, self.scores.beta)
         else:
-            y_BHML = self.attend(q_BHMX, k_BHNX, c_BHNL, AttentionMask(mask))
+            y_BHML = self.attend(q_BHMX, k_B1NX, c_B1NL, AttentionMask(mask))
         return self._finish(y_BHML @ values_HVL.mT).view_as(x_R1D), state
 
     def step_mask(self, x_BMD: Tensor, r_BMQ: Tensor, state: State) -> Tensor | None:
@@ -210,18 +211,16 @@ class Indexer(nn.Module):
         self.k, self.norm = Linear(D, width, bias=False), LayerNorm(width, eps=1e-6)
         self.weights = Linear(D, heads, bias=False)
         self.position = make_rotation("index_position", position, width)
-        self.rotates_keys = hasattr(self.position, "rotate_keys")
         self.scale = 1 / math.sqrt(heads * width)
+
+    def match_base(self, base: Indexer) -> None:
+        """Scale products of trained weights, which grow like H K, by 1/(H K) instead of its root."""
+        self.scale *= self.scale / base.scale
 
     def keys(self, x_BND: Tensor, span_N: Span) -> Tensor:
         """Return the keys of all heads: k_B1NK."""
         k_B1NK: Tensor = self.norm(self.k(x_BND))[:, None]
-        positions_N = span_N.on(x_BND.device)
-        if self.rotates_keys:
-            k_B1NK = self.position.rotate_keys(k_B1NK, positions_N)
-        else:
-            k_B1NK = self.position.rotate(k_B1NK, positions_N)
-        return k_B1NK
+        return rotate_keys(self.position, k_B1NK, span_N.on(x_BND.device))
 
     def forward(self, x_BTD: Tensor, r_BTQ: Tensor, k_B1SK: Tensor, span_T: Span) -> Tensor:
         """Return the scores score_B1TS; a span of one position applies to all queries."""
@@ -252,7 +251,8 @@ class SparseLatentAttention(LatentQueryAttention):
 
     The indexer scores a key as Σ_h w_h ReLU(q_h · k) / √(H K), for H = `index_heads` heads of width K = `d_index` that
     share their keys. Its queries are projected from the latent vector of queries, w and k from x; k passes through
-    LayerNorm, and `index_position` acts on q and k. Keys whose score equals the `top_k`-th largest are kept too.
+    LayerNorm, and `index_position` acts on q and k. Keys whose score equals the `top_k`-th largest are kept too; among
+    scores that differ only by rounding, the choice of training and decoding may differ.
 
     The choice has no gradient. The indexer learns from the loss, `align` times the KL divergence from the mean
     attention weights over heads to the softmax of its scores over the chosen keys, as a mean over the positions of a
@@ -330,8 +330,7 @@ class SparseLatentAttention(LatentQueryAttention):
 
 def _divergence(w_BHTS: Tensor, index_B1TS: Tensor, mask: Tensor) -> Tensor:
     """Return KL(p ‖ softmax(index)) over the keys of the mask, for p the mean of w over heads: divergence_BT."""
-    p_BTS = w_BHTS.float().mean(1)
-    p_BTS = p_BTS / p_BTS.sum(2, keepdim=True)
+    p_BTS = renormalised(w_BHTS.float().mean(1))
     lowest = torch.finfo(torch.float32).min / 2
     log_q_BTS = torch.log_softmax(index_B1TS[:, 0].float().masked_fill(~mask[:, 0], lowest), 2)
     return F.kl_div(log_q_BTS, p_BTS, reduction="none").sum(2)

@@ -3,99 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.dot_product import merge_heads, repeat_kv, split_heads, split_widths
+from tfm_blocks.blocks.layers.decay import by_chunks, decay, decayed_sum, fill_log_rates, fill_step_biases
+from tfm_blocks.blocks.layers.dot_product import (
+    merge_heads,
+    repeat_kv,
+    rotate_adjacent,
+    split_heads,
+    split_widths,
+    to_heads,
+)
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, continue_from, convolve_channels, wide_zeros
 from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Activation, Norm
 
-CHUNK = 32  # positions computed in parallel; the memory is carried from chunk to chunk
-DIRECT = 8  # positions whose decays are computed pair by pair
 SHORTEST = 1e-6  # added to squared lengths, which may be 0
-
-
-class Decay(NamedTuple):
-    """Fractions of the memory that remain, for C positions of a chunk; leading axes equal the rates'.
-
-    The last axis of the first three is the keys' width, or 1 if all channels of a head decay alike. `passed`_CK: the
-    logarithm of `since_start`; `since_start`_CK: from before the chunk to each position; `until_end`_CK: from each
-    position to the last; `whole`_K1: from before the chunk to the last.
-    """
-
-    passed: Tensor
-    since_start: Tensor
-    until_end: Tensor
-    whole: Tensor
-
-    def products(self, k_BHCK: Tensor, *queries: Tensor) -> Iterable[Tensor]:
-        """Return the products of each q_BHCK (rows) with the decayed keys (columns): BHCC, 0 for later keys."""
-        if self.passed.shape[-1] > 1:
-            return _products_by_channel(torch.stack(queries), k_BHCK, self.passed).unbind(0)
-        between_BHCC = _between(self.passed)[..., 0]
-        return [q_BHCK @ k_BHCK.mT * between_BHCC for q_BHCK in queries]
-
-
-def decay(log_rate_CK: Tensor) -> Decay:
-    """Return the decay of a memory whose row k position c multiplies by exp(log_rate_CK[c, k]) before it adds."""
-    passed_CK = log_rate_CK.cumsum(-2)
-    last_1K = passed_CK[..., -1:, :]
-    return Decay(passed_CK, passed_CK.exp(), (last_1K - passed_CK).exp(), last_1K.mT.exp())
-
-
-def _between(passed_CK: Tensor) -> Tensor:
-    """Return the decay from a position (column) to itself or a later one (row), else 0: between_CCK."""
-    later_CC1 = torch.ones_like(passed_CK[..., :1] * passed_CK[..., None, :, 0], dtype=torch.bool).triu(1)[..., None]
-    return (passed_CK[..., :, None, :] - passed_CK[..., None, :, :]).masked_fill(later_CC1, -torch.inf).exp()
-
-
-def _products_by_channel(q_XBHCK: Tensor, k_BHCK: Tensor, passed_BHCK: Tensor) -> Tensor:
-    """Compute `Decay.products` for channels with separate rates.
-
-    From the first half of the positions to the second, decays are products of the decays to and from the middle, none
-    of which is above 1, so a product of matrices sums over channels. The halves are divided in the same way.
-    """
-    half = k_BHCK.shape[-2] // 2
-    if half < DIRECT or torch.compiler.is_exporting():  # the number of positions would be fixed
-        return (q_XBHCK[..., :, None, :] * (k_BHCK[..., None, :, :] * _between(passed_BHCK))).sum(-1)
-    q, k, passed = (x.tensor_split((half,), -2) for x in (q_XBHCK, k_BHCK, passed_BHCK))
-    middle_BH1K = passed[0][..., -1:, :]
-    across = (q[1] * (passed[1] - middle_BH1K).exp()) @ (k[0] * (middle_BH1K - passed[0]).exp()).mT
-    first, second = map(_products_by_channel, q, k, passed)
-    return torch.cat((F.pad(first, (0, across.shape[-2])), torch.cat((across, second), -1)), -2)
-
-
-def by_chunks(read: Callable[..., tuple[Tensor, Tensor]], memory_BHKV: Tensor, *x_BHT: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply `read(memory_BHKV, *chunk)` to each chunk in turn; return the outputs of all positions and the last memory.
-
-    The tensors have their positions on the third axis, such as q_BHTK. Autocast is off: products with a float32 memory
-    are float32. torch.export reads all positions as one chunk, because it would fix the number of chunks.
-    """
-    if torch.compiler.is_exporting():
-        return read(memory_BHKV, *x_BHT)
-    outputs = []
-    device = "cpu" if memory_BHKV.is_meta else memory_BHKV.device.type  # the meta device has no autocast
-    with torch.autocast(device, enabled=False):
-        for chunk in zip(*(torch.split(x, CHUNK, 2) for x in x_BHT), strict=True):
-            y_BHCV, memory_BHKV = read(memory_BHKV, *chunk)
-            outputs.append(y_BHCV)
-    return torch.cat(outputs, 2), memory_BHKV
-
-
-def decayed_sum(
-    memory_BHKV: Tensor, q_BHCK: Tensor, k_BHCK: Tensor, v_BHCV: Tensor, log_rate_BHCK: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute one chunk of S_t = exp(log_rate_t) S_{t-1} + k_t^T v_t, y_t = q_t S_t: y and the last memory."""
-    fade = decay(log_rate_BHCK)
-    (of_queries_BHCC,) = fade.products(k_BHCK, q_BHCK)
-    y_BHCV = of_queries_BHCC @ v_BHCV + (q_BHCK * fade.since_start) @ memory_BHKV
-    return y_BHCV, memory_BHKV * fade.whole + (k_BHCK * fade.until_end).mT @ v_BHCV
 
 
 @block(
@@ -121,8 +49,8 @@ class Retention(Recurrence):
     γ^distance) v, and carries S between them: linear cost in the length. Decoding carries only S.
 
     With a `slope` m, head h of H decays at the rate γ = exp(-m · 2^(-8 (h + 1) / H)). `qkv_activation` acts on q, k and
-    v. `out_norm` normalises the outputs of all heads as one vector instead. With `gate_activation: sigmoid`, σ takes
-    the place of silu.
+    v. `out_norm` normalises the outputs of all heads as one vector instead; `eps` then has no effect. With
+    `gate_activation: sigmoid`, σ takes the place of silu.
 
     Also known as: RetNet, multi-scale retention; lightning attention of MiniMax-01 (`slope: 1.0`).
     Use: long sequences at linear cost; decoding keeps a state of fixed size.
@@ -147,16 +75,15 @@ class Retention(Recurrence):
             raise ValueError(f"heads are rotated in pairs, but their width is {K}: add rotate: false")
         self.heads, self.rotate, self.slope, self.eps = heads, rotate, slope, eps
         self.qkv = Linear(D, 3 * heads * K, parts=3, bias=False, depth_scaled=(2,), heads=(heads,) * 3)
-        self.qkv_activation = REGISTRY.make(qkv_activation, 3 * heads * K) if qkv_activation else None
+        self.qkv_activation = REGISTRY.make(qkv_activation, 3 * heads * K)
         self.gate = Linear(D, heads * K, bias=False)
         self.gate_activation = torch.sigmoid if gate_activation == "sigmoid" else F.silu
-        self.out_norm: nn.Module | None = REGISTRY.make(out_norm, heads * K) if out_norm else None
+        self.out_norm: nn.Module | None = REGISTRY.make(out_norm, heads * K)
         self.out = Linear(heads * K, D, bias=False, depth_scaled=(0,))
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         K = self.out.in_features // self.heads
-        wide = torch.promote_types(like.dtype, torch.float32)
-        return {"memory_RHKK": like.new_zeros(rows, self.heads, K, K, dtype=wide)}
+        return {"memory_RHKK": wide_zeros(like, rows, self.heads, K, K)}
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         wide, qkv_BTX = memory["memory_RHKK"].dtype, self.qkv(x_BTD)
@@ -190,24 +117,7 @@ def rotated(x_BHTK: Tensor, first: int) -> Tensor:
     position_T = torch.arange(first, first + T, dtype=x_BHTK.dtype, device=x_BHTK.device)
     even_I = torch.arange(0, K, 2, dtype=x_BHTK.dtype, device=x_BHTK.device)
     angle_TI = position_T[:, None] * torch.exp(even_I * (-math.log(10000.0) / K))
-    cos_TI, sin_TI = angle_TI.cos(), angle_TI.sin()
-    a_BHTI, b_BHTI = x_BHTK[..., 0::2], x_BHTK[..., 1::2]
-    return torch.stack((a_BHTI * cos_TI - b_BHTI * sin_TI, b_BHTI * cos_TI + a_BHTI * sin_TI), 4).flatten(3)
-
-
-SLOWEST, FASTEST = 0.001, 0.1  # range of the initial step sizes
-STRONGEST = 16.0  # maximum of the initial rates, which multiply the step sizes
-
-
-def fill_log_rates(rate_H: Tensor, generator: Generator) -> None:
-    """Fill with logarithms of rates that are uniform between 1 and 16, as in Mamba-2."""
-    nn.init.uniform_(rate_H, 1.0, STRONGEST, generator=generator).log_()
-
-
-def fill_step_biases(bias_H: Tensor, generator: Generator) -> None:
-    """Fill with biases whose softplus is log-uniform between the smallest and the largest step size, as in Mamba."""
-    nn.init.uniform_(bias_H, math.log(SLOWEST), math.log(FASTEST), generator=generator)
-    bias_H.exp_().expm1_().log_()
+    return rotate_adjacent(x_BHTK, angle_TI.cos(), angle_TI.sin())
 
 
 @block(
@@ -244,7 +154,8 @@ class GatedDeltaRule(Recurrence):
     rank of W_g and of the W_α of channels, by default full. With `beta_max: 2` the memory's transition can have
     negative eigenvalues, which state tracking needs (Grazzi et al. 2024). With `steps` above 1, a position decays S
     once and then writes as often, each time with its own k, v and β: its transition is a product. Training computes
-    chunks of 32 writes in parallel; decoding carries S.
+    chunks of 32 writes in parallel. Decoding carries S and the inputs of the last `kernel_size` - 1 positions of the
+    convolution.
 
     Also known as: Gated DeltaNet; Kimi Delta Attention, KDA (`decay: channel`); Gated DeltaProduct (`steps: 2`); linear
     attention with a delta rule.
@@ -306,10 +217,9 @@ class GatedDeltaRule(Recurrence):
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         _, K, V = self.head_widths
-        wide = torch.promote_types(like.dtype, torch.float32)
         return {
             "past_RND": like.new_zeros(rows, self.kernel_size - 1, len(self.near)),
-            "memory_RHKV": like.new_zeros(rows, self.memories, K, V, dtype=wide),
+            "memory_RHKV": wide_zeros(like, rows, self.memories, K, V),
         }
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
@@ -331,7 +241,7 @@ class GatedDeltaRule(Recurrence):
         rates_BXT, writes = self.rates(x_BTD).to(wide).mT, self.heads[2]
         by_channel = hasattr(self, "channel_rates")
         step_BTX = self.channel_rates(x_BTD).to(wide) if by_channel else rates_BXT[:, writes:].mT
-        step_BHTK = torch.unflatten(step_BTX + self.fade_bias.to(wide), 2, (self.memories, -1)).transpose(1, 2)
+        step_BHTK = to_heads(step_BTX + self.fade_bias.to(wide), self.memories)
         log_rate_BHTK = -self.fade.to(wide)[:, None, None].exp() * F.softplus(step_BHTK)
         if self.steps > 1:  # only the first write of a position decays
             others = torch.zeros_like(log_rate_BHTK).repeat(1, self.steps - 1, 1, 1)

@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.layers.decay import by_chunks, decayed_sum
 from tfm_blocks.blocks.layers.dot_product import merge_heads, split_widths
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState
-from tfm_blocks.blocks.linear_attention import by_chunks, decayed_sum
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, wide_zeros
 from tfm_blocks.registry.blocks import block
 
 INPUT_BIAS = -10.0  # initial bias of the input gates
@@ -88,17 +88,20 @@ class MatrixLSTM(Recurrence):
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         """Return C = 0, n = 0 as a last column of C, and m = 0."""
         _, K, V = self.head_widths
-        wide = torch.promote_types(like.dtype, torch.float32)
         return {
-            "memory_RHKV": like.new_zeros(rows, self.heads, K, V + 1, dtype=wide),
-            "largest_RH": like.new_zeros(rows, self.heads, dtype=wide),
+            "memory_RHKV": wide_zeros(like, rows, self.heads, K, V + 1),
+            "largest_RH": wide_zeros(like, rows, self.heads),
         }
 
     def read(self, x_BTD: Tensor, memory: RecurrentState, first: int) -> tuple[Tensor, RecurrentState]:
         wide, before_BH = memory["memory_RHKV"].dtype, memory["largest_RH"]
         qkv_BTX = self.qkv(x_BTD).to(wide)
         q_BHTK, k_BHTK, v_BHTV = split_widths(qkv_BTX, (self.heads,) * 3, self.head_widths)
-        input_BHT, forget_BHT = self._log_gates(x_BTD, wide)
+        gates_BTX = self.rates(x_BTD).to(wide) + torch.cat((self.input_bias, self.forget_bias)).to(wide)
+        if self.gate_cap is not None:
+            gates_BTX = self.gate_cap * torch.tanh(gates_BTX / self.gate_cap)
+        input_BHT, forget_BHT = gates_BTX.mT.chunk(2, 1)
+        forget_BHT = F.logsigmoid(forget_BHT)  # log f, as input_BHT is log i
         largest_BHT = largest_so_far(before_BH, input_BHT, forget_BHT)
         since_BHT = forget_BHT + torch.cat((before_BH[..., None], largest_BHT[..., :-1]), 2) - largest_BHT
         k_BHTK = k_BHTK * (input_BHT - largest_BHT).exp()[..., None]
@@ -109,14 +112,6 @@ class MatrixLSTM(Recurrence):
         y_BTI = (merge_heads(y_BHTV) * self.gain.to(wide)).to(x_BTD.dtype)
         after = {"memory_RHKV": after_BHKV, "largest_RH": largest_BHT[..., -1]}
         return self.out(torch.sigmoid(self.gate(x_BTD)) * y_BTI), after
-
-    def _log_gates(self, x_BTD: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return log i_BHT and log f_BHT."""
-        gates_BTX = self.rates(x_BTD).to(wide) + torch.cat((self.input_bias, self.forget_bias)).to(wide)
-        if self.gate_cap is not None:
-            gates_BTX = self.gate_cap * torch.tanh(gates_BTX / self.gate_cap)
-        input_BHT, forget_BHT = gates_BTX.mT.chunk(2, 1)
-        return input_BHT, F.logsigmoid(forget_BHT)
 
 
 def largest_so_far(before_BH: Tensor, input_BHT: Tensor, forget_BHT: Tensor) -> Tensor:

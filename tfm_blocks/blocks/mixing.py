@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from tfm_blocks.blocks.layers.linear import Dropout, Linear, normal_
+from tfm_blocks.blocks.layers.linear import Dropout, Linear, fill_normal, fill_zeros
 from tfm_blocks.blocks.layers.state import apply_order, mean_of_kept, reading_order
 from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Rate
@@ -113,6 +113,7 @@ class Gate(nn.Module):
 
     Also known as: gated mixture of branches.
     Use: branches whose weights depend on the position.
+    Cost: d · M multiply-adds for each position.
     """
 
     def __init__(self, D: int, M: int, *, bias: bool = True) -> None:
@@ -139,6 +140,7 @@ class GRUGate(nn.Module):
 
     Also known as: gated residual, GTrXL gating.
     Use: a parallel of one branch with a norm inside, without `add`.
+    Cost: 6 · d² multiply-adds for each position.
     """
 
     def __init__(self, D: int, M: int, *, carry: float = 2.0) -> None:
@@ -168,6 +170,7 @@ class Interpolate(nn.Module):
 
     Also known as: highway gate, lerp; value residual of RWKV-7.
     Use: values that are a mixture of this layer's values and the first layer's.
+    Cost: d · E multiply-adds for each position; (d + E) · rank with a `rank`.
     Example: start: value, end: decoder.0.value, rank: 32
     """
 
@@ -235,8 +238,7 @@ class LearnedTokens(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(tokens, D))
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        normal_(self.weight, self.weight.shape[1], generator)
+    initialise = fill_normal
 
     def forward(self, x_BND: Tensor, *, keep_BN: Tensor, right_padded_N: bool = True) -> Tensor:
         if not right_padded_N:
@@ -317,7 +319,7 @@ class PredictAhead(nn.Module):
     source="Vaswani et al. 2017, section 3.4, a learned linear transformation",
 )
 class LinearBlock(Linear):
-    """x W^T + b: x_BND -> y_BN(d_out).
+    """x W^T + b: x_BND -> y_BN(d_out). With `zero`, W is initially 0.
 
     Also known as: dense layer, projection.
     Use: inputs of vectors, and changes of width.
@@ -325,8 +327,12 @@ class LinearBlock(Linear):
     Example: d_out: 512
     """
 
-    def __init__(self, D: int, *, d_out: int, bias: bool = True) -> None:
+    def __init__(self, D: int, *, d_out: int, bias: bool = True, zero: bool = False) -> None:
         super().__init__(D, d_out, bias=bias)
+        self.zero = zero
+
+    def initialise(self, name: str, generator: Generator) -> None:
+        fill_zeros(self, name, generator) if self.zero else super().initialise(name, generator)
 
 
 @block("dropout", "x: B N D -> B N D", source="Srivastava et al. 2014, section 4")

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from tfm_blocks.blocks.layers.linear import fill_ones, fill_zeros
 from tfm_blocks.registry.blocks import block
 
 SQUARES = {"eps > 0": "a mean of squares may be 0"}
@@ -83,8 +84,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(D // groups, eps=eps)
         self.groups = groups
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.ones_(self.get_parameter(name))
+    initialise = fill_ones
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if self.groups == 1:
@@ -139,8 +139,7 @@ class UnitOffsetRMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(D))
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.zeros_(self.weight)
+    initialise = fill_zeros
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return _divide_by_rms(x_BTD, 1 + self.weight, self.eps)

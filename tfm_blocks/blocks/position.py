@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from tfm_blocks.blocks.layers.linear import Dropout, normal_
+from tfm_blocks.blocks.layers.linear import Dropout, fill_normal
 from tfm_blocks.blocks.layers.state import Positional, State
 from tfm_blocks.blocks.mixing import DropoutBlock
 from tfm_blocks.registry.blocks import block
@@ -63,17 +63,18 @@ class Sinusoidal(AddedPosition):
     def table(self, first: int, x_BND: Tensor) -> Tensor:
         N, D = x_BND.shape[1:]
         positions_N = torch.arange(first, first + N, dtype=torch.float32, device=x_BND.device)
-        return self._sines(positions_N, D).to(x_BND.dtype)
+        return self.sines(positions_N, D).to(x_BND.dtype)
 
     def rotate(self, x_BHNK: Tensor, positions_N: Tensor) -> Tensor:
         """Add the encodings of their positions to the queries or keys of all heads: x_BHNK -> x_BHNK."""
         _, H, _, K = x_BHNK.shape
         if H * K % 2:
             raise ValueError(f"sines and cosines come in pairs, but the heads have {H * K} numbers together")
-        table_ND = self._sines(positions_N.float(), H * K).to(x_BHNK.dtype)
+        table_ND = self.sines(positions_N.float(), H * K).to(x_BHNK.dtype)
         return x_BHNK + torch.unflatten(table_ND, 1, (H, K)).transpose(0, 1)
 
-    def _sines(self, positions_N: Tensor, D: int) -> Tensor:
+    def sines(self, positions_N: Tensor, D: int) -> Tensor:
+        """Return the encodings of positions: table_ND."""
         even_I = torch.arange(0, D, 2, dtype=torch.float32, device=positions_N.device)
         angles_NI = positions_N[:, None] * torch.exp(even_I * (-math.log(10000.0) / D))
         if self.layout == "halves":
@@ -104,7 +105,7 @@ class FairseqSinusoidal(Sinusoidal):
         super().__init__(D, layout="halves", dropout=dropout)
         self.offset = offset
 
-    def _sines(self, positions_N: Tensor, D: int) -> Tensor:
+    def sines(self, positions_N: Tensor, D: int) -> Tensor:
         if D < 4:
             raise ValueError(f"fairseq_sinusoidal needs at least 4 numbers, but the width is {D}")
         index_I = torch.arange(D // 2, dtype=torch.float32, device=positions_N.device)
@@ -132,7 +133,7 @@ class Timestep(Sinusoidal):
 
     def table(self, first: int, x_BND: Tensor) -> Tensor:
         index_1 = torch.full((1,), float(self.index), device=x_BND.device)
-        return self._sines(index_1, x_BND.shape[2]).to(x_BND.dtype)
+        return self.sines(index_1, x_BND.shape[2]).to(x_BND.dtype)
 
 
 @block(
@@ -156,8 +157,7 @@ class LearnedPosition(AddedPosition):
         self.max_length = max_length
         self.weight = nn.Parameter(torch.empty(max_length, D))
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        normal_(self.weight, self.weight.shape[1], generator)
+    initialise = fill_normal
 
     def table(self, first: int, x_BND: Tensor) -> Tensor:
         N, most = x_BND.shape[1], self.max_length
@@ -200,7 +200,7 @@ class RandomPosition(Sinusoidal):
         fixed = None if self.training else torch.Generator().manual_seed(0)
         drawn_N = torch.randperm(self.range, generator=fixed)[: N if self.training else most].sort().values
         positions_N = drawn_N[first : first + N].to(x_BND.device, torch.float32)
-        return self._sines(positions_N, x_BND.shape[2]).to(x_BND.dtype)
+        return self.sines(positions_N, x_BND.shape[2]).to(x_BND.dtype)
 
 
 @block(

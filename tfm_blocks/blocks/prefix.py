@@ -31,6 +31,7 @@ class PrefixAttention(MultiHead):
 
     Also known as: prefix language model, PrefixLM.
     Use: a decoder that continues a sequence that is read from both sides.
+    Cost: n · (n + m) · d multiply-adds for n positions after a prefix of m, up to a constant factor.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class PrefixAttention(MultiHead):
         d_value: int | None = None,
         **options: Any,
     ) -> None:
+        if options.get("selection"):
+            raise ValueError("selection compares the positions of one sequence, but prefix is another: leave it out")
         super().__init__(D, D, widths(D, heads, kv_heads, d_head, d_value), **options)
 
     def forward(  # type: ignore[override]

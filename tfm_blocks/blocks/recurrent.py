@@ -77,7 +77,8 @@ class Recurrent(Recurrence):
 class RNN(Recurrent):
     """h_t = tanh(W x_t + b + U h_{t-1} + c): x_BTD -> h_BTD.
 
-    Without a mask it is bidirectional: the states of two layers of half the width are concatenated.
+    Without a mask it is bidirectional: the states of two layers of half the width are concatenated. Training reads
+    position by position: linear cost in the length. Decoding carries h.
 
     Also known as: Elman network, simple recurrent network.
     Use: comparisons with attention.
@@ -92,7 +93,8 @@ class GRU(Recurrent):
     """h_t = (1 - z) n + z h_{t-1}, n = tanh(W x_t + b + r (U h_{t-1} + c)): x_BTD -> h_BTD.
 
     The gates r and z are sigmoids of maps of x_t and h_{t-1}. As in torch, r multiplies the map of h_{t-1}, not h_{t-1}
-    itself. Without a mask it is bidirectional: the states of two layers of half the width are concatenated.
+    itself. Without a mask it is bidirectional: the states of two layers of half the width are concatenated. Training
+    reads position by position: linear cost in the length. Decoding carries h.
 
     Also known as: gated recurrent unit.
     Use: a recurrence without a separate memory cell.
@@ -113,7 +115,8 @@ class LSTM(Recurrent):
     """c_t = f c_{t-1} + i tanh(W x_t + b + U h_{t-1} + c), h_t = o tanh(c_t): x_BTD -> h_BTD.
 
     The gates i, f and o are sigmoids of maps of x_t and h_{t-1}. Without a mask it is bidirectional: the states of two
-    layers of half the width are concatenated.
+    layers of half the width are concatenated. Training reads position by position: linear cost in the length. Decoding
+    carries h and c.
 
     Also known as: long short-term memory.
     Use: the recurrence of models before attention; `model=recurrent`.

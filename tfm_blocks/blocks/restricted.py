@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +12,17 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.attention import WHERE as ATTENTION
 from tfm_blocks.blocks.attention import SelfAttention
 from tfm_blocks.blocks.layers.banded import banded_attention, global_banded_attention
-from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, distance, one_hot_values
-from tfm_blocks.blocks.layers.multi_head import MultiHead
+from tfm_blocks.blocks.layers.dot_product import (
+    AttentionMask,
+    Span,
+    distance,
+    one_hot_values,
+    renormalised,
+    split_widths,
+    to_heads,
+)
+from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.multi_head import Bias, MultiHead, stacked
 from tfm_blocks.blocks.layers.state import State
 from tfm_blocks.blocks.shared_attention import RULES as SHARED
 from tfm_blocks.blocks.shared_attention import SharedAttention
@@ -31,16 +38,17 @@ class Windowed(MultiHead):
     `read` returns the queries, keys and values of a span of positions, for the inputs of `forward`.
     """
 
+    window: int
     read: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
-    @abstractmethod
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
         """Attend from each position to the positions near it: y_BHTK."""
+        return banded_attention(q_BHTK, k_BGTK, v_BGTK, keep_BT, r=self.window, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
         """Return the options that functions of windows share: the mask, dropout, scores and biases."""
-        dropout, bias = self.dropout if self.training else 0.0, self.of_distance if self.biases else None
+        dropout, bias = self.dropout if self.training else 0.0, self.bias if self.biases or self.compares else None
         return {"causal": self.causal, "dropout": dropout, "scores": self.scores, "bias": bias}
 
     def output(self, x_BTD: Tensor, *inputs: Tensor, keep_BT: Tensor) -> Tensor:
@@ -51,10 +59,12 @@ class Windowed(MultiHead):
     def weights(self, x_BTD: Tensor, *inputs: Tensor, keep_BT: Tensor, **ports: Tensor) -> Tensor:
         q_BHTK, k_BGTK, _ = self.read(x_BTD, Span(0, x_BTD.shape[1]), *inputs, **ports)
         w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT)
-        return w_BHTT if self.scores.sums_to_one else w_BHTT / w_BHTT.sum(3, keepdim=True)
+        return w_BHTT if self.scores.sums_to_one else renormalised(w_BHTT)
 
-    def of_distance(self, distance_TS: Tensor) -> Tensor:
-        """Return the bias of the scores of keys at these distances, in steps of the window: bias_HTS."""
+    def bias(self, q_BHTK: Tensor, k_BGSK: Tensor, distance_TS: Tensor) -> Tensor:
+        """Return the bias of the scores of keys at these distances, in steps of the window: bias_HTS or bias_BHTS."""
+        if self.compares:
+            return self.pair_bias(q_BHTK, k_BGSK, distance_TS)
         bias_HTS: Tensor = self.position.of_distance(distance_TS)
         return bias_HTS
 
@@ -108,10 +118,6 @@ class RestrictedAttention(WindowAttention):
     def __init__(self, D: int, *, r: int, **options: Any) -> None:
         super().__init__(D, **options)
         self.window = r
-        self.banded: Callable[..., Tensor] = banded_attention
-
-    def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
-        return self.banded(q_BHTK, k_BGTK, v_BGTK, keep_BT, r=self.window, **self.options)
 
 
 @block(
@@ -134,13 +140,9 @@ class RestrictedSharedAttention(Windowed, SharedAttention):
         refuse_selection(options)
         super().__init__(D, E, F, **options)
         self.window = r
-        self.banded: Callable[..., Tensor] = partial(banded_attention, r=r)
 
     def forward(self, x_BTD: Tensor, k_BTE: Tensor, v_BTF: Tensor, *, keep_BT: Tensor) -> Tensor:  # type: ignore[override]
         return self.output(x_BTD, k_BTE, v_BTF, keep_BT=keep_BT)
-
-    def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
-        return self.banded(q_BHTK, k_BGTK, v_BGTK, keep_BT, **self.options)
 
 
 @block(
@@ -167,23 +169,17 @@ class DilatedAttention(RestrictedAttention):
         self.dilation = dilation
 
     def attend_near(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, keep_BT: Tensor) -> Tensor:
+        # `apart` sequences of every `apart`-th position: x_(B·apart)HNK
         apart, T = self.dilation, keep_BT.shape[1]
-        q, k, v = (_split_by_dilation(x, apart) for x in (q_BHTK, k_BGTK, v_BGTK))
         missing = -T % apart
+        padded = (F.pad(x, (0, 0, 0, missing)) for x in (q_BHTK, k_BGTK, v_BGTK))
+        q, k, v = (torch.unflatten(x, 2, (-1, apart)).permute(0, 3, 1, 2, 4).flatten(0, 1) for x in padded)
         keep = torch.unflatten(F.pad(keep_BT, (0, missing)), 1, (-1, apart)).transpose(1, 2).flatten(0, 1)
         y = super().attend_near(q, k, v, keep)
         return torch.unflatten(y, 0, (-1, apart)).permute(0, 2, 3, 1, 4).flatten(2, 3)[:, :, :T]
 
-    def of_distance(self, distance_TS: Tensor) -> Tensor:
-        bias_HTS: Tensor = self.position.of_distance(distance_TS * self.dilation)
-        return bias_HTS
-
-
-def _split_by_dilation(x_BHTK: Tensor, apart: int) -> Tensor:
-    """Split a sequence into `apart` sequences of every `apart`-th position: x_BHTK -> x_(B·apart)HNK."""
-    missing = -x_BHTK.shape[2] % apart
-    padded = F.pad(x_BHTK, (0, 0, 0, missing))
-    return torch.unflatten(padded, 2, (-1, apart)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+    def bias(self, q_BHTK: Tensor, k_BGSK: Tensor, distance_TS: Tensor) -> Tensor:
+        return super().bias(q_BHTK, k_BGSK, distance_TS * self.dilation)
 
 
 @block(
@@ -198,17 +194,55 @@ class RestrictedGlobalAttention(RestrictedAttention):
     """`restricted_attention` with `first` global positions, which attend to all and all to them: x_BTD -> x_BTD.
 
     Cost O(n·(r + first)·d). With `mask: causal` every position, global or not, attends only to itself and to earlier
-    positions.
+    positions. With `separate`, which needs attention in both directions, the queries of the global positions, and the
+    keys and values that they read, are separate projections; the norms, the gate and the output are shared.
 
     Also known as: Longformer attention, global tokens.
-    Use: long sequences whose first positions summarise the rest.
+    Use: long sequences whose first positions summarise the rest; as in Longformer and LED, with `separate: true`.
     Example: r: 64
     """
 
-    def __init__(self, D: int, *, first: int = 1, **options: Any) -> None:
-        super().__init__(D, **options)
-        self.first = first
-        self.banded = partial(global_banded_attention, first=first)
+    def __init__(self, D: int, *, first: int = 1, separate: bool = False, bias: Bias = True, **options: Any) -> None:
+        super().__init__(D, bias=bias, **options)
+        self.first, self.separate = first, separate
+        if separate and self.causal:
+            raise ValueError("separate projections are for attention in both directions: leave mask or separate out")
+        if separate:
+            maps, (G, H) = self.widths.maps, (self.widths.kv_heads, self.widths.heads)
+            self.global_q = Linear(D, maps[0], bias=bias not in (False, "out"), heads=(H,))
+            self.global_kv = stacked(D, maps[1:], bias, 0, depth_scaled=(1,), heads=(G, G))
+
+    def global_heads(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of the global positions, and the keys and values of all, with separate projections."""
+        w, (_, T, _) = self.widths, x_BTD.shape
+        q_BHFK = to_heads(self.clamped(self.global_q(x_BTD[:, : self.first])), w.heads)
+        k_BGTK, v_BGTK = split_widths(self.clamped(self.global_kv(x_BTD)), (w.kv_heads, w.kv_heads), (w.key, w.value))
+        spans = Span(0, q_BHFK.shape[2]), Span(0, T)
+        return self.queries(q_BHFK, spans[0]), self.keys(k_BGTK, spans[1]), self.values(v_BGTK)
+
+    def attend_near(
+        self,
+        q_BHTK: Tensor,
+        k_BGTK: Tensor,
+        v_BGTK: Tensor,
+        keep_BT: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        sizes: dict[str, Any] = {"r": self.window, "first": self.first, "heads": heads}
+        return global_banded_attention(q_BHTK, k_BGTK, v_BGTK, keep_BT, **sizes, **self.options)
+
+    def output(self, x_BTD: Tensor, *inputs: Tensor, keep_BT: Tensor) -> Tensor:
+        heads = self.global_heads(x_BTD) if self.separate else None
+        near = self.read(x_BTD, Span(0, x_BTD.shape[1]))
+        return self.finish(self.attend_near(*near, keep_BT, heads), x_BTD)
+
+    def weights(self, x_BTD: Tensor, *inputs: Tensor, keep_BT: Tensor, **ports: Tensor) -> Tensor:
+        if not self.separate:
+            return super().weights(x_BTD, keep_BT=keep_BT)
+        (q_BHTK, k_BGTK, _), (q_BHFK, key_BGTK, _) = self.read(x_BTD, Span(0, x_BTD.shape[1])), self.global_heads(x_BTD)
+        heads = q_BHFK, key_BGTK, one_hot_values(key_BGTK)
+        w_BHTT = self.attend_near(q_BHTK, k_BGTK, one_hot_values(k_BGTK), keep_BT, heads)
+        return w_BHTT if self.scores.sums_to_one else renormalised(w_BHTT)
 
     def step(self, x_R1D: Tensor, state: State, score_bias_HTS: Tensor | None = None) -> tuple[Tensor, State]:
         """Read the next target position, which attends to the last r positions and the first ones."""
@@ -221,11 +255,11 @@ class RestrictedGlobalAttention(RestrictedAttention):
         mask = state.beam_mask(self.window)
         if mask is not None and state.path_BMTM is not None:
             mask = torch.cat((state.path_BMTM[:, :, first].flatten(2)[:, None], mask), 3)
-        masks = AttentionMask(mask, bias=self._bias_of_step(state, first) if self.biases else None)
+        masks = AttentionMask(mask)
+        bias = self.options["bias"]
+        if bias is not None:
+            past_N = torch.arange(state.position + 1, device=x_BMD.device)
+            seen_S = torch.cat((past_N[first], past_N[state.past(self.window)]))
+            distance_1S = distance(past_N[-1:], seen_S).repeat_interleave(state.hypotheses, -1)
+            masks = masks.plus(bias(q_BHMK, k_BGSK, distance_1S))
         return self.finish(self.attend(q_BHMK, k_BGSK, v_BGSK, masks), x_BMD).view_as(x_R1D), state
-
-    def _bias_of_step(self, state: State, first: slice) -> Tensor:
-        """Return the bias from the current position to those it attends to, for all hypotheses: bias_H1S."""
-        past_N = torch.arange(state.position + 1, device=self.out.weight.device)
-        seen_S = torch.cat((past_N[first], past_N[state.past(self.window)]))
-        return self.of_distance(distance(past_N[-1:], seen_S)).repeat_interleave(state.hypotheses, -1)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tfm_blocks.blocks.layers.dot_product import rotate_adjacent
 from tfm_blocks.blocks.layers.state import Positional, State
 from tfm_blocks.registry.blocks import block
 
@@ -67,8 +68,7 @@ class Rotary(Positional):
         angles_NI = positions_N.float()[:, None] * self.frequencies(x_BHNK.device)
         cos_NI, sin_NI = ((x * self.gain).to(x_BHNK.dtype) for x in (angles_NI.cos(), angles_NI.sin()))
         if self.layout == "pairs":
-            a, b = torch.unflatten(pairs, -1, (-1, 2)).unbind(-1)
-            rotated = torch.stack((a * cos_NI - b * sin_NI, b * cos_NI + a * sin_NI), -1).flatten(-2)
+            rotated = rotate_adjacent(pairs, cos_NI, sin_NI)
         else:
             a, b = pairs.chunk(2, -1)
             rotated = torch.cat((a * cos_NI - b * sin_NI, b * cos_NI + a * sin_NI), -1)

@@ -1,4 +1,4 @@
-"""Biases of attention scores by the distance from query to key, separately for each head."""
+"""Biases of attention scores by the distance from query to key, and perhaps their contents, for each head."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.dot_product import ScoreBias
-from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.dot_product import ComparesPairs, ScoreBias, repeat_kv
+from tfm_blocks.blocks.layers.linear import Linear, fill_zeros
+from tfm_blocks.blocks.position import Sinusoidal
 from tfm_blocks.registry.blocks import block
 
 HEADS = {"heads >= 1": "there is at least one head"}
@@ -80,8 +81,7 @@ class RelativeBias(ScoreBias):
         self.max_distance = max_distance
         self.weight = nn.Parameter(torch.empty(buckets, heads))
 
-    def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.zeros_(self.weight)
+    initialise = fill_zeros
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
         return F.embedding(self.bucket(distance_TS), self.weight).permute(2, 0, 1)
@@ -111,6 +111,7 @@ class DynamicBias(ScoreBias):
 
     Also known as: dynamic position bias, continuous relative position bias.
     Use: distances that did not occur in training.
+    Cost: d_bias · (1 + (depth - 1) · d_bias + heads) multiply-adds for each distance.
     """
 
     def __init__(
@@ -122,9 +123,60 @@ class DynamicBias(ScoreBias):
         self.maps = nn.ModuleList(Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(sizes))
 
     def of_distance(self, distance_TS: Tensor) -> Tensor:
-        y_TSF = -distance_TS[..., None].to(next(self.parameters()).dtype)
+        y_TSF = -distance_TS[..., None].to(self.maps[-1].weight.dtype)  # type: ignore[arg-type]
         y_TSF = y_TSF.sign() * y_TSF.abs().log1p() if self.log else y_TSF
         for layer in self.maps[:-1]:
             y_TSF = F.silu(layer(y_TSF))
         bias_TSH: Tensor = self.maps[-1](y_TSF)
         return bias_TSH.permute(2, 0, 1)
+
+
+@block(
+    "relative_sinusoidal",
+    "x: B N D -> heads N N",
+    category="position",
+    where={**HEADS, "heads * D % 2 == 0": "sines and cosines come in pairs"},
+    source="Dai et al. 2019 (Transformer-XL), section 3.3, terms b to d",
+)
+class RelativeSinusoidal(nn.Module, ComparesPairs):
+    """u·k_j + (q_i + v)·W r(i - j) for each query, key and head, where r(i - j) is `sinusoidal` of the distance.
+
+    As the `position` of an attention it adds this, times β, to the score, which becomes β ((q_i + u)·k_j +
+    (q_i + v)·W r(i - j)). u and v are learned vectors for each head, initially 0. r has the width of all heads, with
+    `layout: halves`, and W maps it to a key for each head. It cannot be a node, because the bias depends on the
+    queries and keys of each attention.
+
+    Also known as: relative positional encoding of Transformer-XL, XLNet and Conformer.
+    Use: `attention`, and `segment_attention` as in Transformer-XL.
+    Cost: 2 · n² · d multiply-adds for the scores of n positions, and 2 · n · d² for the keys of their distances.
+    """
+
+    weight_roles: ClassVar = {"u": "bias", "v": "bias"}
+
+    def __init__(self, D: int, *, heads: int) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(torch.empty(heads, D)), nn.Parameter(torch.empty(heads, D))
+        self.sinusoidal = Sinusoidal(heads * D, layout="halves")
+        self.map = Linear(heads * D, heads * D, bias=False, heads=(heads,))
+
+    initialise = fill_zeros
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        raise ValueError("relative_sinusoidal compares queries with keys: use it as the position of an attention")
+
+    def of_pairs(self, q_BHTK: Tensor, k_BGSK: Tensor, distance_TS: Tensor) -> Tensor:
+        u_H1K, v_H1K = (vectors[:, None].to(q_BHTK.dtype) for vectors in (self.u, self.v))
+        by_key_BH1S = u_H1K @ repeat_kv(k_BGSK, len(self.u)).mT
+        T, S = distance_TS.shape
+        if T == 1:
+            w_HKX = torch.unflatten(self.map.merged_weight(), 0, self.u.shape).to(q_BHTK.dtype)
+            r_SX = self.map.rounded_input(self._sinusoids(distance_TS[0], q_BHTK))
+            return by_key_BH1S + (q_BHTK + v_H1K) @ w_HKX @ r_SX.mT
+        distance_L = torch.cat((distance_TS[:, 0].flip(0), distance_TS[0, 1:], distance_TS[0, -1:]))
+        key_HLK = torch.unflatten(self.map(self._sinusoids(distance_L, q_BHTK)), 1, self.u.shape).transpose(0, 1)
+        product_BHTL = (q_BHTK + v_H1K) @ key_HLK.mT
+        # L = T + S: from row to row, the distances move by one place
+        return by_key_BH1S + torch.unflatten(product_BHTL.flatten(2)[..., T - 1 : -1], 2, (T, T + S - 1))[..., :S]
+
+    def _sinusoids(self, distance_N: Tensor, like: Tensor) -> Tensor:
+        return self.sinusoidal.sines(-distance_N.float(), self.map.in_features).to(like.dtype)

@@ -28,16 +28,17 @@ class SegmentAttention(WindowAttention):
     The sequence is cut into segments of `segment` positions. A query attends to its own segment, with `mask: causal`
     only up to its own position, and to the last `memory` positions before the segment. The gradient does not flow
     through the keys and values of this memory into earlier segments. A norm before the block counts as part of its
-    input. With each layer, a stack reads `memory` positions further back.
+    input. With each layer, a stack reads at least `memory` positions further back.
 
     A sequence of several segments computes what Transformer-XL computes for consecutive segments with reused states;
-    there is no memory between sequences. `position` takes the same blocks as in `attention`, such as `rotary`. The
-    relative encoding of the paper, with its vectors u and v, is not implemented. Parameters and other arguments, except
-    `selection` and `forget_gate`, are the same as in `attention`.
+    there is no memory between sequences. Decoding caches the keys and values of all positions, of which it reads
+    the segment and the memory. `position` takes the same blocks as in `attention`, such as
+    `relative_sinusoidal` of the same paper. Parameters and other arguments, except `selection` and `forget_gate`, are
+    the same as in `attention`.
 
     Also known as: Transformer-XL, segment-level recurrence; chunked attention, block-local attention (`memory: 0`).
     Use: long sequences, trained as consecutive segments.
-    Cost: O(n·(segment + memory)·d). In training, keys and values are projected twice.
+    Cost: in training, keys and values are projected twice.
     Example: segment: 64, memory: 64
     """
 

@@ -25,14 +25,16 @@ class TopBlocks(nn.Module):
     """The keys of `k` blocks of `block_size` positions: the query's own block, and those with the largest q·k̄.
 
     k̄ is the mean of the keys of a block that the query may see. The heads choose separately. Blocks whose product
-    equals the k-th largest are chosen too. Within its blocks, a query attends to the keys that the mask allows, so with
-    `mask: causal` it chooses among earlier blocks. The choice has no parameters and no gradient. It is computed from
-    all scores, so it takes longer than dense attention.
+    equals the k-th largest are chosen too; among products that differ only by rounding, the choice of training and
+    decoding may differ. Within its blocks, a query attends to the keys that the mask allows, so with `mask: causal` it
+    chooses among earlier blocks. The choice has no parameters and no gradient. It is computed from all scores, so it
+    takes longer than dense attention.
 
     As a node it returns the mean of the vectors that each position chooses, with x as queries and keys: x_BTD -> x_BTD.
 
     Also known as: MoBA, mixture of block attention.
     Use: attention with `selection: top_blocks`, for queries that read few parts of a long sequence.
+    Cost: n² · d multiply-adds for n positions, in addition to the attention; as a node twice as many.
     """
 
     def __init__(self, *, block_size: int = 64, k: int = 3) -> None:

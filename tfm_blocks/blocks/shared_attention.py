@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.blocks.attention import WHERE as ATTENTION
-from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, Widths, sequence_mask, split_heads
+from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, Widths, sequence_mask, to_heads
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.multi_head import Bias, Heads, MultiHead
 from tfm_blocks.blocks.layers.state import CacheShape, State
@@ -32,7 +32,7 @@ class ReadsHeads(MultiHead):
         """Return the heads of a sequence from its first position on."""
         span_T = Span(0, x_BTD.shape[1])
         heads = self.read(x_BTD, span_T, *inputs, **ports)
-        return self.select(*heads, self.with_positions(span_T, span_T, None, masks))
+        return self.with_pairs(*heads, self.with_positions(span_T, span_T, None, masks))
 
     def start(self, *, room: CacheShape) -> State:  # type: ignore[override]
         return State(caches=self.caches(room))
@@ -50,8 +50,8 @@ class ReadsHeads(MultiHead):
             for name, value in ports.items()
         }
         q_BHMK, k_BGMK, v_BGMK = self.read(x_BMD, Span(state.position, 1), **folded)
-        k_BGSK, v_BGSK, masks = self.append(k_BGMK, v_BGMK, state)
-        heads = self.select(q_BHMK, k_BGSK, v_BGSK, masks)
+        k_BGSK, v_BGSK, masks = self.append(x_BMD, k_BGMK, v_BGMK, state)
+        heads = self.with_pairs(q_BHMK, k_BGSK, v_BGSK, masks)
         return self.finish(self.attend_few(*heads), x_BMD).view_as(x_R1D), state
 
 
@@ -78,8 +78,8 @@ class SharedAttention(ReadsHeads):
 
     Only queries and the output have projections here. k contains `kv_heads` heads of width E / `kv_heads`, which is
     also the width of the queries, and v as many heads of width F / `kv_heads`. `kv_heads` defaults to `heads`.
-    `qk_norm`, `v_norm` and `position` act on k and v here, which are the projections before them. Other arguments are
-    the same as in `attention`, and so is the result if k and v are its projections of x.
+    `clip_qkv`, `qk_norm`, `v_norm` and `position` act on k and v here, which are the projections before them. Other
+    arguments are the same as in `attention`, and so is the result if k and v are its projections of x.
 
     Layers that read one node for k and v share keys and values. If k and v are the same node, values are keys. If v is
     a mix of two nodes, values of an earlier layer flow into this layer.
@@ -105,9 +105,7 @@ class SharedAttention(ReadsHeads):
         super().__init__(D, None, Widths(heads, groups, E // groups, F // groups), mask, position, **options)
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
-        w = self.widths
-        self.q = Linear(D, w.maps[0], bias=bias not in (False, "out"), heads=(w.heads,))
-        self.out = Linear(w.heads * w.value, D, bias=bias not in (False, "qkv"), depth_scaled=(0,))
+        self.q = Linear(D, self.widths.maps[0], bias=bias not in (False, "out"), heads=(self.widths.heads,))
 
     def forward(  # type: ignore[override]
         self, x_BTD: Tensor, k_BTE: Tensor, v_BTF: Tensor, *, keep_BT: Tensor, right_padded_T: bool = True
@@ -117,7 +115,7 @@ class SharedAttention(ReadsHeads):
 
     def read(self, x_BTD: Tensor, span_T: Span, k_BTE: Tensor, v_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         groups = self.widths.kv_heads
-        (k_BGTK,), (v_BGTK,) = split_heads(k_BTE, groups, 1), split_heads(v_BTF, groups, 1)
+        k_BGTK, v_BGTK = (to_heads(self.clamped(x), groups) for x in (k_BTE, v_BTF))
         return self.own_queries(x_BTD, span_T), self.keys(k_BGTK, span_T), self.values(v_BGTK)
 
 
@@ -139,8 +137,8 @@ class ResidualAttention(ReadsHeads):
 
     If q and k list the nodes of all layers up to this one, the products of earlier layers are added to the products of
     this layer. All are computed as one product of M times the width, so no scores are stored. x is the input of the
-    residual connection and of the `gate`, so without a gate, `add_norm` has no `pre`. `qk_norm` and `position` act on
-    each q_m and k_m.
+    residual connection and of the `gate`, so without a gate, `add_norm` has no `pre`. `clip_qkv`, `qk_norm` and
+    `position` act on each q_m and k_m.
 
     Also known as: residual attention scores, RealFormer.
     Use: scores that change little from layer to layer.
@@ -160,10 +158,15 @@ class ResidualAttention(ReadsHeads):
         **options: Any,
     ) -> None:
         super().__init__(D, None, Widths(heads, heads, E // heads, F // heads), mask, position, **options)
+        if position is not None and self.compares:
+            raise ValueError(
+                f"{position.block} compares one query with one key, but residual_attention may add several products: "
+                "choose another position"
+            )
         self.products = M
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
-        self.out = Linear(self.widths.heads * self.widths.value, D, bias=bias not in (False, "qkv"), depth_scaled=(0,))
+        """Construct no maps: other nodes contain them."""
 
     def forward(  # type: ignore[override]
         self,
@@ -185,10 +188,10 @@ class ResidualAttention(ReadsHeads):
         if len(q) != len(k):
             raise ValueError(f"each q has a k, but there are {len(q)} of q and {len(k)} of k")
         heads = self.widths.heads
-        (q_NHTK,), (k_NHTK,) = split_heads(torch.cat(q), heads, 1), split_heads(torch.cat(k), heads, 1)
+        q_NHTK, k_NHTK = (to_heads(self.clamped(torch.cat(x)), heads) for x in (q, k))
         q_BHTX = _side_by_side(self.queries(q_NHTK, span_T), len(v_BTF))
         k_BHTX = _side_by_side(self.keys(k_NHTK, span_T), len(v_BTF))
-        return q_BHTX, k_BHTX, self.values(split_heads(v_BTF, heads, 1)[0])
+        return q_BHTX, k_BHTX, self.values(to_heads(self.clamped(v_BTF), heads))
 
     def caches(self, room: CacheShape) -> dict[str, Tensor]:
         w = self.widths

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tfm_blocks.blocks.attention import SelfAttention
-from tfm_blocks.blocks.layers.dot_product import AttentionMask, among_largest, repeat_kv
+from tfm_blocks.blocks.layers.dot_product import AttentionMask, among_largest, renormalised, repeat_kv
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.restricted import WHERE
 from tfm_blocks.blocks.selection import KeyBlocks, key_blocks
@@ -38,7 +38,8 @@ class NativeSparseAttention(SelfAttention):
        query.
     2. Selected: the keys of `k` blocks: the first one, the query's own, the one before it, and those with the largest
        weights in the compressed branch. Heads that share keys choose together, by their mean weight. Blocks whose
-       weight equals the k-th largest are chosen too.
+       weight equals the k-th largest are chosen too; among weights that differ only by rounding, the choice of
+       training and decoding may differ.
     3. Near: the last `r` positions, the query's own included.
 
     Yuan et al. compress overlapping blocks by a network, and the branches have separate keys and values. Here, as in
@@ -109,4 +110,4 @@ class NativeSparseAttention(SelfAttention):
     def weights(self, x_BTD: Tensor, **masks: Any) -> Tensor:
         q_BHTK, k_BGSK, _, mask = self.prepare(x_BTD, **masks)
         w_BHTS = self._combine(self.attention_weights(q_BHTK, k_BGSK, mask), x_BTD)
-        return w_BHTS / w_BHTS.sum(3, keepdim=True)
+        return renormalised(w_BHTS)

@@ -9,19 +9,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.linear import Linear
+from tfm_blocks.blocks.layers.linear import ZeroLinear
 from tfm_blocks.registry.blocks import block
 
 GATE = 0.01  # initial scale of the part of a coefficient that depends on the position
 KEPT = 2.0  # initial logit of a stream that `manifold` reads or keeps; the other streams have -KEPT
 SOURCE = "Zhu et al. 2024 (Hyper-Connections), section 2; manifold: Xie et al. 2025 (mHC), section 4"
-
-
-class ZeroLinear(Linear):
-    """A linear map whose weights start at 0."""
-
-    def initialise(self, name: str, generator: Generator) -> None:
-        nn.init.zeros_(self.get_parameter(name))
 
 
 class StreamCoefficients(nn.Module):

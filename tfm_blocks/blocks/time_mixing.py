@@ -9,10 +9,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from tfm_blocks.blocks.layers.dot_product import merge_heads, split_heads
+from tfm_blocks.blocks.layers.decay import by_chunks
+from tfm_blocks.blocks.layers.dot_product import merge_heads, to_heads
 from tfm_blocks.blocks.layers.linear import Linear
-from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, SlidingKernel, State, continue_from
-from tfm_blocks.blocks.linear_attention import by_chunks
+from tfm_blocks.blocks.layers.state import Recurrence, RecurrentState, SlidingKernel, State, continue_from, wide_zeros
 from tfm_blocks.registry.blocks import block
 
 FASTEST = math.exp(-0.5)  # a position keeps at least the fraction exp(-FASTEST) of the memory
@@ -34,7 +34,7 @@ CONSTANTS = {"rate_bias": -0.19, "removed": 0.71, "damped": 1.02, "bonus": -0.04
         "gate_rank >= 1": "the gate is a product of two maps",
         "eps > 0": "a variance may be 0",
     },
-    source="Peng et al. 2025 (RWKV-7), section 4; initial values as in the authors' code",
+    source="Peng et al. 2025 (RWKV-7), section 4; initial μ, biases and factors as in the authors' code",
 )
 class RWKV7(Recurrence):
     """S_t = diag(w_t) S_{t-1} - (a_t ⊙ κ_t)^T κ_t S_{t-1} + k_t^T v_t, y_t = r_t S_t in each head: x_BTD -> x_BTD.
@@ -90,9 +90,19 @@ class RWKV7(Recurrence):
         self.gain = nn.Parameter(torch.empty(E))
         self.bias = nn.Parameter(torch.empty(E))
         self.out = Linear(E, D, bias=False, depth_scaled=(0,))
+        self.multiplier = 1.0
+
+    def match_base(self, base: RWKV7) -> None:
+        """Divide r · (ρ ⊙ k) by the width of a head relative to the base, because no norm follows this sum."""
+        own, other = (layer.out.out_features // layer.heads for layer in (self, base))
+        self.multiplier = other / own
 
     def initialise(self, name: str, generator: Generator) -> None:
-        """Fill as in the first layer of the authors' model, with values drawn where theirs are evenly spaced."""
+        """Fill as in the first layer of the authors' model, with values drawn where theirs are evenly spaced.
+
+        The linear maps are initialised as elsewhere; the authors begin with zeros in the output map and in half of the
+        low-rank maps.
+        """
         match name:
             case "mix":
                 nn.init.uniform_(self.mix, generator=generator)
@@ -104,10 +114,9 @@ class RWKV7(Recurrence):
 
     def empty(self, rows: int, like: Tensor) -> RecurrentState:
         E, D = self.out.in_features, self.out.out_features
-        wide = torch.promote_types(like.dtype, torch.float32)
         return {
             "past_R1D": like.new_zeros(rows, 1, D),
-            "memory_RHKV": like.new_zeros(rows, self.heads, D // self.heads, E // self.heads, dtype=wide),
+            "memory_RHKV": wide_zeros(like, rows, self.heads, D // self.heads, E // self.heads),
         }
 
     def forward(
@@ -137,13 +146,14 @@ class RWKV7(Recurrence):
         k_BTD = k_BTD * (1 + (rate_BTD - 1) * self.damped.to(wide))
         parts = (r_BTD, k_BTD, v_BTE, removed_BTD, rate_BTD, log_rate_BTD)
         r_BHTK, k_BHTK, v_BHTV, removed_BHTK, rate_BHTK, log_rate_BHTK = (
-            split_heads(part_BTX, self.heads, 1)[0] for part_BTX in parts
+            to_heads(part_BTX, self.heads) for part_BTX in parts
         )
         removed_BHTK = F.normalize(removed_BHTK, dim=3)
         keys = k_BHTK, v_BHTV, removed_BHTK, removed_BHTK * rate_BHTK
         y_BHTV, after_BHKV = by_chunks(generalised_delta_rule, memory["memory_RHKV"], r_BHTK, *keys, log_rate_BHTK)
         y_BTE = merge_heads(F.layer_norm(y_BHTV, y_BHTV.shape[3:], eps=self.eps)) * self.gain.to(wide)
         bonus_BHT1 = (r_BHTK * k_BHTK * self.bonus.to(wide).view(self.heads, 1, -1)).sum(3, keepdim=True)
+        bonus_BHT1 = bonus_BHT1 * self.multiplier
         y_BTE = gate_BTE * (y_BTE + self.bias.to(wide) + merge_heads(bonus_BHT1 * v_BHTV))
         return self.out(y_BTE.to(x_BTD.dtype)), {"past_R1D": past_B1D, "memory_RHKV": after_BHKV}
 
@@ -193,7 +203,7 @@ def generalised_delta_rule(
 class LearnedShift(SlidingKernel):
     """x_t + μ ⊙ (x_{t-1} - x_t), with x_0 = 0 and a learned μ for each channel: x_BTD -> x_BTD.
 
-    μ is initially uniform between 0 and 1.
+    μ is initially uniform between 0 and 1. Decoding carries the last x.
 
     Also known as: token shift, lerp of two positions.
     Use: before the feed-forward network, as in the channel mixing of RWKV.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
-from tfm_blocks.cli.options import load_requested_plugins
-from tfm_blocks.errors import FULL, TfmError, cut, escape_unknown_letters, printable, write_utf8
+from tfm_blocks.cli.options import Command, load_requested_plugins
+from tfm_blocks.errors import FULL, TfmError, close_output, cut, escape_unknown_letters, printable, write_utf8
 from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_library_defaults
 from tfm_blocks.version import __version__
 
@@ -31,8 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments[:1] == ["train"]:  # Hydra parses its options
         from tfm_blocks.cli.train import train
 
-        command = [sys.executable, "-m", "tfm_blocks", "train"]
-        status = train(arguments[1:], program="tfm train", command=command)
+        status = train(arguments[1:], program="tfm train", command=[sys.executable, "-m", "tfm_blocks", "train"])
     else:
         status = run_command(lambda: _run(arguments))
     if status:
@@ -42,15 +41,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run_command(action: Callable[[], int | None]) -> int:
     """Run a command and return its exit status; handle a full disk and a closed output pipe."""
     escape_unknown_letters()
+    status = 0
     try:
         try:
-            return print_errors(action)
+            status = print_errors(action)
         finally:
             if sys.stdout:
                 sys.stdout.flush()
+        return status
     except BrokenPipeError:  # the reader closed the pipe, as in `tfm blocks | head`
         close_output()
-        return 0
+        return status
     except OSError as error:  # such as a full disk or a file without write permission
         if error.errno is None:  # an error of a library, or a bug: only the traceback shows its origin
             raise
@@ -67,14 +68,9 @@ def print_errors(action: Callable[[], int | None]) -> int:
     try:
         return action() or 0
     except TfmError as error:
-        print(error, file=sys.stderr)
+        with suppress(BrokenPipeError):
+            print(error, file=sys.stderr)
         return error.exit_status
-
-
-def close_output() -> None:
-    """Discard the unwritten output, so that Python does not fail when it flushes stdout at exit."""
-    if sys.stdout:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: Sequence[str]) -> int | None:
@@ -88,7 +84,7 @@ def _run(argv: Sequence[str]) -> int | None:
     return status
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> Namespace:
     """Parse the arguments; overrides may precede or follow options."""
     parser = command_parser()
     arguments, rest = parser.parse_known_args(argv)
@@ -102,7 +98,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _choose_model(arguments: argparse.Namespace) -> None:
+def _choose_model(arguments: Namespace) -> None:
     """Set the model if overrides stand in its place, and drop overrides that a later one replaces.
 
     Raises ConfigError.
@@ -113,21 +109,18 @@ def _choose_model(arguments: argparse.Namespace) -> None:
     is_override = "=" in arguments.model and not Path(arguments.model).exists()
     overrides = keep_last([arguments.model, *arguments.overrides] if is_override else arguments.overrides)
     if is_override:
-        arguments.model = ",".join(chosen_models(overrides, arguments.config_dir))
-        overrides = [text for text in overrides if override_key(text) != "model"]
+        models = chosen_models(overrides, arguments.config_dir)
+        without = [text for text in overrides if override_key(text) != "model"]
+        if len(without) == len(overrides):
+            models = list(dict.fromkeys(models))
+            arguments.models_of_experiments = len(models) > 1
+        arguments.model, overrides = ",".join(models), without
     arguments.overrides = overrides
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are printable: an argument can hold escape sequences, such as the name of a folder."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-
-def command_parser() -> argparse.ArgumentParser:
+def command_parser() -> Command:
     """Return the parser of all commands, whose modules `train.py` does not import."""
-    parser = _Parser("tfm", description="Train, inspect, check and use models.")
+    parser = Command("tfm", description="Train, inspect, check and use models.")
     parser.add_argument("--version", action="version", version=f"tfm-blocks {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("train", help="train a run, or a sweep with -m; see tfm train --help")

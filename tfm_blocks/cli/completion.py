@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Action, ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -43,14 +43,14 @@ def add_commands(commands: options.Commands) -> None:
     command.set_defaults(run=_print, data=True)
 
 
-def _print(arguments: argparse.Namespace) -> None:
+def _print(arguments: Namespace) -> None:
     import argcomplete
 
     script = argcomplete.shell_integration.shellcode(["tfm"], shell=arguments.shell)
     print((ZSH if arguments.shell == "zsh" else "") + script + SCRIPT, end="")
 
 
-def complete(parser: argparse.ArgumentParser) -> None:
+def complete(parser: ArgumentParser) -> None:
     """Print the completions that the shell requested, and exit."""
     import argcomplete
 
@@ -68,15 +68,15 @@ def complete(parser: argparse.ArgumentParser) -> None:
     argcomplete.autocomplete(parser, always_complete_options=False)
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def _commands(parser: ArgumentParser) -> Iterator[tuple[str, ArgumentParser]]:
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action, _SubParsersAction):
             for name, command in action.choices.items():
                 yield name, command
                 yield from _commands(command)
 
 
-def _complete(prefix: str, action: argparse.Action, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+def _complete(prefix: str, action: Action, parsed_args: Namespace, **_: Any) -> list[str]:
     """Return the completions of an argument by its metavar; none if a file of the config folder is invalid."""
     from tfm_blocks.compose.completion import complete_override, list_blocks
     from tfm_blocks.compose.folders import config_folders, list_options

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem, expect_none, print_warnings, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, config_error, expect_none, print_warnings, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.registry.blocks import BlockInfo
@@ -17,12 +17,12 @@ def add_commands(commands: options.Commands) -> None:
     """Add the parser of this command."""
     what = "list the probe tasks, or explain some of them with examples"
     command = options.add_command(commands, "probes", _probes, "list and explain the probe tasks", what)
-    command.add_argument("names", nargs="*", metavar="TASK", help="explain these tasks: settings, sizes and examples")
-    command.add_argument("--test", metavar="MODULE", help="test the tasks that this plug-in registers")
-    options.add_shared(command, "--plugins")
+    command.add("names", "explain these tasks: settings, sizes and examples", nargs="*", metavar="TASK")
+    command.add("--test", "test the tasks that this plug-in registers", metavar="MODULE")
+    command.add_shared("--plugins")
 
 
-def _probes(arguments: argparse.Namespace) -> int:
+def _probes(arguments: Namespace) -> int:
     from tfm_blocks.registry.plugins import load_plugins
     from tfm_blocks.report.probes import show_probe, show_probes
 
@@ -50,7 +50,7 @@ def _test_tasks(module: str, names: Sequence[str]) -> int:
     unknown = [name for name in names if name not in registered]
     if unknown or not registered:
         rule = " ".join([f"the module {shown(module)} registers no task", *unknown[:1]])
-        raise ConfigError(Problem("--test", rule, help="put the decorator @task(NAME) on its classes"))
+        raise config_error("--test", rule, "put the decorator @task(NAME) on its classes")
     failed = False
     for name in names or registered:
         cls = TASKS[name]
@@ -66,7 +66,7 @@ def _test_tasks(module: str, names: Sequence[str]) -> int:
     return int(failed)
 
 
-def test_blocks(arguments: argparse.Namespace) -> int:
+def test_blocks(arguments: Namespace) -> int:
     """Print for each block that it passes, or the rule that it breaks. Return 1 if a block breaks a rule.
 
     Raises ConfigError if the module cannot be imported or registers no block, and, after the other blocks, for the
@@ -81,6 +81,7 @@ def test_blocks(arguments: argparse.Namespace) -> int:
     for name in names:
         try:
             cases = list(cases_of(blocks[name], values.get(name)))
+            notes = list(_role_notes(blocks[name], cases))
         except ConfigError as error:
             unbuilt += error.problems
             continue
@@ -92,8 +93,7 @@ def test_blocks(arguments: argparse.Namespace) -> int:
             print(f"{name}: {f'{context}: ' if context else ''}{breach.measured}. Fix: {breach.fix}")
             continue
         print(f"{name}: {'pass' if cases else 'not tested: its output has no batch axis'}")
-        if cases:
-            print_warnings(_role_notes(blocks[name], cases[0]))
+        print_warnings(notes)
     expect_none(unbuilt)
     return int(failed)
 
@@ -112,7 +112,7 @@ def _registered_by(module: str) -> dict[str, BlockInfo]:
     }
     if not registered:
         rule = f"the module {shown(module)} registers no block"
-        raise ConfigError(Problem("--test", rule, help="put the decorator @block(…) on its classes"))
+        raise config_error("--test", rule, "put the decorator @block(…) on its classes")
     return registered
 
 
@@ -124,11 +124,10 @@ def _split(words: Sequence[str], blocks: Mapping[str, BlockInfo]) -> tuple[list[
         key, equals, text = word.partition("=")
         block, dot, argument = key.partition(".")
         if block not in blocks:
-            rule = f"the plug-in registers no block {shown(block)}"
-            raise ConfigError(Problem(word, rule, help=suggest(block, blocks)))
+            raise config_error(word, f"the plug-in registers no block {shown(block)}", suggest(block, blocks))
         if bool(equals) != bool(dot):
             help = f"write {block} to test this block alone, or {block}.ARGUMENT=VALUE"
-            raise ConfigError(Problem(word, "must be BLOCK or BLOCK.ARGUMENT=VALUE", help=help))
+            raise config_error(word, "must be BLOCK or BLOCK.ARGUMENT=VALUE", help)
         if equals:
             values.setdefault(block, {})[argument] = _read(word, text)
         else:
@@ -146,14 +145,24 @@ def _read(word: str, text: str) -> Any:
             expect_unambiguous(event, word, "the command line")
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(Problem(word, "its value is not YAML", help="quote it for the shell")) from None
+        raise config_error(word, "its value is not YAML", "quote it for the shell") from None
 
 
-def _role_notes(info: BlockInfo, case: Any) -> Iterator[Problem]:
-    """Yield a note for each weight of the block that has the role of its shape, because no class declares its role."""
-    from tfm_blocks.network.weights import roles_by_shape
+def _role_notes(info: BlockInfo, cases: Sequence[Any]) -> Iterator[Problem]:
+    """Yield notes on weights whose roles follow from their shapes, and on declared roles that no case has a weight for.
 
-    for name, (role, owner) in roles_by_shape(case.network.calls[-1].block).items():
+    Raises ConfigError for a role that does not exist.
+    """
+    from tfm_blocks.network.weights import roles_by_shape, unused_roles
+
+    if not cases:
+        return
+    modules = [case.network.calls[-1].block for case in cases]
+    for owner, address in sorted(set.intersection(*map(unused_roles, modules))):
+        rule = f"weight_roles of {owner} names {address}, which is not a weight of {owner}"
+        names = [name for module in modules for name, _ in module.named_parameters()]
+        yield Problem(info.name, rule, help=suggest(address, dict.fromkeys(names)), severity="note")
+    for name, (role, owner) in roles_by_shape(modules[0]).items():
         rule = f"{name} has the role {role}, which follows from its shape and name"
         help = f'weight_roles = {{"{name.rpartition(".")[2]}": "{role}"}} in {owner} declares this or another role'
         yield Problem(info.name, rule, help=help, severity="note")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, Problem, counted, printable, shown, suggest
+from tfm_blocks.errors import config_error, counted, print_line, printable, shown, suggest
 
 if TYPE_CHECKING:
     from tfm_blocks.report.comparison import Comparison
@@ -24,27 +24,23 @@ def add_commands(commands: options.Commands) -> None:
     what = "draw the attention of every layer and head, for at most 64 tokens on each side"
     shared = ["folder", "--checkpoint"]
     command = options.add_command(commands, "attention", _attention, "draw the attention of a model", what, shared)
-    what = "text to read, one for each source"
-    command.add_argument("sentence", type=options.text, metavar="SENTENCE", nargs="+", help=what)
-    command.add_argument("-o", **options.OUTPUT, required=True, help="out.html or out.png")
-    what = "translation to use instead of the model's"
-    command.add_argument("--target", type=options.text, metavar="TEXT", help=what)
-    options.add_shared(command, "--device", "--plugins")
+    command.add("sentence", "text to read, one for each source", type=options.text, metavar="SENTENCE", nargs="+")
+    command.add("-o", "out.html or out.png", **options.OUTPUT, required=True)
+    command.add("--target", "translation to use instead of the model's", type=options.text, metavar="TEXT")
+    command.add_shared("--device", "--plugins")
     what = "average a run's last weights, into a folder next to it"
     command = options.add_command(commands, "average", _average, "average a run's last weights", what, ["folder"])
-    what = "number of validations to average (5)"
-    command.add_argument("--last", type=options.count, default=5, metavar="K", help=what)
+    command.add("--last", "number of validations to average (5)", type=options.count, default=5, metavar="K")
     what = "list the runs of a folder, newest first"
     command = options.add_command(commands, "runs", _runs, "list, find and delete runs", what)
     what = "show only runs with this word in their name, model, data or command line"
-    command.add_argument("words", nargs="*", metavar="WORD", help=what)
-    what = "folder of the runs (runs)"
-    command.add_argument("--in", type=Path, default=RUNS, dest="root", metavar="FOLDER", help=what)
-    command.add_argument("--state", metavar="STATE", help="only runs in this state, such as done or failed")
-    options.add_shared(command, "--json")
+    command.add("words", what, nargs="*", metavar="WORD")
+    command.add("--in", "folder of the runs (runs)", type=Path, default=RUNS, dest="root", metavar="FOLDER")
+    command.add("--state", "only runs in this state, such as done or failed", metavar="STATE")
+    command.add_shared("--json")
     what = "delete these runs, or sweeps with all their runs, permanently; needs --yes"
-    command.add_argument("--delete", nargs="+", type=Path, metavar="RUNS", help=what)
-    command.add_argument("--yes", action="store_true", help="confirm --delete")
+    command.add("--delete", what, nargs="+", type=Path, metavar="RUNS")
+    command.add_flag("--yes", "confirm --delete")
     _add_comparisons(commands)
 
 
@@ -55,46 +51,42 @@ def _add_comparisons(commands: options.Commands) -> None:
     shapes = command.add_mutually_exclusive_group()
     for shape in ("csv", "markdown", "latex", "json"):
         shapes.add_argument(f"--{shape}", action="store_true", help=f"print {shape} instead of tables")
-    what = "write figures for a paper into this folder, as PDF and SVG"
-    command.add_argument("--figures", type=Path, metavar="FOLDER", help=what)
+    command.add("--figures", "write figures for a paper into this folder, as PDF and SVG", type=Path, metavar="FOLDER")
     only = command.add_mutually_exclusive_group()
     only.add_argument("--matrix", action="store_true", help="print only the matrix of models and tasks")
     what = "fit a scaling law to runs of several sizes, and print each model's compute relative to the baseline"
     only.add_argument("--scaling", action="store_true", help=what)
     what = "with --scaling, also fit a law to each model alone; its exponents are uncertain if the ladder is small"
-    command.add_argument("--exponents", action="store_true", help=what)
+    command.add_flag("--exponents", what)
     what = "with --scaling, also fit two factors for each model, one on parameters and one on tokens"
-    command.add_argument("--factors", action="store_true", help=what)
+    command.add_flag("--factors", what)
     what = "write one self-contained page with curves, tables, samples, attention, nodes and configs"
     command = options.add_command(commands, "report", _report, "write a page about runs", what)
     _add_runs(command)
-    command.add_argument("-o", **options.OUTPUT, required=True, help="report.html")
-    what = "fit a scaling law to runs of several sizes, and show it first"
-    command.add_argument("--scaling", action="store_true", help=what)
+    command.add("-o", "report.html", **options.OUTPUT, required=True)
+    command.add_flag("--scaling", "fit a scaling law to runs of several sizes, and show it first")
     what = "sentence whose attention is shown (default: a line of the test set)"
-    command.add_argument("--sentence", type=options.text, metavar="TEXT", help=what)
+    command.add("--sentence", what, type=options.text, metavar="TEXT")
 
 
-def _add_runs(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folders", type=Path, nargs="+", metavar="RUNS", help="run folders, or the folder of a sweep")
-    what = "a run; the tests compare with its model, over all its seeds"
-    command.add_argument("--baseline", metavar="RUN", help=what)
+def _add_runs(command: options.Command) -> None:
+    command.add("folders", "run folders, or the folder of a sweep", type=Path, nargs="+", metavar="RUNS")
+    command.add("--baseline", "a run; the tests compare with its model, over all its seeds", metavar="RUN")
     what = "scores that tfm evaluate --test wrote, such as beam4 (default: the scores of the training run)"
-    command.add_argument("--scores", metavar="NAME", help=what)
+    command.add("--scores", what, metavar="NAME")
     what = "display names of models and tasks, as in '{lstm: LSTM}', or a YAML file"
-    command.add_argument("--names", type=options.text, metavar="YAML", help=what)
+    command.add("--names", what, type=options.text, metavar="YAML")
     what = "the first models and tasks, in this order, as in '[lstm, attention]', or a YAML file"
-    command.add_argument("--order", type=options.text, metavar="YAML", help=what)
+    command.add("--order", what, type=options.text, metavar="YAML")
     what = "the models or tasks to show, in this order, as in '[lstm, attention]', or a YAML file"
-    command.add_argument("--only", type=options.text, metavar="YAML", help=what)
+    command.add("--only", what, type=options.text, metavar="YAML")
     what = "score of the matrix of models and tasks, such as solved or accuracy@64 (default: the score of the tasks)"
-    command.add_argument("--metric", metavar="SCORE", help=what)
-    what = "leave out the runs whose seeds chose the learning rate of their model"
-    command.add_argument("--held-out-seeds", action="store_true", help=what)
-    options.add_shared(command, "--plugins")
+    command.add("--metric", what, metavar="SCORE")
+    command.add_flag("--held-out-seeds", "leave out the runs whose seeds chose the learning rate of their model")
+    command.add_shared("--plugins")
 
 
-def _attention(arguments: argparse.Namespace) -> None:
+def _attention(arguments: Namespace) -> None:
     from tfm_blocks.report.attention import check_path, save_attention
     from tfm_blocks.translation.classify import load_any
     from tfm_blocks.translation.sentence_attention import attention_of
@@ -105,25 +97,27 @@ def _attention(arguments: argparse.Namespace) -> None:
     sources = reader.sources if isinstance(reader, Translator) else ()
     if len(arguments.sentence) != max(1, len(sources)):
         rule = f"has {counted(len(arguments.sentence), 'text')}, but the model reads {', '.join(sources) or 'one'}"
-        raise ConfigError(Problem("SENTENCE", rule, help="put each text in quotes"))
+        raise config_error("SENTENCE", rule, "put each text in quotes")
     if arguments.target is not None and not sources:
-        raise ConfigError(Problem("--target", "is a translation, but the model reads one text", help="leave it out"))
+        raise config_error("--target", "is a translation, but the model reads one text", "leave it out")
     attention = attention_of(reader, arguments.sentence, arguments.target)
     if isinstance(reader, Translator):
         reader.warn_of_unknown()
     for warning in save_attention(attention, arguments.path):
         print(printable(f"warning: {warning}"), file=sys.stderr)
-    print(printable(f"{attention.target}\n{arguments.path}" if sources else f"{arguments.path}"))
+    print_line(f"{attention.target}\n{arguments.path}" if sources else f"{arguments.path}")
 
 
-def _average(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.report.screen import print_line
+def _average(arguments: Namespace) -> None:
+    from tfm_blocks.exchange.folder import inherit_record
     from tfm_blocks.runs.checkpoints import average
 
-    print_line(f"folder: {average(arguments.folder, arguments.last)}")
+    folder = average(arguments.folder, arguments.last)
+    inherit_record(arguments.folder, folder)
+    print_line(f"folder: {folder}")
 
 
-def _runs(arguments: argparse.Namespace) -> None:
+def _runs(arguments: Namespace) -> None:
     from tfm_blocks.report.lists import show_runs
     from tfm_blocks.runs.listing import list_runs
     from tfm_blocks.runs.saved_run import UNFINISHED
@@ -131,23 +125,25 @@ def _runs(arguments: argparse.Namespace) -> None:
     if arguments.delete:
         _delete(arguments)
         return
+    if arguments.yes:
+        help = "write --delete RUNS --yes, or leave --yes out"
+        raise config_error("--yes", "confirms --delete, which is missing", help)
     runs = list_runs(arguments.root)
     states = {*UNFINISHED, *(run.state for run in runs)}
     if arguments.state not in (None, *states):
         help = suggest(arguments.state, states - {""})
-        raise ConfigError(Problem("--state", f"is {shown(arguments.state)}, which is not a state of a run", help=help))
+        raise config_error("--state", f"is {shown(arguments.state)}, which is not a state of a run", help)
     matches = [run for run in runs if run.has(arguments.words) and arguments.state in (None, run.state)]
     show_runs(matches, as_json=arguments.json)
 
 
-def _delete(arguments: argparse.Namespace) -> None:
+def _delete(arguments: Namespace) -> None:
     """Delete the folders of --delete, which must all be runs or sweeps. Raises ConfigError without --yes."""
-    from tfm_blocks.report.screen import print_line
     from tfm_blocks.runs.listing import delete_run, expect_deletable, size_of
 
     if arguments.words or arguments.state or arguments.json or arguments.root != RUNS:
         rule = "deletes exactly the folders that it names, so it takes no WORD, --state, --in or --json"
-        raise ConfigError(Problem("--delete", rule, help="leave them out"))
+        raise config_error("--delete", rule, "leave them out")
     for folder in arguments.delete:
         expect_deletable(folder)
     named = {folder.resolve(): folder for folder in arguments.delete}
@@ -155,19 +151,21 @@ def _delete(arguments: argparse.Namespace) -> None:
     for folder in folders:
         print_line(f"{folder}: {size_of(folder) / 1e6:,.1f} MB")
     if not arguments.yes:
-        rule = "deletes permanently, and nothing was deleted yet"
-        raise ConfigError(Problem("--delete", rule, help="add --yes to confirm"))
+        raise config_error("--delete", "deletes permanently, and nothing was deleted yet", "add --yes to confirm")
     for folder in folders:
         delete_run(folder)
 
 
-def _compare(arguments: argparse.Namespace) -> None:
+def _compare(arguments: Namespace) -> None:
     from tfm_blocks.report import comparison_tables as output
 
-    comparison = _comparison(arguments)
     for option in ("exponents", "factors"):
         if vars(arguments)[option] and not arguments.scaling:
-            raise ConfigError(Problem(f"--{option}", "belongs to a scaling law", help="add --scaling, or leave it out"))
+            raise config_error(f"--{option}", "belongs to a scaling law", "add --scaling, or leave it out")
+        if vars(arguments)[option] and arguments.csv:
+            rule = "adds a table, but --csv prints only the table of the ladder"
+            raise config_error(f"--{option}", rule, "leave it out, or write --json in place of --csv")
+    comparison = _comparison(arguments)
     if arguments.scaling:
         for path in _compare_scaling(arguments, comparison):
             print(printable(str(path)), file=sys.stderr)
@@ -176,7 +174,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     if arguments.matrix and matrix is None:
         rule = "needs runs of several models on several tasks, with scores"
         help = "tfm train -m experiment=probe/lite mixer=attention,lstm data=parity,mqar trains such runs"
-        raise ConfigError(Problem("--matrix", rule, help=help))
+        raise config_error("--matrix", rule, help)
     if arguments.csv:
         output.print_matrix_csv(matrix) if matrix else output.print_csv(comparison)
     elif arguments.json:
@@ -191,7 +189,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             print(printable(str(path)), file=sys.stderr)
 
 
-def _show_tables(arguments: argparse.Namespace, tables: Sequence[Table], notes: Sequence[str]) -> None:
+def _show_tables(arguments: Namespace, tables: Sequence[Table], notes: Sequence[str]) -> None:
     from tfm_blocks.report import comparison_tables as output
 
     show = output.print_markdown if arguments.markdown else output.show_tables
@@ -199,19 +197,19 @@ def _show_tables(arguments: argparse.Namespace, tables: Sequence[Table], notes: 
     show(tables, notes)
 
 
-def _ladder(arguments: argparse.Namespace, comparison: Comparison) -> Ladder:
+def _ladder(arguments: Namespace, comparison: Comparison) -> Ladder:
     """Return the scaling law of a comparison. Raises ConfigError if SciPy is missing, or as `read_ladder`."""
     from importlib.util import find_spec
 
     if find_spec("scipy") is None:
         help = "pip install -c constraints.txt 'tfm-blocks[scaling]'"
-        raise ConfigError(Problem("--scaling", "needs SciPy, which is not installed", help=help))
+        raise config_error("--scaling", "needs SciPy, which is not installed", help)
     from tfm_blocks.report.scaling import read_ladder
 
     return read_ladder(comparison, arguments.plugins, arguments.metric)
 
 
-def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> Iterable[Path]:
+def _compare_scaling(arguments: Namespace, comparison: Comparison) -> Iterable[Path]:
     ladder = _ladder(arguments, comparison)
     from tfm_blocks.report import scaling_tables as scaling
     from tfm_blocks.report.screen import print_json
@@ -235,25 +233,26 @@ def _compare_scaling(arguments: argparse.Namespace, comparison: Comparison) -> I
         return save_drawings([("scaling", scaling.draw_scaling(ladder))], arguments.figures)
 
 
-def _comparison(arguments: argparse.Namespace) -> Comparison:
+def _comparison(arguments: Namespace) -> Comparison:
     from tfm_blocks.report.comparison import compare_runs
     from tfm_blocks.report.display import read_display
 
     shape = vars(arguments)
-    scaling, tested = shape.get("scaling", False), not (shape.get("scaling") or shape.get("matrix"))
-    for option in ("names", "order", "only"):
-        if scaling and shape[option] is not None:
+    scaling, tested = shape.get("scaling", False), not any(shape.get(view) for view in ("scaling", "matrix", "csv"))
+    for option in ("names", "order", "only", "held_out_seeds"):
+        if scaling and shape[option] not in (None, False):
             rule = "does not apply to --scaling, which fits all runs"
-            raise ConfigError(Problem(f"--{option}", rule, help="leave it out, or name the folders of fewer runs"))
+            raise config_error(options.flag_of(option), rule, "leave it out, or name the folders of fewer runs")
+    if scaling and arguments.scores and not arguments.metric:
+        rule = "has no effect with --scaling, which fits the losses of the last validations"
+        raise config_error("--scores", rule, "name a score, as in --metric bits_per_byte, or leave it out")
     given = arguments.folders, arguments.baseline, arguments.scores, arguments.metric
-    options = {"held_out_seeds": arguments.held_out_seeds, "several_lengths": scaling, "tested": tested}
-    display = read_display(arguments.names, arguments.order, arguments.only)
-    return compare_runs(*given, **options, display=display)
+    choices = {"held_out_seeds": arguments.held_out_seeds, "several_lengths": scaling, "tested": tested}
+    return compare_runs(*given, **choices, display=read_display(arguments.names, arguments.order, arguments.only))
 
 
-def _report(arguments: argparse.Namespace) -> None:
+def _report(arguments: Namespace) -> None:
     from tfm_blocks.report.page import render_report
-    from tfm_blocks.report.screen import print_line
     from tfm_blocks.runs.files import write_bytes
 
     path: Path = arguments.path
@@ -264,5 +263,4 @@ def _report(arguments: argparse.Namespace) -> None:
     text = render_report(comparison, title, ladder=ladder, sentence=arguments.sentence, plugins=arguments.plugins)
     data = text.encode("utf-8", "replace")  # a run's text may hold an incomplete character
     write_bytes(path, data)
-    count = len(comparison.runs)
-    print_line(f"{path}: {counted(count, 'run')}, {len(data) / 1e6:.1f} MB")
+    print_line(f"{path}: {counted(len(comparison.runs), 'run')}, {len(data) / 1e6:.1f} MB")

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import re
+from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, DataError, Place, Problem, RunError, TfmError, counted, printable
+from tfm_blocks.errors import (
+    DataError,
+    Place,
+    Problem,
+    RunError,
+    TfmError,
+    config_error,
+    counted,
+    file_error,
+    print_line,
+)
 from tfm_blocks.metric_schema import HIDING, PSEUDO
 from tfm_blocks.translation.settings import Search
 
@@ -25,15 +35,15 @@ SEARCH = (*options.SEARCH, "strict")
 MADE = {"saved": "imported or saved from Python", "averaged": "averaged from weights", "merged": "merged with adapters"}
 
 
-def refuse(arguments: argparse.Namespace, reason: str, names: Sequence[str]) -> None:
+def refuse(arguments: Namespace, reason: str, names: Sequence[str]) -> None:
     """Raise ConfigError for options without effect."""
     for name in names:
         if getattr(arguments, name) != arguments.default_of(name):
             option = options.flag_of(name)
-            raise ConfigError(Problem(option, f"{reason}, so it cannot be combined with {option}", help="leave it out"))
+            raise config_error(option, f"{reason}, so it cannot be combined with {option}", "leave it out")
 
 
-def score_runs(arguments: argparse.Namespace) -> None:
+def score_runs(arguments: Namespace) -> None:
     """Score every finished run below the folder, write the scores into the runs, and print them.
 
     Raises RunError for the runs that cannot be scored, after the others.
@@ -65,14 +75,24 @@ def score_runs(arguments: argparse.Namespace) -> None:
                 scored[str(folder)] = _evaluate_encoder(arguments, folder, name)
             else:
                 scored[str(folder)] = _evaluate_run(arguments, folder, name, search)
-        except TfmError as error:
-            for problem in error.problems:
-                within = "" if problem.address.startswith(str(folder)) else f"{folder}: "
-                problems.append(replace(problem, address=f"{within}{problem.address}".removesuffix(": ")))
+        except (TfmError, OSError) as error:
+            problems += _problems_of(error, folder)
     if scored:
         _show(arguments, name, scored, sum(run.state != "done" for run in runs))
     if problems:
         raise RunError(problems)
+
+
+def _problems_of(error: TfmError | OSError, folder: Path) -> list[Problem]:
+    """Return the problems of a run, with its folder; raise an OSError that does not come from the file system."""
+    known = file_error(error, str(folder)) if isinstance(error, OSError) else error
+    if known is None:
+        raise error
+    problems = []
+    for problem in known.problems:
+        within = "" if problem.address.startswith(str(folder)) else f"{folder}: "
+        problems.append(replace(problem, address=f"{within}{problem.address}".removesuffix(": ")))
+    return problems
 
 
 def _nothing_finished(folder: Path, states: Collection[str]) -> Problem:
@@ -85,19 +105,20 @@ def _nothing_finished(folder: Path, states: Collection[str]) -> Problem:
     return Problem(str(folder), rule, help="tfm runs lists the states")
 
 
-def _show(arguments: argparse.Namespace, name: str, scored: Mapping[str, tuple[list[Score], int]], rest: int) -> None:
+def _show(arguments: Namespace, name: str, scored: Mapping[str, tuple[list[Score], int]], rest: int) -> None:
     """Print the scores of each run and their name; `rest` runs are not done."""
     from tfm_blocks.report.lists import show_scores
 
     systems = {run: scores for run, (scores, _) in scored.items()}
-    show_scores(systems, max(count for _, count in scored.values()), as_json=arguments.json)
+    counts = {run: count for run, (_, count) in scored.items()}
+    show_scores(systems, counts, as_json=arguments.json)
     if not arguments.json:
         unfinished = f"; {rest} are not done" if rest else ""
-        print(printable(f"saved as scores/{name} in {counted(len(scored), 'run')}{unfinished}"))
-        print(printable(f"tfm compare {arguments.folder} --scores {name}"))
+        print_line(f"saved as scores/{name} in {counted(len(scored), 'run')}{unfinished}")
+        print_line(f"tfm compare {arguments.folder} --scores {name}")
 
 
-def _scores_name(arguments: argparse.Namespace, search: Search, kind: str) -> str:
+def _scores_name(arguments: Namespace, search: Search, kind: str) -> str:
     """Return a name made of the settings that differ from their defaults, such as `beam4` or `beam4-alpha1-news`.
 
     It begins with `kind`, if it is not empty.
@@ -115,7 +136,7 @@ def _scores_name(arguments: argparse.Namespace, search: Search, kind: str) -> st
     return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:60]  # a character has up to 4 bytes, a folder name up to 255
 
 
-def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search: Search) -> tuple[list[Score], int]:
+def _evaluate_run(arguments: Namespace, folder: Path, name: str, search: Search) -> tuple[list[Score], int]:
     """Translate and score the test set of a run, and write both into its folder. Return the scores and row count.
 
     Raises RunError if the scores with this name are of another test set, which would be overwritten.
@@ -147,7 +168,7 @@ def _evaluate_run(arguments: argparse.Namespace, folder: Path, name: str, search
     return scores, len(rows)
 
 
-def _evaluate_encoder(arguments: argparse.Namespace, folder: Path, name: str) -> tuple[list[Score], int]:
+def _evaluate_encoder(arguments: Namespace, folder: Path, name: str) -> tuple[list[Score], int]:
     """Write the pseudo-perplexity of a run into its folder, with the losses of each text. Return it and their number.
 
     Raises RunError as `_evaluate_run`, and if the test set has changed since the training.
@@ -215,7 +236,7 @@ def _expect_test_set(folder: Path, name: str, digest: str) -> None:
 
 
 def translate_rows(
-    arguments: argparse.Namespace, translator: Translator, rows: Sequence[Row], search: Search, where: Path
+    arguments: Namespace, translator: Translator, rows: Sequence[Row], search: Search, where: Path
 ) -> list[str]:
     """Return the best output for the sources of each row; warnings name the rows by `where`."""
     from tfm_blocks.translation.stream import fitting
@@ -247,6 +268,5 @@ def _read_rows(path: Path, translator: Translator) -> list[Row]:
     if wrong is not None or not rows:
         rule = f"each line needs {len(columns)} tab-separated texts ({', '.join(columns)})"
         rule += f", but line {wrong} has {len(rows[wrong - 1])}" if wrong else ", but there is no line"
-        help = "paste test.src test.tgt > test.tsv"
-        raise DataError(Problem("--test", rule, Place(str(path), wrong), help=help))
+        raise DataError(Problem("--test", rule, Place(str(path), wrong), help="paste test.src test.tgt > test.tsv"))
     return rows

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.cli import close_output, print_errors, run_command
-from tfm_blocks.errors import file_error
+from tfm_blocks.cli import print_errors, run_command
+from tfm_blocks.errors import close_output, file_error
+from tfm_blocks.launch.process_settings import collect_garbage_rarely, pause_garbage_collection, set_library_defaults
 
 if TYPE_CHECKING:
     from tfm_blocks.compose.command_line import Request
@@ -23,7 +24,6 @@ def train(arguments: Sequence[str], *, program: str, command: Sequence[str]) -> 
     `program` is the command that the user typed; `command` starts it in a new process.
     """
     from tfm_blocks.distributed.signals import exit_on_signals
-    from tfm_blocks.launch.process_settings import collect_garbage_rarely, set_library_defaults
 
     set_library_defaults()
     collect_garbage_rarely()
@@ -53,7 +53,7 @@ def _train(arguments: Sequence[str], program: str, command: Sequence[str]) -> in
     if "--multirun" in request.flags:
         from tfm_blocks.sweep.command import sweep
 
-        return sweep(request, program=words, start=command)
+        return _run_training(lambda: sweep(request, program=words, start=command))
     return _run_training(lambda: _train_here(request, [*words, *request.arguments]))
 
 
@@ -86,8 +86,6 @@ def _train_job(path: Path) -> int:
 
 def _train_here(request: Request, typed: Sequence[str]) -> int:
     """Train a new run or resume a run. Slow imports follow the check of the config."""
-    from tfm_blocks.launch.process_settings import pause_garbage_collection
-
     pause_garbage_collection()
     from tfm_blocks.compose.command_line import compose_arguments
     from tfm_blocks.launch.check import check_request

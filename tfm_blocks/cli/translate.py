@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfm_blocks.cli import options
-from tfm_blocks.errors import ConfigError, DataError, Problem
+from tfm_blocks.errors import DataError, Problem, config_error, print_line
+from tfm_blocks.launch.process_settings import keep_freed_memory
 from tfm_blocks.serving import Limits
 from tfm_blocks.translation.settings import MOST_TOKENS
 
@@ -25,76 +27,68 @@ def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
     what = "translate stdin to stdout, line by line; tabs separate the sources of a line"
     command = _add(commands, "translate", _translate, "translate lines", what)
-    command.add_argument("--prefix", type=Path, metavar="FILE", help="the beginnings of the translations, line by line")
+    what = "the beginnings of the translations, line by line; if the run has a target_tag, begin each line with it"
+    command.add("--prefix", what, type=Path, metavar="FILE")
     what = "continue each prompt, one per line of stdin, and print both"
-    command = _add(commands, "generate", _generate, "continue prompts", what)
+    command = _add(commands, "generate", _generate, "continue prompts", what, limited="a prompt")
     what = "maximum number of tokens to generate before eos (64)"
-    command.add_argument("--tokens", type=options.count, default=64, metavar="N", help=what)
+    command.add("--tokens", what, type=options.count, default=64, metavar="N")
     what = "replace each <mask> in the lines of stdin by the most probable token; tabs separate sources from the target"
     command = options.add_command(commands, "fill", _fill, "fill in hidden tokens", what, ["folder", "--checkpoint"])
     command.set_defaults(data=True, text=None)
     what = "print a JSON object for each line, with the K most probable tokens of each <mask>"
-    command.add_argument("--top", type=options.count, metavar="K", help=what)
+    command.add("--top", what, type=options.count, metavar="K")
     what = "fill the masks of a line in N steps, the most probable tokens first (1: each on its own)"
-    command.add_argument("--steps", type=options.count, default=1, metavar="N", help=what)
-    command.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
+    command.add("--steps", what, type=options.count, default=1, metavar="N")
+    command.add_flag("--strict", "fail on a line that is not UTF-8")
     options.add_computing(command)
     what = "print the label of each line of a file or of stdin, with a run of objective=label"
     classify = options.add_command(commands, "classify", _classify, "predict labels", what)
-    classify.add_argument(
-        "--scores", action="store_true", help="print a JSON object with the probability of each class"
-    )
+    classify.add_flag("--scores", "print a JSON object with the probability of each class")
     what = "print the vector of each line of a file or of stdin as JSON, with a run of an encoder"
     embed = options.add_command(commands, "embed", _embed, "compute vectors of texts", what)
     what = "vector of a text: the mean of its positions, or its first position (%(default)s)"
-    embed.add_argument("--pooling", choices=("mean", "first"), default="mean", help=what)
+    embed.add("--pooling", what, choices=("mean", "first"), default="mean")
     embed.add_argument("-o", "--output", type=Path, metavar="FILE.npy", help="write all vectors as an array instead")
     for one in (classify, embed):
         one.set_defaults(data=True)
-        options.add_shared(one, "folder")
-        one.add_argument("text", nargs="?", type=Path, metavar="FILE", help="lines of text (stdin)")
-        options.add_shared(one, "--checkpoint")
-        one.add_argument("--strict", action="store_true", help="fail on a line that is not UTF-8")
+        one.add_shared("folder")
+        one.add("text", "lines of text (stdin)", nargs="?", type=Path, metavar="FILE")
+        one.add_shared("--checkpoint")
+        one.add_flag("--strict", "fail on a line that is not UTF-8")
         options.add_computing(one)
     _add_serve(commands)
 
 
-def _lines_of_stdin(arguments: argparse.Namespace) -> Iterator[list[str]]:
+def _lines_of_stdin(arguments: Namespace) -> Iterator[list[str]]:
     """Return chunks of the lines of stdin; on a terminal, each line as it is typed."""
     from tfm_blocks.translation.stream import chunks, typed
 
     return typed() if sys.stdin.isatty() else chunks(sys.stdin.buffer, "stdin", strict=arguments.strict)
 
 
-def _numbered_lines(arguments: argparse.Namespace, command: str) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield chunks of the lines of the file, or of stdin, after the number of their first line. Raises DataError."""
+def _outputs(arguments: Namespace, command: str, network: Network, read: Callable[..., Iterable[Any]]) -> Iterator[Any]:
+    """Yield the output of `read` for each line of the file, or of stdin, and flush stdout after each chunk.
+
+    Raises DataError.
+    """
     from tfm_blocks.translation.stream import chunks
 
-    _expect_streams(command)
+    _expect_streams(command, reads_stdin=arguments.text is None)
     first, path = 1, arguments.text
     try:
         opened = path.open("rb") if path else nullcontext()
     except OSError as error:
         rule = f"cannot be read: {error.strerror}"
         raise DataError(Problem(str(path), rule, help="name a file with lines of text")) from None
-    with opened as file:
+    with options.precision_of(arguments, network), opened as file:
         for lines in chunks(file, str(path), strict=arguments.strict) if file else _lines_of_stdin(arguments):
-            yield first, lines
+            yield from read(lines, first=first, name=str(path or "stdin"), batch_tokens=arguments.batch_tokens)
+            sys.stdout.flush()
             first += len(lines)
 
 
-def _outputs(
-    arguments: argparse.Namespace, command: str, network: Network, read: Callable[..., Iterable[Any]]
-) -> Iterator[Any]:
-    """Yield the output of `read` for each line, and flush stdout after each chunk."""
-    with options.precision_of(arguments, network):
-        for first, lines in _numbered_lines(arguments, command):
-            name = str(arguments.text or "stdin")
-            yield from read(lines, first=first, name=name, batch_tokens=arguments.batch_tokens)
-            sys.stdout.flush()
-
-
-def _classify(arguments: argparse.Namespace) -> None:
+def _classify(arguments: Namespace) -> None:
     from tfm_blocks.translation.classify import Classifier
 
     classifier = Classifier.load(arguments.folder, **options.loading_of(arguments))
@@ -102,9 +96,10 @@ def _classify(arguments: argparse.Namespace) -> None:
         print(json.dumps(one.to_json(classifier.coder), ensure_ascii=False) if arguments.scores else one.label)
 
 
-def _embed(arguments: argparse.Namespace) -> None:
+def _embed(arguments: Namespace) -> None:
     import numpy as np
 
+    from tfm_blocks.runs.files import write_bytes
     from tfm_blocks.translation.encoder import Encoder
 
     if path := arguments.output:
@@ -114,14 +109,16 @@ def _embed(arguments: argparse.Namespace) -> None:
     vectors = _outputs(arguments, "tfm embed RUN", encoder.network, embed)
     if path:
         kept = [x_D.numpy() for x_D in vectors]
-        np.save(path, np.stack(kept) if kept else np.zeros((0, 0), np.float32))
-        print(f"{path}: {len(kept):,} vectors")
+        array = BytesIO()
+        np.save(array, np.stack(kept) if kept else np.zeros((0, 0), np.float32))
+        write_bytes(path, array.getvalue())
+        print_line(f"{path}: {len(kept):,} vectors")
     else:
         for x_D in vectors:
             print(json.dumps(x_D.tolist()))
 
 
-def _fill(arguments: argparse.Namespace) -> None:
+def _fill(arguments: Namespace) -> None:
     from tfm_blocks.translation.fill import Filler
 
     filler = Filler.load(arguments.folder, **options.loading_of(arguments))
@@ -131,16 +128,16 @@ def _fill(arguments: argparse.Namespace) -> None:
 
 
 def _add(
-    commands: options.Commands, name: str, run: Callable[[argparse.Namespace], None], help: str, about: str
-) -> argparse.ArgumentParser:
+    commands: options.Commands, name: str, run: Callable[[Namespace], None], help: str, about: str, **search: str
+) -> options.Command:
     command = options.add_command(commands, name, run, help, about, ["folder", "--checkpoint"])
     command.set_defaults(prefix=None, data=True)
-    options.add_search(command)
+    options.add_search(command, **search)
     options.add_generation(command)
     return command
 
 
-def _translate(arguments: argparse.Namespace) -> None:
+def _translate(arguments: Namespace) -> None:
     from tfm_blocks.translation.stream import Translating
 
     _expect_streams("tfm translate RUN")
@@ -150,33 +147,32 @@ def _translate(arguments: argparse.Namespace) -> None:
     _write(arguments, Translating(translator, search, arguments.batch_tokens, arguments.strict))
 
 
-def _generate(arguments: argparse.Namespace) -> None:
+def _generate(arguments: Namespace) -> None:
     from tfm_blocks.translation.stream import Generating
 
     _expect_streams("tfm generate RUN")
     if arguments.tokens > MOST_TOKENS:
-        rule = f"must be at most {MOST_TOKENS:,}, but is {arguments.tokens:,}"
-        raise ConfigError(Problem("--tokens", rule, help="--tokens 64"))
+        raise config_error("--tokens", f"must be at most {MOST_TOKENS:,}, but is {arguments.tokens:,}", "--tokens 64")
     search = options.search_of(arguments, nbest=arguments.nbest, sampling=options.sampling_of(arguments))
     translator = options.translator_of(arguments)
     _write(arguments, Generating(translator, search, arguments.batch_tokens, arguments.strict, tokens=arguments.tokens))
 
 
-def _write(arguments: argparse.Namespace, work: Translating) -> None:
-    from tfm_blocks.launch.process_settings import keep_freed_memory
+def _write(arguments: Namespace, work: Translating) -> None:
     from tfm_blocks.report.screen import counting
     from tfm_blocks.translation.stream import stream
 
     keep_freed_memory()
-    with counting("lines") as tell, options.precision_of(arguments, work.translator.network):
+    with counting() as tell, options.precision_of(arguments, work.translator.network):
         lines = _lines_of_stdin(arguments)
         stream(work, lines, sys.stdout, prefix=arguments.prefix, scores=arguments.scores, tell=tell)
     work.translator.warn_of_unknown()
 
 
-def _expect_streams(command: str) -> None:
-    for name, one in (("stdin", sys.stdin), ("stdout", sys.stdout)):
-        if one is None:
+def _expect_streams(command: str, *, reads_stdin: bool = True) -> None:
+    streams = {"stdin": sys.stdin, "stdout": sys.stdout} if reads_stdin else {"stdout": sys.stdout}
+    for name, stream in streams.items():
+        if stream is None:
             raise DataError(Problem(name, "is closed", help=f"echo 'your text' | {command}"))
 
 
@@ -184,9 +180,9 @@ def _add_serve(commands: options.Commands) -> None:
     what = "serve a run over HTTP: POST /translate, /generate, /classify, /embed and /fill, GET /health and /metrics"
     shared = ["folder", "--checkpoint"]
     command = options.add_command(commands, "serve", _serve, "serve a run over HTTP", what, shared)
-    add = command.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all addresses (%(default)s)")
-    add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: a free one (%(default)s)")
+    add = command.add
+    add("--host", "address to listen on; 0.0.0.0: all addresses (%(default)s)", default="127.0.0.1")
+    add("--port", "port to listen on; 0: a free one (%(default)s)", type=int, default=8000, metavar="N")
     for name, metavar, what in (
         ("requests", "N", "maximum number of waiting and running requests; others get status 429"),
         ("bytes", "N", "maximum number of bytes of a request; larger requests get status 413"),
@@ -195,14 +191,13 @@ def _add_serve(commands: options.Commands) -> None:
         ("beam", "K", "largest beam"),
     ):
         default, what = getattr(Limits, name), f"{what} (%(default)s)"
-        add(f"--max-{name}", type=options.count, default=default, metavar=metavar, help=what)
+        add(f"--max-{name}", what, type=options.count, default=default, metavar=metavar)
     what = "milliseconds to wait for further requests before a batch starts (5)"
-    add("--wait", type=float, default=1000 * Limits.wait, metavar="MS", help=what)
+    add("--wait", what, type=float, default=1000 * Limits.wait, metavar="MS")
     options.add_computing(command)
 
 
-def _serve(arguments: argparse.Namespace) -> None:
-    from tfm_blocks.launch.process_settings import keep_freed_memory
+def _serve(arguments: Namespace) -> None:
     from tfm_blocks.translation.classify import load_any
     from tfm_blocks.translation.encoder import Encoder
 
@@ -212,15 +207,15 @@ def _serve(arguments: argparse.Namespace) -> None:
         from tfm_blocks.serving.server import listen, run_server, within_file_limit
     except ModuleNotFoundError as error:
         help = "pip install -c constraints.txt -e '.[serve]'"
-        raise ConfigError(Problem("tfm serve", f"needs {error.name}, which is not installed", help=help)) from None
+        raise config_error("tfm serve", f"needs {error.name}, which is not installed", help) from None
 
     keep_freed_memory()
     loaded = load_any(arguments.folder, **options.loading_of(arguments))
     model = TextReader(loaded) if isinstance(loaded, Encoder) else loaded
     if not 0 <= arguments.wait <= 1000:
-        raise ConfigError(Problem("--wait", f"must be from 0 to 1000, but is {arguments.wait:g}", help="--wait 5"))
+        raise config_error("--wait", f"must be from 0 to 1000, but is {arguments.wait:g}", "--wait 5")
     named = {name: vars(arguments)[f"max_{name}"] for name in ("requests", "bytes", "texts", "tokens", "beam")}
     limits = Limits(**named, wait=arguments.wait / 1000, batch_tokens=arguments.batch_tokens)
     precision, limits = options.precision_of(arguments, model.network), within_file_limit(limits)
     with listen(arguments.host, arguments.port) as server_socket:  # raises before the batcher has started its thread
-        run_server(Batcher(model, limits, Metrics(), lambda: precision), server_socket)
+        run_server(Batcher(model, limits, Metrics(), lambda: precision), server_socket, arguments.host)

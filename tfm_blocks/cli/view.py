@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from tfm_blocks.cli import options
 from tfm_blocks.cli.models import add_lengths, add_model, read_model_or_run, requested_lengths
-from tfm_blocks.errors import ConfigError, Problem, RunError, print_warnings, printable, shown
+from tfm_blocks.errors import ConfigError, Problem, RunError, config_error, print_line, print_warnings, printable, shown
 from tfm_blocks.figures.drawing import THEMES, Fold
 
 if TYPE_CHECKING:
@@ -26,42 +26,41 @@ def add_commands(commands: options.Commands) -> None:
     """Add the parsers of these commands."""
     what = "draw a model or a run like figure 1 of Attention Is All You Need"
     command = add_model(commands, "figure", _figure, what, "MODEL|RUN")
-    add = command.add_argument
-    add("-o", **options.OUTPUT, required=True, help="write the figure to this file: .svg, .pdf, .png or .tex (TikZ)")
+    add = command.add
+    add("-o", "write the figure to this file: .svg, .pdf, .png or .tex (TikZ)", **options.OUTPUT, required=True)
     what = "draw every layer (none), identical layers once (layers), or each stack as one box (stacks)"
-    add("--fold", choices=get_args(Fold), default="layers", help=what)
-    add("--of", default="", metavar="ADDRESS", help="draw only this node, layer or stack, such as encoder.0, enlarged")
-    add("--theme", choices=list(THEMES), default="paper", help="colours (paper)")
-    add("--shapes", action="store_true", help="write shapes on the arrows, such as B S 512")
+    add("--fold", what, choices=get_args(Fold), default="layers")
+    add("--of", "draw only this node, layer or stack, such as encoder.0, enlarged", default="", metavar="ADDRESS")
+    add("--theme", "colours (paper)", choices=list(THEMES), default="paper")
+    command.add_flag("--shapes", "write shapes on the arrows, such as B S 512")
     what = "write parameters and multiply-adds into the boxes, for one sentence of 32 tokens per input"
-    add("--cost", action="store_true", help=what)
+    command.add_flag("--cost", what)
     what = "show how two models differ, what that costs, and which weights of the first load into the second"
     command = options.add_command(commands, "diff", _diff, "show how two models differ", what)
     what = "two models or run folders, each followed by its overrides: base heads=8 base heads=4"
-    command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
-    what = "draw both models with their changes marked: .svg, .pdf, .png or .tex"
-    command.add_argument("-o", **options.OUTPUT, help=what)
-    options.add_shared(command, *options.MODEL_OPTIONS)
+    command.add("words", what, nargs="+", metavar="MODEL|RUN")
+    command.add("-o", "draw both models with their changes marked: .svg, .pdf, .png or .tex", **options.OUTPUT)
+    command.add_shared(*options.MODEL_OPTIONS)
     add_lengths(command)
-    options.add_shared(command, "--json")
+    command.add_shared("--json")
     what = "write a model as one PyTorch file that imports torch and nothing else"
     command = add_model(commands, "eject", _eject, what, "MODEL|RUN")
-    command.add_argument("-o", **options.OUTPUT, required=True, help="write the model to this Python file")
+    command.add("-o", "write the model to this Python file", **options.OUTPUT, required=True)
     what = "also write weights for torch.load: the weights of the run, or initial weights of a model"
-    command.add_argument("--weights", type=Path, metavar="FILE", help=what)
+    command.add("--weights", what, type=Path, metavar="FILE")
     what = "write one self-contained page about a model, or about two models and their difference"
     command = options.add_command(commands, "view", _view, "write a page about a model", what)
     what = "one or two models or run folders, each followed by its overrides"
-    command.add_argument("words", nargs="+", metavar="MODEL|RUN", help=what)
+    command.add("words", what, nargs="+", metavar="MODEL|RUN")
     output = command.add_mutually_exclusive_group(required=True)
     output.add_argument("-o", **options.OUTPUT, help="write the page to this .html file")
     what = "serve the page on 127.0.0.1, and reload it when a model file changes"
     output.add_argument("--watch", action="store_true", help=what)
-    command.add_argument("--port", type=int, default=0, metavar="N", help="port of --watch (0: a free one)")
-    options.add_shared(command, *options.MODEL_OPTIONS)
+    command.add("--port", "port of --watch (0: a free one)", type=int, default=0, metavar="N")
+    command.add_shared(*options.MODEL_OPTIONS)
 
 
-def _figure(arguments: argparse.Namespace) -> None:
+def _figure(arguments: Namespace) -> None:
     from tfm_blocks.figures.draw import Content
     from tfm_blocks.figures.figure import Style, expect_format, picture_of, write_figure
 
@@ -80,22 +79,23 @@ def _figure(arguments: argparse.Namespace) -> None:
     write_figure(arguments.path, picture_of(spec, registry, content), style)
 
 
-def _spec(arguments: argparse.Namespace) -> tuple[Spec, Registry]:
+def _spec(arguments: Namespace) -> tuple[Spec, Registry]:
     """Return the model, checked without torch if it has shipped blocks, no changed maps and no requested cost."""
     from tfm_blocks.language.check import check
     from tfm_blocks.registry.declarations import read_declarations
 
-    declared, folder = read_declarations(), Path(arguments.model)
+    declared, model, config_dir = read_declarations(), arguments.model, arguments.config_dir
+    options.refuse_config_dir(arguments, [model])
     if not arguments.cost and not arguments.plugins:
         try:
-            if folder.is_dir() and not arguments.overrides:
+            if options.is_run_folder(model, config_dir) and not arguments.overrides:
                 from tfm_blocks.runs.records import read_saved_model
 
-                spec = check(read_saved_model(folder).model, declared)
+                spec = check(read_saved_model(Path(model)).model, declared)
             else:
                 from tfm_blocks.compose.model import compose_model
 
-                composed = compose_model(arguments.model, arguments.overrides, arguments.config_dir)
+                composed = compose_model(model, arguments.overrides, config_dir)
                 spec = check(composed.model, declared, composed.sources)
             if not (spec.mapping.get("adapt") or spec.mapping.get("quantize")):  # their maps are known from the modules
                 print_warnings(spec.warnings)
@@ -104,15 +104,16 @@ def _spec(arguments: argparse.Namespace) -> tuple[Spec, Registry]:
             pass
     from tfm_blocks.registry.blocks import REGISTRY
 
-    spec, *_ = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    spec, *_ = read_model_or_run(model, arguments.overrides, arguments)
     return spec, REGISTRY
 
 
-def _diff(arguments: argparse.Namespace) -> None:
+def _diff(arguments: Namespace) -> None:
     from tfm_blocks.report import model_difference as report
     from tfm_blocks.report.screen import print_json
 
     models = split_models(arguments.words, (2,))
+    options.refuse_config_dir(arguments, [name for name, _ in models])
     (a, *_), (b, *_) = (read_model_or_run(name, overrides, arguments) for name, overrides in models)
     first, second = (" ".join([name, *overrides]) for name, overrides in models)
     difference = report.compare_models((first, second), a, b, requested_lengths(arguments, [*a.inputs, *b.inputs]))
@@ -142,34 +143,35 @@ def split_models(words: Sequence[str], counts: Collection[int]) -> list[tuple[st
     if len(models) not in counts:
         rule = f"needs {' or '.join(map(str, counts))} models, but has {len(models)}: {shown(' '.join(words))}"
         help = "write each model with its overrides after it, such as base heads=8 base heads=4"
-        raise ConfigError(Problem("command line", rule, help=help))
+        raise config_error("command line", rule, help)
     return models
 
 
-def _eject(arguments: argparse.Namespace) -> None:
+def _eject(arguments: Namespace) -> None:
     from tfm_blocks.exchange.eject.file import eject
     from tfm_blocks.network.adapters import without_adapters
     from tfm_blocks.runs.files import written_beside
 
     if arguments.weights and arguments.weights.resolve() == arguments.path.resolve():
         rule = f"must differ from the file of -o, but both are {arguments.path}"
-        raise ConfigError(Problem("--weights", rule, help="--weights model.pt"))
-    spec, sources, _ = read_model_or_run(arguments.model, arguments.overrides, arguments)
-    if spec.adapted and not Path(arguments.model).is_dir():
+        raise config_error("--weights", rule, "--weights model.pt")
+    options.refuse_config_dir(arguments, [arguments.model])
+    spec, sources, composed = read_model_or_run(arguments.model, arguments.overrides, arguments)
+    if spec.adapted and composed:
         rule = "a file of torch alone has no adapters, and this model has no trained ones to merge"
-        raise ConfigError(Problem("model.adapt", rule, help="leave model.adapt out, or eject a trained run"))
+        raise config_error("model.adapt", rule, "leave model.adapt out, or eject a trained run")
     spec = without_adapters(spec)
     title = printable(" ".join([Path(arguments.model).name, *arguments.overrides]))
     text = eject(spec, sources, title)
     with written_beside(arguments.path) as part:
         part.write_text(text, "utf-8")
         parameters = _write_weights(arguments, spec) if arguments.weights else 0
-    print(printable(f"{arguments.path}: {len(text.splitlines())} lines"))
+    print_line(f"{arguments.path}: {len(text.splitlines())} lines")
     if arguments.weights:
-        print(printable(f"{arguments.weights}: {parameters:,} parameters"))
+        print_line(f"{arguments.weights}: {parameters:,} parameters")
 
 
-def _write_weights(arguments: argparse.Namespace, spec: Spec) -> int:
+def _write_weights(arguments: Namespace, spec: Spec) -> int:
     """Write the state dict of the run, or of the model's initial values, and return the number of parameters.
 
     An old model file is removed before the weights appear, so that no kill leaves it with the new weights. Raises
@@ -181,8 +183,10 @@ def _write_weights(arguments: argparse.Namespace, spec: Spec) -> int:
     from tfm_blocks.runs.files import written_beside
     from tfm_blocks.runs.model import read_network
 
-    run = Path(arguments.model)
-    network = read_network(run, arguments.plugins) if run.is_dir() else build_network(spec, seed=INITIAL_SEED)
+    if options.is_run_folder(arguments.model, arguments.config_dir):
+        network = read_network(Path(arguments.model), arguments.plugins)
+    else:
+        network = build_network(spec, seed=INITIAL_SEED)
     with written_beside(arguments.weights) as part:
         try:
             torch.save(network.state_dict(), part)
@@ -192,14 +196,17 @@ def _write_weights(arguments: argparse.Namespace, spec: Spec) -> int:
             raise RunError(Problem(str(arguments.weights), rule, help=help)) from None
         if arguments.path.is_file():
             arguments.path.resolve().unlink()
-    return sum(parameter.numel() for parameter in network.parameters())
+    return network.parameter_count
 
 
-def _view(arguments: argparse.Namespace) -> None:
+def _view(arguments: Namespace) -> None:
     from tfm_blocks.figures.figure import write_content
     from tfm_blocks.report.model_page import ViewedModel, render_view
 
     words = split_models(arguments.words, (1, 2))
+    options.refuse_config_dir(arguments, [name for name, _ in words])
+    if arguments.port and not arguments.watch:
+        raise config_error("--port", "belongs to --watch", "leave it out, or write --watch in place of -o")
 
     def read() -> list[ViewedModel]:
         return [
@@ -216,4 +223,4 @@ def _view(arguments: argparse.Namespace) -> None:
     options.expect_file(path, "page.html")
     text = render_view(read()).encode("utf-8", "replace")
     write_content(path, text)
-    print(f"{shown(str(path))[1:-1]}: {len(text) / 1e3:.0f} kB")
+    print(f"{printable(str(path))}: {len(text) / 1e3:.0f} kB")

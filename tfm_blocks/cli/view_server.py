@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.errors import ConfigError, Problem, TfmError
+from tfm_blocks.errors import Problem, TfmError, config_error
 from tfm_blocks.report.model_page import ViewedModel, render_view
 
 ADDRESS = "127.0.0.1"
 PAUSE = 0.1  # seconds between checks of the files
+RETRY = 1.0  # seconds between checks of models that have a problem
 Read = Callable[[], Sequence[ViewedModel]]
 
 
@@ -28,8 +31,10 @@ class WatchedPage:
         self.read = read
         self.version = 0
         self.problems: Sequence[Problem] = ()
-        self._accept(read())
+        self.warnings = ""
+        self.models = self._read()
         self.stamps = self._stamps()
+        self._accept(self.models)
 
     @property
     def state(self) -> dict[str, object]:
@@ -40,16 +45,35 @@ class WatchedPage:
     def watch_files(self) -> None:
         """Recheck the models after each change of their files, forever."""
         while True:
-            time.sleep(PAUSE)
+            time.sleep(RETRY if self.problems else PAUSE)
             stamps = self._stamps()
-            if stamps != self.stamps:
+            if stamps != self.stamps or self.problems:  # a problem may lie in a file that no valid version has read
                 self.stamps = stamps
                 try:
-                    self._accept(self.read())
+                    self._accept(self._read())
                 except TfmError as error:
                     self.problems = error.problems
                 except Exception as error:  # an editor replaces the file, or a plug-in fails
                     self.problems = (Problem("", f"{type(error).__name__}: {error}"),)
+
+    def _read(self) -> Sequence[ViewedModel]:
+        """Read the models, and print their warnings unless they were printed since the last valid version."""
+        output = StringIO()
+        try:
+            with redirect_stderr(output):
+                models = self.read()
+        except Exception:
+            self.warnings += self._print_new(output.getvalue())
+            raise
+        self._print_new(output.getvalue())
+        self.warnings = output.getvalue()
+        return models
+
+    def _print_new(self, warnings: str) -> str:
+        """Print the warnings that follow the known ones, and return them."""
+        new = "" if warnings in self.warnings else warnings.removeprefix(self.warnings)
+        print(new, end="", file=sys.stderr, flush=True)
+        return new
 
     def _accept(self, models: Sequence[ViewedModel]) -> None:
         html = render_view(models, str(self.version + 1))
@@ -106,7 +130,7 @@ def serve(read: Read, port: int) -> None:
     try:
         server = ThreadingHTTPServer((ADDRESS, port), partial(PageHandler, page))
     except (OSError, OverflowError) as error:
-        raise ConfigError(Problem("--port", f"cannot be used: {port} ({error})", help="leave it out")) from None
+        raise config_error("--port", f"cannot be used: {port} ({error})", "leave it out") from None
     threading.Thread(target=page.watch_files, daemon=True).start()
     print(f"http://{ADDRESS}:{server.server_port}/ shows the model; Ctrl-C stops", flush=True)
     server.serve_forever()

@@ -19,6 +19,7 @@ from tfm_blocks.compose.folders import (
     GLOBAL_GROUPS,
     config_folders,
     group_files,
+    list_groups,
     list_options,
     model_chain,
     read_experiment,
@@ -33,7 +34,18 @@ from tfm_blocks.compose.overrides import (
     refuse_sweeps,
     written,
 )
-from tfm_blocks.errors import ConfigError, Problem, cut, printable, shown, suggest, unknown_option
+from tfm_blocks.errors import (
+    ConfigError,
+    Problem,
+    config_error,
+    cut,
+    expect_none,
+    print_on_rank_0,
+    printable,
+    shown,
+    suggest,
+    unknown_option,
+)
 
 LONG = {
     "-c": "--cfg", "-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-h": "--help",
@@ -54,6 +66,7 @@ UNUSED = {
 PRINTING = frozenset({"--cfg", "--info", "--hydra-help"})
 ACTIONS = frozenset({"--run", "--multirun", "--cfg", "--info"})
 HYDRAS_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra.sweeper", "hydra.launcher", "hydra/sweeper", "hydra/launcher")
+HYDRAS_FOLDERS = ("hydra.run", "hydra.output_subdir", "hydra.job.")
 SEVERAL = frozenset({"logger"})  # groups with several options per run: logger=[wandb,tensorboard]
 
 
@@ -92,7 +105,7 @@ def keep_last(arguments: Sequence[str]) -> list[str]:
     for argument in reversed(arguments):
         key = override_key(argument) if "=" in argument and argument in texts else ""
         if key in last:
-            print(printable(f"{cut(argument)}: replaced by {cut(last[key])}, which comes later"), file=sys.stderr)
+            print_on_rank_0(f"{cut(argument)}: replaced by {cut(last[key])}, which comes later")
             continue
         if key:
             last[key] = argument
@@ -117,17 +130,14 @@ def parse_request(arguments: Sequence[str]) -> Request:
         return Request(arguments, flags, (), [CONF])
     folder = flags.get("--config-dir")
     folders = config_folders(Path(folder) if folder else None)
+    _expect_keys(texts, folders)
     overrides = [
         override  # without experiment=null, which is the default and which Hydra cannot parse
         for override in parse_overrides(texts)
         if override.key_or_group not in GLOBAL_GROUPS or override.is_sweep_override() or override.value() is not None
     ]
     request = Request(arguments, flags, overrides, folders)
-    rule = "tfm-blocks runs sweeps itself, each job in separate processes:"
-    help = "write -m with the keys of sweep and launcher, such as sweep=optuna or launcher=slurm; --help lists them"
-    hydras = [override for override in overrides if override.key_or_group.startswith(HYDRAS_SWEEPS)]
-    if hydras:
-        raise ConfigError([Problem(item.key_or_group, f"{rule} {written(item)}", help=help) for item in hydras])
+    _refuse_hydras(overrides)
     if "--multirun" not in flags:
         refuse_sweeps(overrides, help="add -m to run each of them")
     chosen = _choices(overrides, folders)
@@ -165,23 +175,37 @@ def _expect_options(flags: Mapping[str, str], texts: Sequence[str]) -> None:
     """Raise ConfigError for options that are unknown or not used, wrong values, and options that exclude each other."""
     for flag in sorted(flags.keys() - OPTIONS):
         help = f"write a key without dashes, as in heads=8; the options are {', '.join(sorted(OPTIONS))}"
-        raise ConfigError(Problem(flag, "there is no such option", help=help))
+        help = "write plugins=[MODULE]" if flag == "--plugins" else help
+        raise config_error(flag, "there is no such option", help)
     for flag in sorted(UNUSED.keys() & flags.keys()):
         rule, help = UNUSED[flag]
-        raise ConfigError(Problem(flag, rule, help=help))
+        raise config_error(flag, rule, help)
     for flag, values in ALLOWED_VALUES.items():
         if flag in flags and flags[flag] not in values:
             rule = f"must be one of {', '.join(filter(None, values))}, but is {shown(flags[flag])}"
-            raise ConfigError(Problem(flag, rule, help=f"write {flag} {values[-1]}"))
+            raise config_error(flag, rule, f"write {flag} {values[-1]}")
     actions = sorted(ACTIONS & flags.keys())
     if len(actions) > 1:
         help = "leave out all but one, and with --cfg give each key one value"
-        raise ConfigError(Problem("command line", f"{' and '.join(actions)} exclude each other", help=help))
+        raise config_error("command line", f"{' and '.join(actions)} exclude each other", help)
     if "--hydra-help" in flags and texts:
         help = "write it alone; --help lists the keys of a run"
-        raise ConfigError(Problem("--hydra-help", f"takes no settings: {cut(' '.join(texts))}", help=help))
+        raise config_error("--hydra-help", f"takes no settings: {cut(' '.join(texts))}", help)
+    if flags.get("--config-dir") == "":
+        rule = "names no folder, as an unset shell variable does"
+        raise config_error("--config-dir", rule, "write --config-dir FOLDER, or leave it out")
+    if "--yes" in flags and "--multirun" not in flags:
+        raise config_error("--yes", "starts a ladder, which needs -m", "leave it out, or add -m")
     if "--resolve" in flags and "--cfg" not in flags:
-        raise ConfigError(Problem("--resolve", "changes how --cfg prints the config", help="add --cfg job"))
+        raise config_error("--resolve", "changes how --cfg prints the config", "add --cfg job")
+
+
+def _expect_keys(texts: Sequence[str], folders: list[Path]) -> None:
+    """Raise ConfigError for an option without the name of its group."""
+    for text in texts:
+        if groups := [group for group in list_groups(folders) if text in list_options(group, folders)]:
+            help = f"write {' or '.join(f'{group}={text}' for group in groups)}"
+            raise config_error(text, "is not an override", help)
 
 
 def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
@@ -193,6 +217,21 @@ def compose_arguments(arguments: Sequence[str] | Request) -> DictConfig:
     texts = [override.input_line or "" for override in request.overrides]
     branches = {"cooldown", "schedule"} & set(map(override_key, texts)) == {"cooldown"}
     return Composer(request.folders).compose(texts, *["schedule=wsd"] * branches)
+
+
+def _refuse_hydras(overrides: Sequence[Override]) -> None:
+    """Raise ConfigError for settings of Hydra's sweeps and folders, which have no effect."""
+    sweeps = "tfm-blocks runs sweeps itself, each job in separate processes:"
+    fix = "write -m with the keys of sweep and launcher, such as sweep=optuna or launcher=slurm; --help lists them"
+    folders = "tfm-blocks makes the folder of a run itself, runs/NAME:"
+    kinds = ((HYDRAS_SWEEPS, sweeps, fix), (HYDRAS_FOLDERS, folders, "write name=NAME, or sweep.name=NAME with -m"))
+    problems = [
+        Problem(item.key_or_group, f"{rule} {written(item)}", help=help)
+        for item in overrides
+        for keys, rule, help in kinds
+        if item.key_or_group.startswith(keys)
+    ]
+    expect_none(problems)
 
 
 def print_hydras(request: Request) -> None:
@@ -220,15 +259,15 @@ def _choices(overrides: Sequence[Override], folders: list[Path]) -> dict[str, li
         names = ["null"] if override.is_delete() else list_choices(override, list(known))
         if not names:
             rule = f"no option matches {written(override)}"
-            raise ConfigError(Problem(group, rule, help=suggest("", known)))
+            raise config_error(group, rule, suggest("", known))
         if group not in SEVERAL and any(choice.startswith("[") for choice in names):
             rule = f"takes a single option: {written(override)}"
-            raise ConfigError(Problem(group, rule, help=f"write {group}=NAME, or {group}=a,b with -m to try each"))
+            raise config_error(group, rule, f"write {group}=NAME, or {group}=a,b with -m to try each")
         singles = [name for choice in names for name in split_choice(choice)]
         for name in singles:
             if name == "null" and group not in GLOBAL_GROUPS:
                 help = suggest("", known)
-                raise ConfigError(Problem(group, f"a run needs this group: {written(override)}", help=help))
+                raise config_error(group, f"a run needs this group: {written(override)}", help)
             if name != "null" and name not in known:
                 origin = f"{group} comes from the command line: {written(override)}"
                 raise ConfigError(unknown_option(group, name, known, origin=origin))

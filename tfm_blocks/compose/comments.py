@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from tfm_blocks.compose.folders import config_folders, list_options, root_keys
+from tfm_blocks.compose.overrides import override_text
 from tfm_blocks.errors import ConfigError, display_path
 from tfm_blocks.language.files import YamlFile, read_model_file
 from tfm_blocks.language.spec import Path as KeyPath
@@ -84,7 +85,7 @@ class Entry:
 
 
 def describe_models(config_dir: Path | None) -> list[Entry]:
-    """List the models of conf/model and `config_dir`/model. Invalid files are listed with their error."""
+    """List the models of all config folders. Invalid files are listed with their error."""
     return [_entry(name, path) for name, path in list_options("model", config_folders(config_dir)).items()]
 
 
@@ -93,7 +94,7 @@ def _entry(name: str, path: Path) -> Entry:
         file = read_model_file(path, root_keys())
     except ConfigError as error:
         return Entry(name, (), (), f"invalid: {error.problems[0].rule}", display_path(path))
-    knobs = tuple(f"{key}={value}" for key, value in file.value.items() if key not in ("defaults", "model"))
+    knobs = tuple(override_text(key, value) for key, value in file.value.items() if key not in ("defaults", "model"))
     comments, silent = read_comments(file), Comment()
     header = [line for line in comments[()].above if not line.startswith(EDITORS)]
     about = " ".join(header or comments.get(("model",), silent).above) or comments.get(("defaults",), silent).beside

@@ -48,10 +48,13 @@ def list_options(group: str, folders: list[Path]) -> dict[str, Path]:
 
 
 def _all_files(group: str, folders: list[Path]) -> dict[str, Path]:
-    """Return the files by name, the first of each; a file of a subfolder is named such as `probe/mqar`."""
+    """Return the files by name, the first of each; a file of a subfolder is named such as `probe/mqar`.
+
+    Models in subfolders are left out, because the name of a model has no folder.
+    """
     files: dict[str, Path] = {}
     for root in (folder / group for folder in folders):
-        for path in sorted(root.rglob("*.yaml")):
+        for path in sorted(root.glob("*.yaml" if group == "model" else "**/*.yaml")):
             files.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
     return files
 
@@ -87,18 +90,16 @@ def group_files(group: str, choice: str | None, folders: list[Path], children: t
 
     `children` are the files that inherit the options. Raises ConfigError for an option that inherits itself.
     """
-    known = _all_files(group, folders)
-    names = split_choice(choice) if choice else []
-    return [file for name in names if name in known for file in _inherited(group, known[name], folders, children)]
-
-
-def _inherited(group: str, path: Path, folders: list[Path], children: tuple[Path, ...]) -> list[Path]:
-    if path in children:
-        help = f"take {path.stem} out of the defaults of {display_path(children[-1])}"
-        raise ConfigError(_problem(children[-1], "defaults", f"{path.stem} inherits itself", help))
-    parents = [entry for entry in read_yaml(path).get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    names = [parent.removeprefix(f"/{group}/") for parent in parents]
-    return [*(file for name in names for file in group_files(group, name, folders, (*children, path))), path]
+    known, files = _all_files(group, folders), list[Path]()
+    for path in (known[name] for name in split_choice(choice or "") if name in known):
+        if path in children:
+            help = f"take {path.stem} out of the defaults of {display_path(children[-1])}"
+            raise ConfigError(_problem(children[-1], "defaults", f"{path.stem} inherits itself", help))
+        for entry in read_yaml(path).get("defaults", []):
+            if isinstance(entry, str) and entry != "_self_":
+                files += group_files(group, entry.removeprefix(f"/{group}/"), folders, (*children, path))
+        files.append(path)
+    return files
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

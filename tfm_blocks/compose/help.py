@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,7 +16,7 @@ from tfm_blocks.compose.folders import CONF, chosen_files, list_groups, list_opt
 from tfm_blocks.compose.overrides import first_of_sweep
 from tfm_blocks.compose.resolve import to_plain
 from tfm_blocks.errors import LONGEST_VALUE, cut
-from tfm_blocks.language.files import YamlFile, read_yaml_file
+from tfm_blocks.language.files import read_yaml_file
 
 COLUMN = 30  # the first column of comments, at least
 TEXT = """\
@@ -59,9 +58,13 @@ def help_text(request: Request, program: str) -> str:
     ]
     config = Composer(folders).compose(first)
     known = {name: sorted(list_options(name, folders)) for name in list_groups(folders)}
-    groups = [f"  {name}: {', '.join(choices)}" for name, choices in known.items() if choices]
+    groups = [f"  {name}: {', '.join(options)}" for name, options in known.items() if options]
     comments: dict[tuple[str, ...], Comment] = {}
-    chosen = list(_files(config.hydra.runtime.choices, folders))
+    choices = config.hydra.runtime.choices
+    # the files of the config in merge order, each with the group below whose key it sets values, or ""
+    chosen = [(read_yaml_file(CONF / "train.yaml"), "")]
+    chosen += [(file, "model") for file in model_chain(choices["model"], folders)]
+    chosen += [(read_yaml_file(path), group) for path, group in chosen_files(choices, folders)]
     for file, group in chosen:
         own = read_comments(file, (group,) if group and group != "model" else ())
         comments = merge_comments(comments, own | ({("model",): own[()]} if group == "model" else {}))
@@ -71,15 +74,6 @@ def help_text(request: Request, program: str) -> str:
     return TEXT.format(
         program=program, groups="\n".join(groups), files="\n".join(files), keys="\n".join(_lines(keys, (), comments))
     )
-
-
-def _files(choices: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[YamlFile, str]]:
-    """Yield the files of the config in merge order, each with the group below whose key it sets values, or \"\"."""
-    yield read_yaml_file(CONF / "train.yaml"), ""
-    for model in model_chain(choices["model"], folders):
-        yield model, "model"
-    for path, group in chosen_files(choices, folders):
-        yield read_yaml_file(path), group
 
 
 def _lines(

@@ -15,7 +15,7 @@ from tfm_blocks.compose.folders import config_folders, model_chain, root_keys
 from tfm_blocks.compose.overrides import error_reason, override_key, parse_overrides, refuse_sweeps, written
 from tfm_blocks.compose.resolve import Composed, chain_sources, resolve
 from tfm_blocks.compose.run import compose_run
-from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.errors import ConfigError, config_error, suggest
 from tfm_blocks.language.sources import Sources
 
 
@@ -49,7 +49,7 @@ def compose_requested(model: str, overrides: Sequence[str], conf: Path | None) -
         if folder.name != "model" or (conf and conf.resolve() != folder.parent):
             rule = "is a path, and overrides of a run, such as data=parity, need the name of a model"
             help = f"put the file into FOLDER/model/ and write --config-dir FOLDER {path.stem}"
-            raise ConfigError(Problem(model, rule, help=help))
+            raise config_error(model, rule, help)
         model, conf = path.stem, folder.parent
     config_dir = ["--config-dir", str(conf)] if conf else []
     return compose_run(compose_arguments([*config_dir, f"model={model}", *overrides]))
@@ -67,7 +67,7 @@ def _apply(override: Override, merged: DictConfig, sources: Sources) -> None:
         raise ConfigError(sources.problem(path, rule, help=f"write {override.key_or_group}=null"))
     if path[0] not in merged:
         help = suggest(path[0], map(str, merged))
-        raise ConfigError(Problem(path[0], f"no such knob: {written(override)}", help=help))
+        raise config_error(path[0], f"no such knob: {written(override)}", help)
     try:
         OmegaConf.update(merged, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,12 +13,14 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Quot
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from tfm_blocks.errors import Problem, cut, expect_none, shown
+from tfm_blocks.errors import Problem, config_error, cut, expect_none, shown
 from tfm_blocks.language.files import LONGEST_INTEGER, YAML_1_1
 
 LONGEST_KEY = 200
+LAYERS_HELP = "at={-1: {ffn: null}}, or name a slice by an arg: model.args.even=::2 and at={even: {ffn: null}}"
 NAMES = frozenset({"name", "sweep.name"})  # folders: 2024_01_15 is not the number 20240115
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_QUOTED_KEY = re.compile(r"""(['"])[^'"]*\1\s*:""")
 _SEPARATORS = re.compile(r"[,\[\]{}()\s]+")
 ENDLESS = re.compile(rf"\d{{{LONGEST_INTEGER + 1}}}")  # an integer that is too long for messages and files
 
@@ -27,43 +30,89 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 
     Raises ConfigError with a problem for each invalid override, duplicate key, and empty range or interval.
     """
+    _expect_whole(texts)
     overrides: dict[str, Override] = {}
     problems = []
     for text in texts:
         override = _parse(text)
         name, equals, value = text.partition("=")
+        is_broken = override is None and value[:1] + value[-1:] in ("{}", "[]")
         is_number = override and override.key_or_group in NAMES and isinstance(override.value(), (int, float))
         if equals and (override is None or is_number):  # outside of the grammar, or a name of digits: text
             override = _parse(name + "='" + value.replace("'", r"\'") + "'")
         key = override.get_key_element().lstrip("+~") if override else name
         if override is None:
-            help = "write key=value, or key=a,b with -m"
+            help = f"write {LAYERS_HELP}" if ".at." in name else "write key=value, or key=a,b with -m"
             problems.append(Problem(key or text, f"is not an override: {cut(text)}", help=help))
-        elif len(key) > LONGEST_KEY:  # Hydra looks for a folder with that name
-            rule = f"has more than {LONGEST_KEY} characters"
-            problems.append(Problem(cut(key), rule, help="write a key of the config"))
-        elif ENDLESS.search(text):  # as text, since Python limits the digits of integers
-            rule = f"has an integer of more than {LONGEST_INTEGER} digits: {cut(text)}"
-            problems.append(Problem(key, rule, help=f"write one of at most {LONGEST_INTEGER}"))
-        elif key not in NAMES and (number := _ambiguous_number(value)):
-            rule = f"has the number {shown(number)}, which is not written in plain decimal digits: {cut(text)}"
-            help = f"leave out leading zeros, : and _; put text in quotes twice: '{key}=\"{cut(number)}\"'"
-            problems.append(Problem(key, rule, help=help))
+        elif wrong := _wrong_text(key, text, is_broken):
+            problems.append(Problem(cut(key), wrong[0], help=wrong[1]))
         elif key in overrides:
             rule = f"is set twice: {written(overrides[key])} and {cut(text)}"
-            problems.append(Problem(key, rule, help="leave one of them out"))
+            braces = "; quote a value {a:b,c:d}, which a shell splits otherwise" if ":" in value else ""
+            problems.append(Problem(key, rule, help=f"leave one of them out{braces}"))
         elif wrong := _wrong_numbers(override.value()):
-            rule, help = wrong
-            problems.append(Problem(key, f"{rule}: {cut(text)}", help=help))
+            problems.append(Problem(key, f"{wrong[0]}: {cut(text)}", help=wrong[1]))
         else:
             overrides[key] = override
     expect_none(problems)
     return list(overrides.values())
 
 
+def _wrong_text(key: str, text: str, is_broken: bool) -> tuple[str, str] | None:
+    """Return the rule that the text of an override breaks, and a fix; None for valid text.
+
+    `is_broken`: the value is a mapping or a list with a part outside of the grammar.
+    """
+    if len(key) > LONGEST_KEY:  # Hydra looks for a folder with that name
+        return f"has more than {LONGEST_KEY} characters", "write a key of the config"
+    if ENDLESS.search(text):  # as text, since Python limits the digits of integers
+        rule = f"has an integer of more than {LONGEST_INTEGER} digits: {cut(text)}"
+        return rule, f"write one of at most {LONGEST_INTEGER}"
+    if is_broken:
+        if _QUOTED_KEY.search(text):
+            rule = f"has a key in quotes, which is outside of Hydra's grammar: {cut(text)}"
+            return rule, f"for layers, write {LAYERS_HELP}"
+        help = 'put arithmetic and other text in double quotes, such as {d_ff: "2*d_model"}'
+        return f"has a part that is outside of Hydra's grammar: {cut(text)}", help
+    if key not in NAMES and (number := _ambiguous_number(text.partition("=")[2])):
+        rule = f"has the number {shown(number)}, which is not written in plain decimal digits: {cut(text)}"
+        return rule, f"leave out leading zeros, : and _; put text in quotes twice: '{key}=\"{cut(number)}\"'"
+    return None
+
+
+def _expect_whole(texts: Sequence[str]) -> None:
+    """Raise ConfigError if a shell split an override at its spaces."""
+    opened = [text for text in texts if any(text.count(left) > text.count(right) for left, right in ("{}", "[]"))]
+    if opened and any("=" not in text and not text.startswith("~") for text in texts):
+        name = opened[0].partition("=")[0]
+        help = f"quote the whole override, since a shell splits it at spaces: '{cut(name)}=…'"
+        raise config_error(cut(name), f"is cut off: {cut(opened[0])}", help)
+
+
 def override_key(text: str) -> str:
     """Return the key or the group of an override."""
     return text.partition("=")[0].lstrip("+~")
+
+
+def override_text(key: str, value: object) -> str:
+    """Return the override that sets a key: `tie=null`, `norm=rmsnorm`, `norm={block: "rmsnorm", eps: 0.001}`."""
+    return f"{key}={value if isinstance(value, str) else _value_text(value)}"
+
+
+def _value_text(value: object) -> str:
+    """Return a value in Hydra's grammar, whose keys are not quoted."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case Mapping():
+            return "{" + ", ".join(f"{key}: {_value_text(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_value_text, value)) + "]"
+    return str(value)
 
 
 def written(override: Override) -> str:

@@ -36,6 +36,11 @@ class Composed:
     def model(self) -> dict[str, Any]:
         return cast(dict[str, Any], self.mapping.get("model") or {})
 
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Return the values of the root keys except `model`; of a composed model, its knobs."""
+        return {name: value for name, value in self.mapping.items() if name != "model"}
+
     def expect_vocab(self) -> None:
         """Raise ConfigError if the model has no knob `vocab`."""
         if "vocab" not in self.raw:
@@ -124,6 +129,11 @@ def resolve(config: DictConfig, sources: Sources, chain: Sequence[YamlFile]) -> 
     resolved = cast(dict[str, Any], mapping)
     _resolve_base(resolved, config, sources)
     return Composed(resolved, sources, config, tuple(chain))
+
+
+def recorded_config(mapping: dict[str, Any], sources: Sources) -> Composed:
+    """Return the config that the folder of a run records."""
+    return Composed(mapping, sources, OmegaConf.create(mapping), ())
 
 
 def _resolve_base(mapping: dict[str, Any], config: DictConfig, sources: Sources) -> None:

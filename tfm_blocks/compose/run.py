@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,10 +17,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tfm_blocks.compose.command_line import compose_arguments
 from tfm_blocks.compose.composition import Composer
-from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, model_chain, root_keys
+from tfm_blocks.compose.folders import OF_A_SWEEP, chosen_files, config_folders, list_options, model_chain, root_keys
 from tfm_blocks.compose.overrides import error_reason, override_key
-from tfm_blocks.compose.resolve import Composed, chain_sources, resolve, to_plain
-from tfm_blocks.errors import ConfigError, Place, Problem, cut, expect_none, shown, suggest
+from tfm_blocks.compose.resolve import Composed, chain_sources, recorded_config, resolve, to_plain
+from tfm_blocks.compose.resumable import RESUMABLE_KEYS
+from tfm_blocks.errors import ConfigError, Place, Problem, config_error, cut, expect_none, shown, suggest
 from tfm_blocks.language.files import SAFE_LOADER, YamlFile, read_yaml_file
 from tfm_blocks.language.sources import Sources
 
@@ -31,25 +32,6 @@ LABEL_SMOOTHING = 0.1  # of objective=next_token, except for language modelling,
 LONGEST_STEP = 18  # digits
 COOLDOWN = "write cooldown=runs/NAME@1000, with a step of trainer.checkpoint_at"
 RESUME = "write resume=runs/NAME, the folder that training printed"
-RESUMABLE_KEYS = (
-    "trainer.steps",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.cluster",
-    "trainer.strategy",
-    "trainer.accelerator",
-    "trainer.workers",
-    "trainer.patience_nan",
-    "trainer.log_every",
-    "trainer.checkpoint_every",
-    "trainer.checkpoint_minutes",
-    "trainer.checkpoint_keep",
-    "trainer.checkpoint_at",
-    "data.batch_tokens",
-    "callbacks.early_stopping.monitor",
-    "callbacks.early_stopping.patience",
-    "callbacks.early_stopping.min_delta",
-)  # at dropout 0, none of them changes the weight updates, except for rounding; devices and batch_tokens change dropout
 COOLDOWN_KEYS = (
     "name",
     "sweep.name",
@@ -59,6 +41,7 @@ COOLDOWN_KEYS = (
     *(key for key in RESUMABLE_KEYS if key != "trainer.steps"),
 )
 _RESOLVER = re.compile(r"\$\{[^}]*:")
+_REFERENCE = re.compile(r"\$\{[^:{}]*\}")  # a value of the composed config, whose values may not be the recorded ones
 _NAME = re.compile(rf"\w[\w.-]{{0,{LONGEST_NAME - 1}}}")
 
 
@@ -70,7 +53,7 @@ def compose_request(overrides: Sequence[str], config_dir: Path | None) -> tuple[
     for text in overrides:
         if not isinstance(text, str) or text.startswith("-"):
             rule = f"must be strings such as 'trainer.steps=20', but has {cut(repr(text))}"
-            raise ConfigError(Problem("overrides", rule, help="config_dir=… names a folder; sweeps need tfm train -m"))
+            raise config_error("overrides", rule, "config_dir=… names a folder; sweeps need tfm train -m")
     options = ["--config-dir", str(config_dir.resolve())] if config_dir else []
     config = compose_arguments([*options, *overrides])
     return config, [*options, *task_overrides(config)]
@@ -83,13 +66,14 @@ def compose_run(config: DictConfig) -> Composed:
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
     chain = tuple(model_chain(choices["model"], folders))
     sources = chain_sources(chain, [text for text in overrides if text.partition("=")[0] not in choices])
+    own = set[tuple[str, ...]]()  # the paths that the chosen options set
     for path, group in chosen_files(choices, folders):
-        sources.add_file(read_yaml_file(path), (group,) if group else (), chosen=not group)
+        sources.add_file(file := read_yaml_file(path), (group,) if group else (), chosen=not group)
+        own |= {(group, str(key)) for key in file.value or {}}
     known = (root_keys() | {"model"} | {key for file in chain for key in file.value}) - {"defaults", "hydra"}
     # experiments and `+key=…` can set others
     if unknown := sorted(str(key) for key in config if key not in known and key != "hydra"):
         raise ConfigError([sources.problem((key,), "no such key", help=suggest(key, known)) for key in unknown])
-    typed = {text.partition("=")[0] for text in overrides} & OF_AN_EXPERIMENT
     keys = (key for key in map(override_key, overrides) if key.split(".")[0] in OF_A_SWEEP)
     if refused := [key for key in keys if key != "sweep.name"]:
         rule = "configures a sweep, but this is a single run"
@@ -100,7 +84,8 @@ def compose_run(config: DictConfig) -> Composed:
             del config[key]
         if name is not None:
             config["sweep_name"] = expect_name("sweep.name", name, sources)
-    _remove_stale_settings(config, sources, sorted(typed))
+    _remove_stale_settings(config, sources, {text.partition("=")[0] for text in overrides}, own)
+    _find_generator(config, folders)
     if read_value(config, "label_smoothing") is None:
         is_smoothed = read_value(config, "data.kind") != "lm" and read_value(config, "objective.name") == "next_token"
         config["label_smoothing"] = LABEL_SMOOTHING if is_smoothed else 0.0
@@ -111,30 +96,66 @@ def compose_run(config: DictConfig) -> Composed:
     return composed
 
 
-def _remove_stale_settings(config: DictConfig, sources: Sources, replaced: Iterable[str]) -> None:
+def _remove_stale_settings(
+    config: DictConfig, sources: Sources, typed: Collection[str], own: Collection[tuple[str, ...]]
+) -> None:
     """Remove settings that belong to a choice which a later file or the command line replaced.
 
-    These are the settings of an experiment for options that the groups `replaced` no longer use, and the settings of
-    `optimizer.others` for a different `name`.
+    These are the settings of an experiment for options of a group that it no longer uses, and the settings of
+    `optimizer.others` for a different `name` or for weights that are trained. The command line chooses the groups
+    `typed`; the chosen options set the paths `own`.
     """
-    stale = [path for group in replaced for path in _settings_of_others(config, sources, group)]
-    name = ("optimizer", "others", "name")
-    others, last = OmegaConf.select(config, "optimizer.others"), sources.rank(name)
-    kept = name in sources.overrides and sources.values.get(name) == OmegaConf.select(config, "optimizer.others.name")
-    if isinstance(others, DictConfig) and last is not None and not kept:
-        ranks = {key: sources.rank((*name[:2], key)) for key in map(str, others) if key not in ("rate", "weight_decay")}
-        stale += [(*name[:2], key) for key, rank in ranks.items() if rank is not None and rank < last]
+    settings = [path for group in sorted(OF_AN_EXPERIMENT) for path in _earlier_settings(config, sources, group, typed)]
+    stale = [path for path in settings if path not in own]
+    stale += _stale_others(config, sources)
     with open_dict(config):
         for path in stale:
             del OmegaConf.select(config, ".".join(path[:-1]))[path[-1]]
 
 
-def _settings_of_others(config: DictConfig, sources: Sources, group: str) -> Iterator[tuple[str, ...]]:
-    """Yield the paths below `group` that neither the chosen option nor the command line sets, but an experiment."""
-    own = {key for file in sources.files.values() if Path(file.shown).parent.name == group for key in file.value or {}}
+def _find_generator(config: DictConfig, folders: list[Path]) -> None:
+    """Replace the name of the generator's model by its path, if the file is in a folder of --config-dir."""
+    objective = to_plain(config).get("objective")
+    generator = objective.get("generator") if isinstance(objective, dict) else None
+    name = generator.get("model") if isinstance(generator, dict) else None
+    path = list_options("model", folders).get(str(name))
+    if path and path != list_options("model", config_folders(None)).get(str(name)):
+        config.objective.generator.model = str(path)
+
+
+def _stale_others(config: DictConfig, sources: Sources) -> list[tuple[str, ...]]:
+    """Return the settings of `optimizer.others` that a file set before a later one set its `name` or `train: false`."""
+    others, path = OmegaConf.select(config, "optimizer.others"), ("optimizer", "others")
+    if not isinstance(others, DictConfig):
+        return []
+    name, last, kept = (*path, "name"), sources.rank((*path, "name")), {"rate", "weight_decay"}
+    if others.get("train") is False:
+        last, kept = sources.rank((*path, "train")), {"train"}
+    elif name in sources.overrides and sources.values.get(name) == others.get("name"):
+        return []
+    ranks = {key: sources.rank((*path, key)) for key in map(str, others) if key not in kept}
+    return [(*path, key) for key, rank in ranks.items() if rank is not None and last is not None and rank < last]
+
+
+def _earlier_settings(
+    config: DictConfig, sources: Sources, group: str, typed: Collection[str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield the paths below `group` that a file set before the one that chose the option.
+
+    Such a file is an experiment; a debug file, a child of the experiment or the command line chooses another option.
+    """
+    files = list(sources.files.values())
+    chosen = [rank for rank, file in enumerate(files) if group in _overridden_groups(file)]
+    last = len(files) if group in typed else max(chosen, default=0)
     for path in ((group, str(key)) for key in config.get(group) or {}):
-        if path[1] not in own and path not in sources.overrides:
+        if (sources.rank(path) or 0) < last:
             yield path
+
+
+def _overridden_groups(file: YamlFile) -> Iterator[str]:
+    """Yield the groups for which the defaults of an experiment or a debug file choose an option."""
+    for entry in (file.value or {}).get("defaults", []):
+        yield from (key.rpartition("/")[2] for key in entry) if isinstance(entry, dict) else ()
 
 
 def read_resume_folder(config: DictConfig) -> Path | None:
@@ -143,7 +164,7 @@ def read_resume_folder(config: DictConfig) -> Path | None:
     if folder is None:
         return None
     if not isinstance(folder, str) or not folder:
-        raise ConfigError(Problem("resume", f"must be a run folder, but is {shown(folder)}", help=RESUME))
+        raise config_error("resume", f"must be a run folder, but is {shown(folder)}", RESUME)
     return Path(folder)
 
 
@@ -153,10 +174,10 @@ def read_cooldown(config: DictConfig) -> tuple[Path, int] | None:
         return None
     folder, _, step = str(text).rpartition("@")
     if not folder or not step.isdecimal() or len(step) > LONGEST_STEP:
-        raise ConfigError(Problem("cooldown", f"must be a run folder and a step, but is {shown(text)}", help=COOLDOWN))
+        raise config_error("cooldown", f"must be a run folder and a step, but is {shown(text)}", COOLDOWN)
     if read_value(config, "resume") is not None:
         rule = "starts a new run, and resume= continues another one"
-        raise ConfigError(Problem("cooldown", rule, help="leave one of them out"))
+        raise config_error("cooldown", rule, "leave one of them out")
     return Path(folder), int(step)
 
 
@@ -167,7 +188,7 @@ def read_value(config: DictConfig, key: str) -> Any:
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", "") or key)  # the inner key of a mapping
-        raise ConfigError(Problem(key, error_reason(error), help="write a value in place of ${…}")) from None
+        raise config_error(key, error_reason(error), "write a value in place of ${…}") from None
 
 
 def missing_plugins(missing: Sequence[str], recorded: Sequence[str]) -> Problem:
@@ -193,7 +214,10 @@ def compose_resumed(
     if "logger" in typed:
         mapping["logger"] = read_value(config, "logger")
     for key, override in typed.items():
-        if key in keys:
+        if key not in (command, "plugins") and _REFERENCE.search(override):
+            rule = f"a {kind} takes no ${{…}}: {cut(override)}"
+            problems.append(Problem(key, rule, help="write the value"))
+        elif key in keys:
             *groups, name = key.split(".")
             inner = mapping
             for group in groups:
@@ -209,7 +233,7 @@ def compose_resumed(
     if missing := [module for module in recorded["plugins"] if module not in plugins]:
         problems.append(missing_plugins(missing, recorded["plugins"]))
     expect_none(problems)
-    return Composed(mapping, sources, OmegaConf.create(mapping), ())
+    return recorded_config(mapping, sources)
 
 
 def _is_recorded(config: DictConfig, key: str, recorded: Mapping[str, Any]) -> bool:

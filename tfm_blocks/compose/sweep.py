@@ -22,7 +22,7 @@ from tfm_blocks.compose.overrides import (
     written,
 )
 from tfm_blocks.compose.run import expect_name, read_value
-from tfm_blocks.errors import ConfigError, Problem, cut
+from tfm_blocks.errors import ConfigError, Problem, config_error, cut
 from tfm_blocks.language.sources import Sources
 
 LADDER = "ladder"
@@ -143,15 +143,15 @@ def join_parts(parts: Sequence[OpenKey], groups: Sequence[Sequence[str]]) -> lis
             part = by_key.get(key)
             if not isinstance(part, Choices) or len(part.texts) < 2:
                 rule = f"names {key}, which has no list of values on the command line"
-                raise ConfigError(Problem("sweep.together", rule, help=f"write {key}=a,b, or leave {key} out"))
+                raise config_error("sweep.together", rule, f"write {key}=a,b, or leave {key} out")
             texts.append(part.texts)
         if len(set(map(len, texts))) > 1:
             counts = ", ".join(f"{key} has {len(values)}" for key, values in zip(group, texts, strict=True))
             rule = f"keys that move together need equally many values, but {counts}"
-            raise ConfigError(Problem("sweep.together", rule, help="give each of them one value for each job"))
+            raise config_error("sweep.together", rule, "give each of them one value for each job")
         if repeated := [key for key in group if key in joined]:
             rule = f"names {repeated[0]} twice, but a key has one list of values"
-            raise ConfigError(Problem("sweep.together", rule, help="write each key once"))
+            raise config_error("sweep.together", rule, "write each key once")
         joined |= dict.fromkeys(group, tuple(zip(*texts, strict=True)))
     return list(dict.fromkeys(joined.get(key, part) for key, part in by_key.items()))
 
@@ -168,15 +168,16 @@ def _rows(part: Part) -> Sequence[tuple[str, ...]]:
         paths = any("/" in value for value in values)
         first: dict[str, str] = {}
         for value in values:
-            other = first.get(key := os.path.realpath(value) if paths else value)
+            is_path = paths and "//" not in value  # d_model//2 is arithmetic
+            other = first.get(key := os.path.realpath(value) if is_path else value)
             if other is not None:
                 rule = f"lists one value twice: {cut(other)} and {cut(value)}"
-                raise ConfigError(Problem(part.key, rule, help="write each value once"))
+                raise config_error(part.key, rule, "write each value once")
             first[key] = value
         return [(text,) for text in part.texts]
     rule = f"is an interval from {part.low:g} to {part.high:g}, which a grid cannot enumerate"
     help = f"write {part.key}=a,b,c or range(…), or sample it with sweep=random or sweep=optuna"
-    raise ConfigError(Problem(part.key, rule, help=help))
+    raise config_error(part.key, rule, help)
 
 
 def choose_first_values(parts: Sequence[OpenKey]) -> list[str]:

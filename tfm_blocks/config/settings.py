@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from tfm_blocks.config.foreign_keys import advice
-from tfm_blocks.errors import ConfigError, Problem, suggest
+from tfm_blocks.errors import ConfigError, Problem, shown, suggest
 from tfm_blocks.errors import RuleError as RuleError  # raised by validators
+from tfm_blocks.metric_schema import IMPROVABLE, find_key
 
 SHOWN = 80  # characters of a wrong value
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -27,6 +30,7 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Rank = Annotated[int, Field(ge=1, le=1 << 16)]  # of an adapter
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Filled = Annotated[str, Field(min_length=1)]  # a name or a path
 
 
 class Settings(BaseModel):
@@ -37,6 +41,17 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _can_improve(metric: str) -> str:
+    with suppress(KeyError):
+        if find_key(metric).name in IMPROVABLE:
+            return metric
+    rule = f"must be a validation metric that can improve, but is {shown(metric)}"
+    raise RuleError(rule, suggest(metric, IMPROVABLE))
+
+
+ImprovableMetric = Annotated[str, AfterValidator(_can_improve)]
 
 
 def _as_list(value: object) -> object:
@@ -95,6 +110,7 @@ WORDINGS = {
     "less_than_equal": ("must be at most {le:g}, but is {value}", "write {address}={le:g} or less"),
     "greater_than": ("must be above {gt:g}, but is {value}", "write {address}=… with a number above {gt:g}"),
     "less_than": ("must be below {lt:g}, but is {value}", "write {address}=… with a number below {lt:g}"),
+    "string_too_short": ("is empty", "name something, or leave it out; an unset shell variable is empty, too"),
     "too_short": ("must hold at least {min_length}, but holds {actual_length}: {value}", "add to it"),
     "too_long": ("must hold at most {max_length}, but holds {actual_length}: {value}", "shorten it"),
 }
@@ -108,7 +124,9 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
         keys, annotation = _follow(cls, parents)
         address = ".".join([*keys, str(key)])
         known = [name for member in _members(annotation) for name in _fields(member)]
-        return Problem(address, "no such setting", help=advice(address) or suggest(str(key), known) or "leave it out")
+        of_where = f"write where: {{{key}: …}}" if "where" in known and key in Where.model_fields else ""
+        help = of_where or advice(address) or suggest(str(key), known) or "leave it out"
+        return Problem(address, "no such setting", help=help)
     keys, annotation = _follow(cls, error["loc"])
     address, error_raised = ".".join(keys), context.get("error")
     if isinstance(error_raised, RuleError):
@@ -117,7 +135,10 @@ def _problem(cls: type[Settings], error: ErrorDetails) -> Problem:
         return _invalid_choice(address, error["input"], _names(annotation))
     if kind.startswith("union_tag"):
         tag = context["discriminator"].strip("'()")  # a function is shown as name()
-        return _invalid_choice(f"{address}.{tag}", context.get("tag"), _tags(annotation))
+        names = [name for member in _members(annotation) for name in _names(_fields(member)[tag])]
+        choice = _invalid_choice(f"{address}.{tag}", context.get("tag"), names)
+        is_plugged = keys[:1] == ["optimizer"]  # a plug-in can register others
+        return replace(choice, help=f"{choice.help}; of a plug-in: plugins=[MODULE]") if is_plugged else choice
     if kind not in WORDINGS:
         return Problem(address, error["msg"])
     or_null = " or null" if type(None) in get_args(annotation) else ""
@@ -179,8 +200,9 @@ def _names(annotation: Any) -> list[str]:
 
 
 def _tags(union: Any) -> list[str]:
-    """Return the tags of a discriminated union: each model has a single Literal of a single value."""
-    values = [_names(field) for model in _members(union) for field in _fields(model).values()]
+    """Return the tags of a discriminated union, which are fields with a single value."""
+    fields = [field for model in _members(union) for field in _fields(model).values()]
+    values = [_names(field) for field in fields if get_origin(field) is Literal]
     return [names[0] for names in values if len(names) == 1]
 
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import platformdirs
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import config_error
 
 SUMS = "sums.json"
 NOTHING_KEPT = "none"
@@ -69,8 +69,8 @@ def find_or_build(folder: Path, build: Callable[[Path], None]) -> Path:
                 return candidate
     except OSError as error:
         rule = f"the cache {folder.parent} cannot be used: {error.strerror}"
-        raise ConfigError(Problem("data.cache", rule, help=HELP)) from None
-    raise ConfigError(Problem("data.cache", f"{TRIES} copies of {folder} are damaged", help=HELP))
+        raise config_error("data.cache", rule, HELP) from None
+    raise config_error("data.cache", f"{TRIES} copies of {folder} are damaged", HELP)
 
 
 def _is_undamaged(folder: Path) -> bool:
@@ -104,4 +104,4 @@ def expand_home(address: str, path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         rule = f"names the home folder of a user that does not exist: {path}"
-        raise ConfigError(Problem(address, rule, help="write the full path, or ./ before a literal ~")) from None
+        raise config_error(address, rule, "write the full path, or ./ before a literal ~") from None

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from tfm_blocks.data.cache import SUMS
 from tfm_blocks.data.labels import LabelCoder
 from tfm_blocks.data.plan import Ints, Lengths, Rows
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.data.vocabulary import EOS
+from tfm_blocks.data.vocabulary import BOS, EOS
 from tfm_blocks.language.spec import TARGET
 
 DOCUMENTS = "documents.bin"
@@ -194,8 +194,7 @@ class Corpus:
             return self
         other = copy(self)
         is_text_C = [not (self.labels and name == TARGET) for name in self.columns]
-        longest_NC = np.maximum(self.lengths_NC, np.where(is_text_C, self.dropout.max_length, 0))
-        other.lengths_NC = longest_NC.astype(np.int32)
+        other.lengths_NC = np.maximum(self.lengths_NC, np.where(is_text_C, self.dropout.max_length, 0)).astype(np.int32)
         return other
 
     def originals(self, rows: Rows) -> Ints:
@@ -211,10 +210,23 @@ class Corpus:
         lengths_N: Lengths = self.lengths_NC[:, self.columns.index(column)]
         return lengths_N
 
+    @cached_property
+    def bos_N(self) -> Lengths:
+        """Return the number of bos in the target of every row."""
+        if not self.tokenizer.encodes_bos:
+            return np.zeros(len(self), np.int32)
+        ends = np.searchsorted(np.flatnonzero(self._ids == BOS), self._bounds)
+        bos_NC = np.diff(ends).reshape(-1, len(self._stored))
+        return bos_NC[:, self._stored.index(TARGET)].astype(np.int32)
+
     def ids(self, column: str, row: int) -> Ids:
         """Return the ids of a row, as a view of the file."""
         place = row * len(self._stored) + self._stored.index(column)
         return self._ids[self._bounds[place] : self._bounds[place + 1]]
+
+    def sequences(self, column: str, rows: Rows) -> list[Ids]:
+        """Return the ids of each of some rows."""
+        return [self.ids(column, int(row)) for row in rows]
 
     def begins(self, column: str, row: int) -> npt.NDArray[np.uint8]:
         """Return 1 for each id of a row that begins a word, as a view of the file `words`."""
@@ -238,10 +250,6 @@ class RowTexts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
+    def __getitem__(self, place: Any) -> Any:  # an int or a slice
         rows = self._rows[place]
         return self._of_row(rows) if isinstance(rows, int) else [self._of_row(row) for row in rows]

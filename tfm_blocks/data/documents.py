@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,14 @@ from tfm_blocks.data.files import (
     file_kind,
     file_problems,
     find_files,
-    json_object,
     path_digest,
     read_fields,
     read_lines,
-    text_of,
 )
 from tfm_blocks.data.settings import LmSettings
 from tfm_blocks.data.text import Split
 from tfm_blocks.errors import DataError, Place, Problem, expect_none
 from tfm_blocks.language.spec import TARGET
-
-BLANK_LINES = "blank_lines"
 
 
 def find_document_splits(settings: LmSettings | MixedDocuments, parent: str = "data") -> dict[str, Split]:
@@ -59,7 +55,7 @@ def _digest(files: Sequence[Path], kind: str, key: str) -> str:
     digest = "+".join(map(path_digest, files))
     if kind == LINES and {JSONL, PARQUET}.isdisjoint(map(file_kind, files)):
         return digest
-    return f"{digest} {kind} {key}"
+    return f"{digest} {kind} {key} {' '.join(map(file_kind, files))}"
 
 
 def _rows(files: Sequence[Path], address: str, kind: str, key: str) -> Iterator[tuple[str, ...]]:
@@ -71,15 +67,17 @@ def read_documents(path: Path, address: str, kind: str, key: str = "text") -> It
 
     The name of a file of JSON lines or Parquet decides its format, and `kind` the format of all other files.
     """
-    kind = JSONL if file_kind(path) == JSONL else kind
+    named = file_kind(path)
+    kind = JSONL if named == JSONL else kind
     texts: Iterator[str]
-    if file_kind(path) == PARQUET:
+    if named == PARQUET or kind == JSONL:
         help = "name the column of the text: data.text_key=COLUMN"
-        texts = (text for (text,) in read_fields(path, [key], address, help=help))
-    elif kind == LINES:
-        texts = read_lines(path, address)
+        if named != PARQUET:
+            help = f'write {{{json.dumps(key)}: "…"}} into each line, or name the key of the text: data.text_key=KEY'
+        rows = read_fields(path, [key], address, help=help, kind=PARQUET if named == PARQUET else JSONL)
+        texts = (text for (text,) in rows)
     else:
-        texts = _paragraphs(path, address) if kind == BLANK_LINES else _values(path, address, key)
+        texts = read_lines(path, address) if kind == LINES else _paragraphs(path, address)
     first = next(texts, None)
     if first is None:
         rule = "the file is empty" if kind == LINES else "the file has no documents"
@@ -112,20 +110,6 @@ def _paragraphs(path: Path, address: str) -> Iterator[str]:
         rule = f"blank_lines expects blank lines between documents, but all {lines:,} lines have text"
         help = "separate the documents with blank lines, or write data.documents=lines"
         raise DataError(Problem(address, rule, Place(str(path), lines), help=help))
-    paragraph: list[str] = []
-    for line in chain(read_lines(path, address), [""]):
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
+    for has_text, paragraph in groupby(read_lines(path, address), lambda line: bool(line.strip())):
+        if has_text:
             yield "\n".join(paragraph)
-            paragraph = []
-
-
-def _values(path: Path, address: str, key: str) -> Iterator[str]:
-    """Yield the text of the JSON object in each line; a blank line is a blank document."""
-    for number, line in enumerate(read_lines(path, address), 1):
-        try:
-            yield text_of(json_object(line), key) if line.strip() else ""
-        except ValueError as error:
-            help = f'write {{{json.dumps(key)}: "…"}} into each line, or name the key of the text: data.text_key=KEY'
-            raise DataError(Problem(address, str(error), Place(str(path), number), help=help)) from None

@@ -8,7 +8,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -27,6 +27,7 @@ Tags = Mapping[str, str]  # the tag in front of each column
 NO_RULES, NO_TAGS = CleanSettings(), MappingProxyType[str, str]({})
 CHUNK = 8192  # maximum rows that are encoded together
 CHUNK_SIZE = 1 << 22  # characters, or tokens, at which a chunk ends early
+COUNTS = Counter(blank=0, long=0, cut=0)  # of rows, by reason
 LONGEST = 4096  # maximum tokens of a held-out column; time and memory of a network can grow quadratically
 
 
@@ -98,7 +99,7 @@ def write_corpus(
     row is kept; columns are truncated to LONGEST tokens, and the truncated rows counted. The text of these rows is
     stored too if the tokenizer is not lossless, because scores compare outputs with the original text.
     """
-    counts, lines = Counter(blank=0, long=0, cut=0), {column: list[str]() for column in columns}
+    counts, lines = COUNTS.copy(), {column: list[str]() for column in columns}
     row_filter, limit = (RowFilter(columns, max_length, clean), max_length) if max_length else (None, LONGEST)
     shown = {column: f"{tag} " for column, tag in tags.items() if column != TARGET}  # tags that are part of the text
     hidden = {column: [tokenizer.ids[tag]] for column, tag in tags.items() if column == TARGET}
@@ -127,12 +128,12 @@ def write_corpus(
 
 def write_labelled(
     folder: Path,
+    columns: Sequence[str],
     rows: Iterable[tuple[str, ...]],
     tokenizer: Tokenizer,
     labels: LabelCoder,
-    *,
-    columns: Sequence[str],
     address: str,
+    *,
     max_length: int | None,
     clean: CleanSettings = NO_RULES,
 ) -> None:
@@ -140,16 +141,15 @@ def write_labelled(
 
     The labels of words are expected at the first token of each word.
     """
-    counts = Counter(blank=0, long=0, cut=0)
+    counts = COUNTS.copy()
     source, target = columns.index("src"), columns.index(TARGET)
     row_filter = None if max_length is None else RowFilter(columns, max_length, clean)
-    lines: dict[str, list[str]] = {column: [] for column in columns}
+    lines = {column: list[str]() for column in columns}
 
     def encoded_rows() -> Iterator[Sequence[int]]:
         needed = row_filter is None
         for texts, read, ids, places in _labelled(rows, (source, target), tokenizer, labels, needed, address):
-            reason = row_filter.reason(texts, [read, read]) if row_filter else ""
-            if reason:
+            if row_filter and (reason := row_filter.reason(texts, [read, read])):
                 counts[reason] += 1
                 continue
             counts["cut"] += len(read) > LONGEST
@@ -211,7 +211,7 @@ def write_packed(
     Blank documents are skipped and counted; the last row may be shorter. A row that begins with the bos of a published
     tokenizer loses it, because bos precedes every row.
     """
-    counts = Counter(blank=0, long=0, cut=0)
+    counts = COUNTS.copy()
     before, writer = "".join(f"{tag} " for tag in tags.values()), DocumentWriter()
 
     def packed() -> Iterator[Sequence[int]]:
@@ -235,10 +235,9 @@ def write_packed(
 
 
 def split_rows(ids: Sequence[int], context: int) -> Iterator[Sequence[int]]:
-    """Yield rows of at most `context` ids, without a bos at the beginning of a row."""
+    """Yield rows of at most `context` ids, without the bos at the beginning of a row."""
     for first in range(0, len(ids), context):
-        row = ids[first : first + context]
-        if row := row[row[0] == Tokenizer.BOS :]:
+        if row := list(dropwhile(Tokenizer.BOS.__eq__, ids[first : first + context])):
             yield row
 
 
@@ -260,7 +259,7 @@ def write_examples(folder: Path, examples: Iterable[Example], tokenizer: Tokeniz
                 yield list(example.positions)
 
     columns = ["src", TARGET, *([] if first.positions is None else [POSITIONS])]
-    _write(folder, columns, sequences(), tokenizer, Counter(blank=0, long=0, cut=0))
+    _write(folder, columns, sequences(), tokenizer, COUNTS.copy())
 
 
 def _write(
@@ -291,9 +290,8 @@ def _write(
             ids.tofile(ids_file)
             lengths.tofile(lengths_file)
     unknown = dict(zip(columns, unknown_C.tolist(), strict=True))
-    cut = counts.pop("cut")
-    about = {"columns": columns, "dtype": np.dtype(dtype).name, "skipped": counts, "cut": cut, "unknown": unknown}
-    about["documents"] = documents.write(folder) if documents else ""
+    about = {"columns": columns, "dtype": np.dtype(dtype).name, "skipped": counts, "cut": counts.pop("cut")}
+    about |= {"unknown": unknown, "documents": documents.write(folder) if documents else ""}
     (folder / "about.json").write_text(json.dumps(about))
     if any(lines.values()):
         (folder / TEXT).write_text(json.dumps(lines), "utf-8")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
+from tfm_blocks.config.settings import Above0, Count, Filled, RuleError, Settings
 from tfm_blocks.data.vocabulary import MASK, SENTINEL, SPECIAL, TAG
 from tfm_blocks.errors import shown
 from tfm_blocks.language.spec import TARGET
@@ -22,7 +22,7 @@ INHERITED = ("dir", "fields", "train", "val", "test", "clean", "documents", "tex
 _as_list = BeforeValidator(
     lambda files: [files] if isinstance(files, str) else files, json_schema_input_type=str | list[str]
 )
-Shards = Annotated[list[str], Field(min_length=1), _as_list]
+Shards = Annotated[list[Filled], Field(min_length=1), _as_list]
 
 
 def _named(field: str) -> str:
@@ -108,15 +108,15 @@ CorpusName = Annotated[str, AfterValidator(_names_a_corpus)]
 class MixedCorpus(Settings):
     """One corpus of `data.mix`. A key that is left out has the value of the same key of `data`.
 
-    weight: how often its rows are read, relative to the weights of the other corpora; if one has a weight, the
-    default of the others is 1. tag: a token in front of each source, or of each document of plain text.
+    weight: the fraction of the rows of an epoch, relative to the weights of the other corpora; if one has a weight,
+    the default of the others is 1. tag: a token in front of each source, or of each document of plain text.
     dir: a folder, relative to data.dir unless that is a dataset by name. val and test may be null: the corpus has no
     such rows.
     """
 
     weight: Above0 | None = None
     tag: Tag | None = None
-    dir: str
+    dir: Filled
     first: Count | None
 
 
@@ -148,16 +148,15 @@ def with_defaults(mix: object, info: ValidationInfo) -> object:
     if not isinstance(mix, dict):
         return mix
     defaults = {name: info.data[name] for name in INHERITED if name in info.data}
-    return {name: _with_defaults(corpus, defaults) for name, corpus in mix.items()}
-
-
-def _with_defaults(corpus: object, defaults: Mapping[str, Any]) -> object:
-    if not isinstance(corpus, dict):
-        return corpus
-    folder, parent = corpus.get("dir"), str(defaults.get("dir", ""))
-    if isinstance(folder, str) and not folder.startswith(("~", HUB)) and not parent.startswith(HUB):
-        corpus = corpus | {"dir": str(Path(parent) / folder)}
-    return dict(defaults) | corpus
+    parent = str(defaults.get("dir", ""))
+    corpora = dict(mix)
+    for name, corpus in mix.items():
+        if isinstance(corpus, dict):
+            folder = corpus.get("dir")
+            if isinstance(folder, str) and folder and not folder.startswith(("~", HUB)) and not parent.startswith(HUB):
+                corpus = corpus | {"dir": str(Path(parent) / folder)}
+            corpora[name] = defaults | corpus
+    return corpora
 
 
 def is_a_mix(mix: Mapping[str, Any] | None, info: ValidationInfo) -> Mapping[str, Any] | None:

@@ -128,15 +128,17 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
                     line = line.removeprefix(UTF8_MARK)
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
+        compressed = path.suffix in COMPRESSED
         with path.open("rb") as file:
-            begin = file.read(6)
+            begin = b"" if compressed else file.read(6)
         for first, (kind, command) in OTHER_KINDS.items():
             if begin.startswith(first):
                 rule = f"must be UTF-8 text, plain, .gz or .zst, but the file is {kind}"
                 help = command.format(name=path.name)
                 raise DataError(Problem(address, rule, Place(str(path)), help=help)) from None
         rule = f"must be UTF-8, but has the byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
-        help = f"iconv -f latin1 -t utf-8 {path.name}, if it is Latin-1"
+        help = f"iconv -f latin1 -t utf-8 {path.stem if compressed else path.name}, if it is Latin-1"
+        help = f"decompress it, then {help}" if compressed else help
         raise DataError(Problem(address, rule, Place(str(path), number, error.start + 1), help=help)) from None
     except damages as error:
         rule = f"the {'zstd' if zstd else 'gzipped'} file is damaged: {error}"
@@ -147,15 +149,22 @@ def read_lines(path: Path, address: str) -> Iterator[str]:
 
 
 def read_fields(
-    path: Path, fields: Sequence[str], address: str, labels: Collection[int] = (), *, help: str = FIELDS_HELP
+    path: Path,
+    fields: Sequence[str],
+    address: str,
+    labels: Collection[int] = (),
+    *,
+    help: str = FIELDS_HELP,
+    kind: str = "",
 ) -> Iterator[tuple[str, ...]]:
     """Yield the texts of these fields of every row; without names, and in plain text, each field is the line.
 
     A field of JSON lines, Parquet and datasets may be inside another one: translation.en. The fields of TSV are names
     of its first line, or, if all are numbers, columns from 1, and no line has names. The fields with the numbers
     `labels` may be numbers, or lists, which become words. Raises DataError with the row, and with `help` for a field.
+    The name of the file decides its format, unless there is a `kind`.
     """
-    kind = file_kind(path) if all(fields) else LINES
+    kind = kind or (file_kind(path) if all(fields) else LINES)
     rows: Iterator[Any] = _table_rows(path, fields, address, help) if kind == PARQUET else read_lines(path, address)
     parse: Callable[[Any], Mapping[str, Any]] = partial(dict.fromkeys, fields)
     first = 1

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.errors import listed, shown
@@ -41,8 +40,8 @@ class LabelCoder:
             if not np.isfinite(value):
                 raise ValueError(f"must be a number within float32, but the label is {shown(text)}")
             return list(divmod(int(value.view(np.uint32)), HALF))
-        names = [text.strip()] if self.predict == "class" else text.split()
-        if names == [NONE] and self.predict == "several":
+        names, several = [text.strip()] if self.predict == "class" else text.split(), self.predict == "several"
+        if names == [NONE] and several:
             return []
         if unknown := [name for name in names if name not in self.names]:
             raise ValueError(
@@ -50,10 +49,8 @@ class LabelCoder:
             )
         ids = [self.names.index(name) + 1 for name in names]
         if not ids:
-            raise ValueError(
-                f"has no label{f'; write {NONE} for a text of no class' if self.predict == 'several' else ''}"
-            )
-        return sorted(set(ids)) if self.predict == "several" else ids
+            raise ValueError(f"has no label{f'; write {NONE} for a text of no class' if several else ''}")
+        return sorted(set(ids)) if several else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a label."""
@@ -83,7 +80,9 @@ def encode_words(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]
     Raises ValueError for a word without tokens.
     """
     before, after = tokenizer.conventions.before, tokenizer.conventions.after
-    words = [f" {word}" if place else word for place, word in enumerate(text.split())]
+    one, two = (tokens[len(before) : len(tokens) - len(after)] for tokens in tokenizer.encode_batch(["a", "a a"]))
+    space = "" if [*one, *one] == two else " "  # "": the tokenizer itself reads a space before each text, or ignores it
+    words = [f"{space}{word}" if place else word for place, word in enumerate(text.split())]
     ids, places = list(before), []
     for word, tokens in zip(words, tokenizer.encode_batch(words) if words else [], strict=True):
         inner = tokens[len(before) : len(tokens) - len(after)]
@@ -92,8 +91,3 @@ def encode_words(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]
         places.append(len(ids))
         ids += inner
     return [*ids, *after], places
-
-
-def number_rows(coder: LabelCoder, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
-    """Return the value of each output for the ids of labels: values_NC."""
-    return np.array([coder.numbers(ids) for ids in rows], np.float32).reshape(len(rows), coder.outputs)

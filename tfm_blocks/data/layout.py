@@ -144,15 +144,13 @@ class Pairs(Layout):
         """Return the batch of these rows of each column."""
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
-        lengths_NC = np.stack([corpus.lengths_N(name) for name in self.columns_of(corpus)], 1)
-        return self.widths_of(lengths_NC)
+        return self.widths_of(np.stack([corpus.lengths_N(name) for name in self.columns_of(corpus)], 1))
 
     def labels_N(self, corpus: Corpus) -> Lengths:
         return corpus.lengths_N(TARGET) + 1
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        columns = [[corpus.ids(name, int(row)) for row in rows] for name in self.columns_of(corpus)]
-        return self.join(columns, empty=empty)
+        return self.join([corpus.sequences(name, rows) for name in self.columns_of(corpus)], empty=empty)
 
 
 class Sides(Pairs):
@@ -205,47 +203,54 @@ class OneSequence(Pairs):
 
 
 class PlainText(Layout):
-    """Language-model layout: bos and all tokens of a row but the last; every token of the row is predicted."""
+    """Language-model layout: bos and all tokens of a row but the last; every token of the row but bos is predicted.
+
+    A row contains bos only if a published tokenizer begins texts with it.
+    """
 
     inputs = (TARGET,)
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
         return corpus.lengths_NC
 
+    def labels_N(self, corpus: Corpus) -> Lengths:
+        return corpus.lengths_N(TARGET) - corpus.bos_N
+
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        targets = [corpus.ids(TARGET, int(row)) for row in rows]
+        targets = corpus.sequences(TARGET, rows)
         labels_BT = padded_rows(targets)
+        labels_BT[labels_BT == BOS] = PAD
         inputs = {TARGET: padded_rows([ids[:-1] for ids in targets], before=[BOS])}
         return batch_of(inputs, labels_BT, empty=empty)
 
 
-class AtPositions(Layout):
-    """Layout of a model with one input, which answers at positions of the question: x, without bos."""
+class Answering(Layout):
+    """Layout of a model with one input, which answers at positions of this input."""
 
     at_positions = True
 
     def __init__(self, input: str) -> None:
         self.inputs = (input,)
 
+
+class AtPositions(Answering):
+    """Layout of answers at positions of the question: x, without bos."""
+
     def widths_NC(self, corpus: Corpus) -> Lengths:
         return corpus.lengths_N(SOURCE)[:, None]
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        ids_BT = padded_rows([corpus.ids(SOURCE, int(row)) for row in rows])
+        ids_BT = padded_rows(corpus.sequences(SOURCE, rows))
         labels_BT = torch.zeros_like(ids_BT)
         for labels_T, row in zip(labels_BT.numpy(), rows, strict=True):
             labels_T[corpus.ids(POSITIONS, int(row))] = corpus.ids(TARGET, int(row))
         return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
 
 
-class Appended(Layout):
+class Appended(Answering):
     """Encoder-only layout: x + eos, then an empty position for each token of y, at which it is predicted."""
 
-    at_positions = True
     EMPTY = BOS  # the decoder of other layouts also begins to predict at bos
-
-    def __init__(self, input: str) -> None:
-        self.inputs = (input,)
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
         widths_NC: Lengths = corpus.lengths_NC.sum(1, dtype=np.int32, keepdims=True) + 1
@@ -273,11 +278,11 @@ def padded_rows(
     rows: Sequence[Sequence[int] | Ids], *, before: Sequence[int] = (), after: Sequence[int] = ()
 ) -> Tensor:
     """Pad rows of ids, with special ids before or after each row: ids_BN."""
-    width = max(map(len, rows)) + len(before) + len(after)
-    ids_BN = np.full((len(rows), width), PAD, dtype=np.int64)
-    ids_BN[:, : len(before)] = before
+    start = len(before)
+    ids_BN = np.full((len(rows), start + max(map(len, rows)) + len(after)), PAD, dtype=np.int64)
+    ids_BN[:, :start] = before
     for row, ids in zip(ids_BN, rows, strict=True):
-        end = len(before) + len(ids)
-        row[len(before) : end] = ids
+        end = start + len(ids)
+        row[start:end] = ids
         row[end : end + len(after)] = after
     return torch.from_numpy(ids_BN)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfm_blocks.data.corpus import Corpus, Documents, Ids, RowTexts
-from tfm_blocks.data.plan import Ints, Rows, permute
+from tfm_blocks.data.plan import Ints, Lengths, Rows, permute
 
 ORDER = 1  # stream of the draws, different from the stream of plans
 
@@ -44,7 +44,11 @@ class Mix(Corpus):
         self.draws_rows = bool(counts_P)
         self._corpora, sizes_P = corpora, np.array([len(corpus) for corpus in corpora])
         self._firsts_P = np.cumsum(sizes_P) - sizes_P
-        rows_N = _alternating(sizes_P, len(counts_P) > 0) if rows_N is None else rows_N
+        if rows_N is None and counts_P:
+            rows_N = np.arange(sizes_P.sum())
+        elif rows_N is None:  # scores read the corpora evenly spread
+            places_N = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes_P.tolist()])
+            rows_N = np.argsort(places_N, kind="stable")
         self._rows_N, self._copies_N = rows_N, np.zeros_like(rows_N) if copies_N is None else copies_N
         self._part_N = np.searchsorted(self._firsts_P, rows_N, "right") - 1
         self.lengths_NC = np.concatenate([corpus.lengths_NC for corpus in corpora])[rows_N]
@@ -78,6 +82,11 @@ class Mix(Corpus):
         if self.documents is None:
             return super().texts(column)
         return chain.from_iterable(part.texts(column) for part in self._corpora)
+
+    @cached_property
+    def bos_N(self) -> Lengths:
+        bos_N: Lengths = np.concatenate([corpus.bos_N for corpus in self._corpora])[self._rows_N]
+        return bos_N
 
     def originals(self, rows: Rows) -> Ints:
         originals_N: Ints = self._rows_N[np.asarray(rows)]
@@ -120,15 +129,6 @@ def counts_of(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
     for part in by_remainder[: total - sum(counts)]:
         counts[part] += 1
     return counts
-
-
-def _alternating(sizes_P: npt.NDArray[np.int64], training: bool) -> Ints:
-    """Return all rows in their order, or for scores with the corpora spread evenly."""
-    total = int(sizes_P.sum())
-    if training:
-        return np.arange(total)
-    places_N = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes_P.tolist()])
-    return np.argsort(places_N, kind="stable")
 
 
 def _reads(size: int, count: int, seed: int, epoch: int, part: int) -> tuple[Ints, Ints]:

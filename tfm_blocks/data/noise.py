@@ -140,7 +140,7 @@ class Hiding(Noise, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Masking(Hiding):
-    """Hide a fraction of the tokens of each row, as in BERT. words_V2: `Tokenizer.words`, if words are hidden."""
+    """Hide a fraction of the tokens of each row, as in BERT. words_V2: `subwords.words`, if words are hidden."""
 
     rate: float
     eval_rate: float

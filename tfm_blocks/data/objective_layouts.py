@@ -12,11 +12,12 @@ import torch
 
 from tfm_blocks.data.corpus import POSITIONS, Corpus
 from tfm_blocks.data.encoding import CHUNK_SIZE
-from tfm_blocks.data.labels import LabelCoder, number_rows
+from tfm_blocks.data.labels import LabelCoder
 from tfm_blocks.data.layout import (
     EOS,
     PAD,
     SOURCE,
+    Answering,
     Appended,
     AtPositions,
     Batch,
@@ -67,7 +68,7 @@ class Noisy(Layout):
 
     def flat(self, corpus: Corpus, rows: Rows) -> Flat:
         """Return the ids of these rows, with eos if `adds_eos` is true or a row has no tokens."""
-        sequences = [corpus.ids(self.column, int(row)).astype(np.int64) for row in rows]
+        sequences = [ids.astype(np.int64) for ids in corpus.sequences(self.column, rows)]
         eos = np.full(int(self.adds_eos(corpus)), EOS)
         return Flat.of([np.append(ids, eos) if len(ids) else np.array([EOS]) for ids in sequences], corpus.keys(rows))
 
@@ -196,16 +197,14 @@ class NoisyPairs(Noisy):
         return self._known[1]
 
 
-class Labelled(Layout):
+class Labelled(Answering):
     """Layout of objective=label: the source, and its label at the first position, or of each word at its first token.
 
     A label that is not a class is marked by 1, and its numbers are `values_NC`.
     """
 
-    at_positions = True
-
     def __init__(self, input: str, coder: LabelCoder) -> None:
-        self.inputs = (input,)
+        super().__init__(input)
         self.coder = coder
 
     def widths_NC(self, corpus: Corpus) -> Lengths:
@@ -215,21 +214,21 @@ class Labelled(Layout):
         return np.maximum(corpus.lengths_N(SOURCE) + corpus.conventions.adds_eos, 1)
 
     def labels_N(self, corpus: Corpus) -> Lengths:
-        words = self.coder.predict == "words"
-        return corpus.lengths_N(TARGET) if words else np.ones(len(corpus), np.int32)
+        return corpus.lengths_N(TARGET) if self.coder.predict == "words" else np.ones(len(corpus), np.int32)
 
     def batch(self, corpus: Corpus, rows: Rows, *, empty: bool = False) -> Batch:
-        sources = [corpus.conventions.source(corpus.ids(SOURCE, int(row)).tolist()) for row in rows]
-        ids_BT = padded_rows(sources)
-        labels_BT, labels = torch.zeros_like(ids_BT), [corpus.ids(TARGET, int(row)).tolist() for row in rows]
+        ids_BT = padded_rows([corpus.conventions.source(ids.tolist()) for ids in corpus.sequences(SOURCE, rows)])
+        labels_BT, labels = torch.zeros_like(ids_BT), [ids.tolist() for ids in corpus.sequences(TARGET, rows)]
+        values_NC = None
         if self.coder.predict in ("several", "number"):
             labels_BT[:, 0] = 1
-            values_NC = torch.from_numpy(number_rows(self.coder, [] if empty else labels))
-            return replace(batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty), values_NC=values_NC)
-        for place, (row, ids) in enumerate(zip(rows, labels, strict=True)):
-            positions = corpus.ids(POSITIONS, int(row)).tolist() if corpus.positional else [0]
-            labels_BT[place, positions] = torch.tensor(ids)
-        return batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty)
+            numbers = [self.coder.numbers(ids) for ids in labels if not empty]
+            values_NC = torch.tensor(numbers, dtype=torch.float32).view(-1, self.coder.outputs)
+        else:
+            for place, (row, ids) in enumerate(zip(rows, labels, strict=True)):
+                positions = corpus.ids(POSITIONS, int(row)).tolist() if corpus.positional else [0]
+                labels_BT[place, positions] = torch.tensor(ids)
+        return replace(batch_of({self.inputs[0]: ids_BT}, labels_BT, empty=empty), values_NC=values_NC)
 
 
 def visible_columns(objective: ObjectiveSettings | None, columns: Sequence[str]) -> tuple[str, ...]:

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Above0, Count, CountOrZero, RuleError, Settings
+from tfm_blocks.config.settings import Above0, Count, CountOrZero, Filled, RuleError, Settings
 from tfm_blocks.data.noise import Bools, Diffusion, Masking, Noise
 from tfm_blocks.data.pair_noise import DenoiserMixture, Denoising, Prefix, SpanCorruption
+from tfm_blocks.data.subwords import sentence_ends, words
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.data.vocabulary import sentinel
 from tfm_blocks.errors import ConfigError, shown
@@ -66,7 +67,7 @@ class DistilSettings(ObjectiveBase):
     generates = True
 
     name: Literal["distil"]
-    teacher: str
+    teacher: Filled
     temperature: Above0
     hidden: dict[str, str] | None = None
 
@@ -117,7 +118,7 @@ class MaskingSettings(HidingSettings):
     whole_words: bool
 
     def noise(self, tokenizer: Tokenizer) -> Masking:
-        words_V2 = tokenizer.words() if self.whole_words else None
+        words_V2 = words(tokenizer) if self.whole_words else None
         options = self.model_dump(include={"rate", "eval_rate", "mask", "random", "static"})
         return Masking(mask_id=mask_of(tokenizer), plain_V=_plain(tokenizer), words_V2=words_V2, **options)
 
@@ -185,6 +186,10 @@ class MaskedDiffusionSettings(HidingSettings):
 class NoisyPairSettings(ObjectiveBase):
     """Settings of objectives that make a source and a target of each row of a text."""
 
+    @property
+    def special(self) -> tuple[str, ...]:
+        return tuple(map(sentinel, range(getattr(self, "sentinels", 0))))
+
 
 class SpanCorruptionSettings(NoisyPairSettings):
     """Replace spans of a text by sentinels, and predict each sentinel with its span: Raffel et al. 2020, section 3.1.4.
@@ -199,10 +204,6 @@ class SpanCorruptionSettings(NoisyPairSettings):
     density: Rate
     span: Annotated[float, Field(ge=1)]
     sentinels: Count
-
-    @property
-    def special(self) -> tuple[str, ...]:
-        return tuple(map(sentinel, range(self.sentinels)))
 
     def noise(self, tokenizer: Tokenizer) -> SpanCorruption:
         sentinels = np.array(tokenizer.sentinels[: self.sentinels])
@@ -240,10 +241,6 @@ class Ul2Settings(NoisyPairSettings):
     name: Literal["ul2"]
     denoisers: Annotated[dict[str, DenoiserSettings], Field(min_length=1)]
     sentinels: Count
-
-    @property
-    def special(self) -> tuple[str, ...]:
-        return tuple(map(sentinel, range(self.sentinels)))
 
     def noise(self, tokenizer: Tokenizer) -> DenoiserMixture:
         sentinels = np.array(tokenizer.sentinels[: self.sentinels])
@@ -286,8 +283,8 @@ class DenoisingSettings(NoisyPairSettings):
         return Denoising(
             mask_id=mask_of(tokenizer),
             plain_V=_plain(tokenizer),
-            words_V2=tokenizer.words() if self.whole_words else None,
-            ends_V=tokenizer.sentence_ends(),
+            words_V2=words(tokenizer) if self.whole_words else None,
+            ends_V=sentence_ends(tokenizer),
             **self.model_dump(exclude={"name", "whole_words"}),
         )
 
@@ -298,6 +295,8 @@ class LabelSettings(ObjectiveBase):
     weights: the weight of the loss of each class; balanced: n / (C · n_c) for n training labels, n_c of them of class c
     of C, so that classes have equal sums; null: 1. For several classes, they multiply the loss of each decision.
     """
+
+    example = "echo 'your text' | tfm classify"
 
     name: Literal["label"]
     weights: dict[str, Above0] | Literal["balanced"] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, exp, factorial
 
@@ -158,8 +159,8 @@ class DenoiserMixture(PairNoise):
 
     def pairs(self, flat: Flat) -> tuple[Flat, Flat]:
         rows: dict[int, tuple[Integers, Integers]] = {}
-        for (places_P, part), noise, mode in zip(self._parts(flat), self._drawn, self.modes, strict=True):
-            sources, targets = (side.split(side.ids_L) for side in noise.pairs(part)) if len(places_P) else ((), ())
+        for places_P, part, noise, mode in self._parts(flat):
+            sources, targets = (side.split(side.ids_L) for side in noise.pairs(part))
             pairs = zip(places_P.tolist(), sources, targets, strict=True)
             rows |= {place: (np.concatenate([mode, source]), target) for place, source, target in pairs}
         source, target = ([rows[place][side] for place in range(len(flat.rows_R))] for side in (0, 1))
@@ -167,36 +168,30 @@ class DenoiserMixture(PairNoise):
 
     def lengths_R2(self, flat: Flat) -> Integers:
         lengths_R2 = np.zeros((len(flat.rows_R), 2), np.int64)
-        for (places_P, part), noise, mode in zip(self._parts(flat), self._drawn, self.modes, strict=True):
-            if len(places_P):
-                lengths_R2[places_P] = noise.lengths_R2(part) + np.array([len(mode), 0])
+        for places_P, part, noise, mode in self._parts(flat):
+            lengths_R2[places_P] = noise.lengths_R2(part) + np.array([len(mode), 0])
         return lengths_R2
 
     def longest(self, length: int) -> list[tuple[int, int]]:
         pairs = zip(self.kinds, self.modes, strict=True)
         return [(source + len(mode), target) for noise, mode in pairs for source, target in noise.longest(length)]
 
-    @property
-    def _drawn(self) -> list[PairNoise]:
-        return [replace(noise, draw=self.draw) for noise in self.kinds]
-
-    def _parts(self, flat: Flat) -> list[tuple[Integers, Flat]]:
-        """Return the places of the rows of each noise, and these rows."""
+    def _parts(self, flat: Flat) -> Iterator[tuple[Integers, Flat, PairNoise, Integers]]:
+        """Yield the places of the rows of each noise that has rows, these rows, the noise and its mode."""
         choice_R = self.choices(flat)
-        parts = []
-        for number in range(len(self.kinds)):
+        for number, (noise, mode) in enumerate(zip(self.kinds, self.modes, strict=True)):
             chosen_R = choice_R == number
             chosen_L, place_R = chosen_R[flat.row_L], np.cumsum(chosen_R) - 1
             part = Flat(flat.ids_L[chosen_L], place_R[flat.row_L[chosen_L]], flat.rows_R[chosen_R])
-            parts.append((np.flatnonzero(chosen_R), part))
-        return parts
+            if len(part.rows_R):
+                yield np.flatnonzero(chosen_R), part, replace(noise, draw=self.draw), mode
 
 
 @dataclass(frozen=True, kw_only=True)
 class Denoising(PairNoise):
     """Permute sentences, replace spans of words by one mask each, insert masks, and rotate the row, as in BART.
 
-    plain_V: the ids that can be masked, and that replace others. words_V2: `Tokenizer.words`, or None: each token
+    plain_V: the ids that can be masked, and that replace others. words_V2: `subwords.words`, or None: each token
     is a word. ends_V: ids that end a sentence.
     """
 

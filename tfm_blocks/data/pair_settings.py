@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from babel import Locale, UnknownLocaleError
 from babel.dates import tokenize_pattern
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings
+from tfm_blocks.config.settings import Count, CountOrZero, Filled, RuleError, Settings
 from tfm_blocks.errors import shown
 
 CASES = {"upper": str.upper, "lower": str.lower}
@@ -31,7 +31,7 @@ class PairSettings(Settings):
 
     max_length: maximum tokens per column, without bos and eos; longer training rows are skipped and counted.
     step_tokens: approximate maximum of target tokens, eos included, of an optimizer step.
-    batch_tokens: maximum padded tokens of a micro-batch, over all columns.
+    batch_tokens: maximum padded tokens of a micro-batch, over all columns that the model reads.
     first: number of rows to read from the start of each split; null: all.
     tokenizer: a run folder, a tokenizer.json, a folder of transformers with one, or a SentencePiece .model; null: learn
     a tokenizer from the training text. {source: …, target: …} names two, for a model with the knob source_vocab.
@@ -39,20 +39,22 @@ class PairSettings(Settings):
     cache.
     """
 
+    sides: ClassVar[int] = 2  # columns that the model reads, at least
+
     max_length: Count
     step_tokens: int
     batch_tokens: int
     first: Count | None = None
     tokenizer: str | TokenizerPaths | None = None
-    cache: str | None = None
+    cache: Filled | None = None
 
     @field_validator("tokenizer", mode="plain", json_schema_input_type=str | TokenizerPaths | None)
     @classmethod
     def _names_tokenizers(cls, value: object) -> str | TokenizerPaths | None:
-        if value is None or isinstance(value, str | TokenizerPaths):
+        if value is None or (value and isinstance(value, str | TokenizerPaths)):
             return value
         paths = value if isinstance(value, Mapping) else {}
-        if paths.keys() == {"source", "target"} and all(isinstance(path, str) for path in paths.values()):
+        if paths.keys() == {"source", "target"} and all(path and isinstance(path, str) for path in paths.values()):
             return TokenizerPaths(**paths)
         rule = f"must be a path, or {{source: PATH, target: PATH}}, but is {shown(value)}"
         raise RuleError(rule, "write data.tokenizer=null to learn a tokenizer")
@@ -60,9 +62,11 @@ class PairSettings(Settings):
     @field_validator("step_tokens", "batch_tokens")
     @classmethod
     def _holds_the_longest_pair(cls, tokens: int, info: ValidationInfo) -> int:
-        longest, sides = info.data.get("max_length"), 1 if info.field_name == "step_tokens" else 2
+        longest, sides = info.data.get("max_length"), 1 if info.field_name == "step_tokens" else cls.sides
         if longest is not None and tokens < (least := sides * (longest + 1)):
-            rule = f"must be at least {least}, to fit the longest pair, but is {tokens}"
+            rule = (
+                f"must be at least {least}, to fit the longest {'pair' if cls.sides > 1 else 'text'}, but is {tokens}"
+            )
             help = f"write data.{info.field_name}={least} or more, or a smaller data.max_length than {longest}"
             raise RuleError(rule, help)
         return tokens
@@ -139,9 +143,9 @@ class DatesSettings(PairSettings):
     @field_validator("train")
     @classmethod
     def _has_days_left(cls, train: int, info: ValidationInfo) -> int:
-        if info.data.keys() >= {"first_year", "last_year", "val", "test"}:
-            days = len(days_of(info.data["first_year"], info.data["last_year"]))
-            held_out = info.data["val"] + (info.data["test"] or 0)
+        data = info.data
+        if data.keys() >= {"first_year", "last_year", "val", "test"}:
+            days, held_out = len(days_of(data["first_year"], data["last_year"])), data["val"] + (data["test"] or 0)
             if held_out >= days:
                 rule = f"has no days: val and test hold out {held_out} of the {days} from first_year to last_year"
                 raise RuleError(rule, "reduce val or test, or use more years")

@@ -17,7 +17,7 @@ from tfm_blocks.data.corpus import FORMAT, Corpus
 from tfm_blocks.data.dates import date_splits
 from tfm_blocks.data.documents import find_document_splits
 from tfm_blocks.data.encoding import LONGEST, NO_RULES, Tags, write_corpus, write_labelled, write_packed
-from tfm_blocks.data.file_settings import CleanSettings, MixedCorpus, MixedDocuments, MixedPairs
+from tfm_blocks.data.file_settings import CleanSettings, MixedDocuments, MixedPairs
 from tfm_blocks.data.files import LINES
 from tfm_blocks.data.mix import Mix, counts_of
 from tfm_blocks.data.pair_settings import DatesSettings
@@ -35,6 +35,7 @@ from tfm_blocks.language.spec import TARGET
 SAMPLE = 1_000_000  # maximum rows for training the tokenizer: more cost memory and change little
 SAMPLE_CHARACTERS = 100 * SAMPLE  # approximate maximum, for long rows
 LinesSettings = DatesSettings | TextSettings | LmSettings
+Mixed = MixedPairs | MixedDocuments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +138,14 @@ def with_saved_tokenizer(settings: DataSettings, run: Path) -> DataSettings:
     return settings.model_copy(update={"tokenizer": str(run)})
 
 
-def _mix_of(settings: LinesSettings) -> Mapping[str, MixedPairs] | Mapping[str, MixedDocuments]:
+def _mix_of(settings: LinesSettings) -> Mapping[str, Mixed]:
     """Return the corpora of a mix by name, or nothing."""
     return {} if isinstance(settings, DatesSettings) else settings.mix or {}
 
 
 def _splits(cache: Path, settings: LinesSettings) -> dict[str, dict[str, Split]]:
     """Return the splits by name, of each the corpora of a mix by name, or the single corpus ''."""
-    parts: dict[str, LinesSettings | MixedPairs | MixedDocuments] = {"": settings}
-    parts = dict(_mix_of(settings)) or parts
+    parts: Mapping[str, LinesSettings | Mixed] = _mix_of(settings) or {"": settings}
     splits = dict[str, dict[str, Split]]()
     for corpus, part in parts.items():
         address = f"data.mix.{corpus}" if corpus else "data"
@@ -188,7 +188,7 @@ def _dropout(cache: Path, corpora: Iterable[Corpus], tokenizer: Tokenizer, setti
     return SubwordDropout(tokenizer=tokenizer, rate=settings.bpe_dropout, max_length=settings.max_length)
 
 
-def _tags_of(part: MixedCorpus | None, columns: Sequence[str]) -> Tags:
+def _tags_of(part: Mixed | None, columns: Sequence[str]) -> Tags:
     """Return the tag of each column that has one."""
     target = part.target_tag if isinstance(part, MixedPairs) else part and part.tag
     tags = {column: target if column == TARGET else part and part.tag for column in columns}
@@ -248,8 +248,10 @@ def _learned(
         samples = {name: _samples(join_splits([*parts.values()])) for name, parts in splits.items()}
         rows = islice(train.rows(), 0, None, samples["train"])
         texts = (row[number] for row in rows for number in numbers)
-        options: dict[str, Any] = {"special": special, "tags": tags, "knob": knob}
-        Tokenizer.train(texts, vocab, add_prefix_space=add_prefix_space, **options).save(folder / "tokenizer.json")
+        tokenizer = Tokenizer.train(
+            texts, vocab, add_prefix_space=add_prefix_space, special=special, tags=tags, knob=knob
+        )
+        tokenizer.save(folder / "tokenizer.json")
 
     parts: list[object] = [FORMAT, version("tokenizers"), (SAMPLE, SAMPLE_CHARACTERS), vocab, add_prefix_space]
     parts += [train.fingerprint, *([] if len(learned) == len(train.columns) else learned)]
@@ -272,7 +274,7 @@ def _corpus(
     split: Split,
     tokenizer: Tokenizer,
     settings: LinesSettings,
-    part: MixedPairs | MixedDocuments | None,
+    part: Mixed | None,
     *,
     training: bool,
 ) -> Corpus:
@@ -281,37 +283,37 @@ def _corpus(
     clean = _clean_of(part or settings) if training else NO_RULES
     labels = settings.coder if isinstance(settings, LabelsSettings) else None
     tags, inside = _tags_of(part, split.columns), isinstance(settings, LmSettings) and settings.inside_documents
+    options: dict[str, Any] = {"max_length": max_length, "clean": clean}
 
     def build(folder: Path) -> None:
         if context is not None:
             texts = (text for (text,) in split.rows())
             write_packed(folder, split.columns[0], texts, tokenizer, context=context, tags=tags, inside=inside)
         elif labels:
-            options: dict[str, Any] = {"max_length": max_length, "clean": clean, "address": split.address}
-            write_labelled(folder, split.rows(), tokenizer, labels, columns=split.columns, **options)
+            write_labelled(folder, split.columns, split.rows(), tokenizer, labels, split.address, **options)
         else:
-            write_corpus(folder, split.columns, split.rows(), tokenizer, max_length=max_length, clean=clean, tags=tags)
+            write_corpus(folder, split.columns, split.rows(), tokenizer, tags=tags, **options)
         if not (folder / "ids.bin").stat().st_size:
-            help = "the text is empty, or every row is longer than data.max_length"
+            help = "the text is empty or blank" + (
+                ", or every row is longer than data.max_length" if max_length else ""
+            )
             if clean != NO_RULES:
                 help += ", or breaks a rule of data.clean"
             raise DataError(Problem(split.address, "has no usable rows", help=help))
 
     rules: list[object] = [] if clean == NO_RULES else [clean.model_dump()]
-    rules += [asdict(labels)] if labels else []
+    rules += [asdict(labels), 2] if labels else []  # 2: version of how the words of a text are read
     rules += [tags] if tags else []
     rules += ["inside"] if inside else []
     key = cache_key(FORMAT, split.columns, split.fingerprint, tokenizer.stored, max_length, context, *rules)
     return Corpus(find_or_build(cache / key, build), tokenizer, split.groups, labels)
 
 
-def _clean_of(part: LinesSettings | MixedPairs | MixedDocuments) -> CleanSettings:
+def _clean_of(part: LinesSettings | Mixed) -> CleanSettings:
     return part.clean if isinstance(part, TextSettings | MixedPairs) else NO_RULES
 
 
-def _report(
-    split: str, corpus: Corpus, settings: LinesSettings, name: str, part: MixedPairs | MixedDocuments | None
-) -> str:
+def _report(split: str, corpus: Corpus, settings: LinesSettings, name: str, part: Mixed | None) -> str:
     """Format a line such as `data: 28,990 train pairs (skipped: 3 with a blank side, 7 longer than 128 tokens)`."""
     if isinstance(settings, LmSettings):
         most = "at most " if settings.inside_documents else ""

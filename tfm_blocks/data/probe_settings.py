@@ -8,8 +8,8 @@ from typing import Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, create_model, model_validator
 
-from tfm_blocks.config.settings import Count, CountOrZero, Settings, read_settings
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.config.settings import Count, CountOrZero, Filled, Settings, read_settings
+from tfm_blocks.errors import ConfigError, config_error, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
 from tfm_blocks.probes.task import Preset, ProbeTask, check_length, fitting_lengths, running_task
 
@@ -41,7 +41,7 @@ class ProbeSettings(Settings):
     batch: Count
     batch_tokens: Count
     first: Count | None = None
-    cache: str | None = None
+    cache: Filled | None = None
 
     @model_validator(mode="after")
     def _is_a_valid_task(self) -> ProbeSettings:
@@ -84,14 +84,15 @@ class ProbeSettings(Settings):
     def lengths(self) -> dict[str, tuple[int, ...]]:
         """Return the lengths of each split; none if the task has no lengths. Raises ConfigError."""
         preset = self._preset
-        train = tuple(self.train_lengths or preset.train_lengths or ())
-        if not train:
-            if self.train_lengths or self.test_lengths:
-                raise ConfigError(Problem("data.test_lengths", f"{self.task} has no lengths", help="leave it out"))
+        if not preset.train_lengths:
+            for name in ("train_lengths", "test_lengths"):
+                if getattr(self, name):
+                    raise config_error(f"data.{name}", f"{self.task} has no lengths", "leave it out")
             return {"train": (), "val": (), "test": ()}
+        train = tuple(self.train_lengths or preset.train_lengths)
         if len(train) != 2 or train[0] > train[1]:
             rule = f"must hold the shortest and the longest length, but is {list(train)}"
-            raise ConfigError(Problem("data.train_lengths", rule, help="write data.train_lengths=[3,40]"))
+            raise config_error("data.train_lengths", rule, "write data.train_lengths=[3,40]")
         fitting = fitting_lengths(self.probe, *train)
         return {"train": fitting, "val": fitting, "test": tuple(self.test_lengths or preset.test_lengths)}
 
@@ -100,7 +101,7 @@ class ProbeSettings(Settings):
         if self.task not in TASKS:
             rule = f"no task is called {shown(self.task)}"
             help = f"{suggest(self.task, TASKS)}; for your own task: plugins=[MODULE]"
-            raise ConfigError(Problem("data.task", rule, help=help))
+            raise config_error("data.task", rule, help)
         return TASKS[self.task]
 
     @property
@@ -108,5 +109,5 @@ class ProbeSettings(Settings):
         presets = self._kind.presets
         if self.size not in presets:
             rule = f"the task {self.task} has no size {self.size}"
-            raise ConfigError(Problem("data.size", rule, help=f"write data.size={next(iter(presets))}"))
+            raise config_error("data.size", rule, f"write data.size={next(iter(presets))}")
         return presets[self.size]

@@ -84,8 +84,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
         self._models = [_model(self.files[name]) for name in models]
         self._ids_file = next((name for name in (PAIR[2], TARGET_IDS) if name in self.files), None)
         if self._ids_file:
-            names = json.loads(self.files[self._ids_file])
-            self.names = {str(name): int(id) for name, id in names.items()}
+            self.names = {str(name): int(id) for name, id in json.loads(self.files[self._ids_file]).items()}
             self._unknown = self.names[UNKNOWN]  # raises
         else:
             (model,) = self._models
@@ -95,7 +94,7 @@ class SentencePieceTokenizer(PublishedTokenizer):
         self.names |= self.matched
         self.special, self.largest = self.names, max(self.names.values(), default=0)
         self.published_special = frozenset(self.matched.values())
-        self._pattern = re.compile("|".join(map(re.escape, sorted(self.matched, key=len, reverse=True))))
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, sorted(self.matched, key=len, reverse=True)))})")
 
     def _matched(self) -> dict[str, int]:
         """Return the ids of the names that are matched in a text: control symbols, and the tokens that a config adds.
@@ -123,6 +122,10 @@ class SentencePieceTokenizer(PublishedTokenizer):
         return self._unknown
 
     @property
+    def subword_model(self) -> None:
+        return None
+
+    @property
     def _model(self) -> Any:
         return self._models[-1 if self.column == TARGET else 0]
 
@@ -131,12 +134,8 @@ class SentencePieceTokenizer(PublishedTokenizer):
 
     def _split(self, text: str) -> Iterator[str]:
         """Yield the subwords of a text, whose special tokens separate texts that the model splits."""
-        end = 0
-        for match in self._pattern.finditer(text):
-            yield from self._subwords_of(text[end : match.start()])
-            yield match[0]
-            end = match.end()
-        yield from self._subwords_of(text[end:])
+        for place, part in enumerate(self._pattern.split(text)):
+            yield from [part] if place % 2 else self._subwords_of(part)
 
     def _subwords_of(self, text: str) -> list[str]:
         language = LANGUAGE.match(text) if self._ids_file else None

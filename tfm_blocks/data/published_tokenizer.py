@@ -12,12 +12,11 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from tokenizers import Tokenizer as Pieces
 
-from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer
+from tfm_blocks.data.tokenizer import MASK, SPECIAL, Tokenizer, shown_bytes
 from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.data.vocabulary import OTHERS, Conventions, Vocabulary, sentinel
 from tfm_blocks.errors import DataError, Problem, RunError, shown
@@ -53,6 +52,7 @@ class PublishedTokenizer(Tokenizer):
     """
 
     lossless = False  # it can normalise its text, or lack characters
+    encodes_bos = True  # as a special token around or in a text
     names: dict[str, int]
     largest: int
     special: Mapping[str, int]
@@ -79,8 +79,7 @@ class PublishedTokenizer(Tokenizer):
         if self.largest >= vocabulary.size:
             rule = f"has the id {self.largest}, but the vocabulary of the model has {vocabulary.size} ids"
             raise RunError(Problem(where, rule, help="use the tokenizer of this model"))
-        around = conventions.before, conventions.after, conventions.refused, (conventions.first,)
-        if max(chain(*around), default=0) >= self.size:
+        if max(*conventions.around, *conventions.refused, conventions.first, 0) >= self.size:
             raise RunError(Problem(where, f"has conventions with ids above {self.size - 1}", help="repeat the import"))
         self._beyond = {id: name for name, id in self.names.items() if id >= vocabulary.size}
 
@@ -138,12 +137,10 @@ class PublishedTokenizer(Tokenizer):
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        before, after, refused = self.conventions.before, self.conventions.after, self.conventions.refused
+        around, refused = self.conventions.around, self.conventions.refused
         unknown = () if self.unknown is None else (self.unknown,)
         special = self.vocabulary.to_here([id for id in self.published_special if id < self.vocabulary.size])
-        return frozenset(
-            (*range(self.vocabulary.first), self.BOS, self.EOS, *before, *after, *refused, *unknown, *special)
-        )
+        return frozenset((*range(self.vocabulary.first), self.BOS, self.EOS, *around, *refused, *unknown, *special))
 
     @cached_property
     def mask(self) -> int | None:
@@ -166,8 +163,8 @@ class PublishedTokenizer(Tokenizer):
             rule = f"has the token {self._beyond[id]} with the id {id}, but the model has {self.vocabulary.size} ids"
             raise DataError(Problem("text", rule, help="remove the token from the text"))
         before, after = self.conventions.before, self.conventions.after
-        if self.column == TARGET and not self.conventions.of_targets:
-            before = after = ()
+        if self.column == TARGET:
+            before, after = self.conventions.around_target
         return [[*before, *self.vocabulary.to_here(ids), *after] for ids in rows]
 
     @cached_property
@@ -175,12 +172,26 @@ class PublishedTokenizer(Tokenizer):
         return None if self.published_unknown is None else self.vocabulary.to_here([self.published_unknown])[0]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        around = {self.BOS, self.EOS, *self.conventions.before, *self.conventions.after}
+        around = {self.BOS, self.EOS, *self.conventions.around}
         with refusing_damage("tokenizer", "cannot decode these ids"):
             return self.text_of(self.vocabulary.to_published([id for id in ids if id not in around]))
 
     def piece(self, id: int) -> str:
         return self._subwords[id]
+
+    @cached_property
+    def _target_tags(self) -> dict[str, int]:
+        """Nothing, because special tokens are matched in each text."""
+        return {}
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Return True if the characters of subwords stand for bytes."""
+        return "ByteLevel" in json.dumps(json.loads(self.files.get(FAST, b"{}")).get("decoder"))
+
+    def shown_piece(self, id: int) -> str:
+        piece = shown_bytes(self.piece(id)) if self._is_byte_level else self.piece(id)
+        return piece.replace("\n", "⏎").replace("<0x0A>", "⏎")
 
 
 def stored_text(vocabulary: Vocabulary, files: Mapping[str, bytes], conventions: Conventions = NO_CONVENTIONS) -> str:
@@ -193,7 +204,8 @@ def stored_text(vocabulary: Vocabulary, files: Mapping[str, bytes], conventions:
         for name, content in files.items()
     }
     ids = [vocabulary.size, vocabulary.start, vocabulary.eos, *vocabulary.stops]
-    return json.dumps({KEY: ids, "files": texts, "conventions": vars(conventions)}, ensure_ascii=False)
+    stored = {name: value for name, value in vars(conventions).items() if value or name != "languages"}  # as before it
+    return json.dumps({KEY: ids, "files": texts, "conventions": stored}, ensure_ascii=False)
 
 
 def without_code(content: bytes) -> tuple[bytes, list[str]]:

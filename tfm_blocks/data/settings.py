@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from tfm_blocks.config.settings import Above0, Count, RuleError, Settings
+from tfm_blocks.config.settings import Above0, Count, Filled, RuleError, Settings
 from tfm_blocks.data.file_settings import (
     NAME,
     CleanSettings,
@@ -28,7 +28,7 @@ from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.errors import ConfigError, shown
 from tfm_blocks.language.spec import TARGET
 
-LabelName = Annotated[str, Field(min_length=1), NAME]
+LabelName = Annotated[Filled, NAME]
 
 
 class TextSettings(PairSettings):
@@ -49,7 +49,7 @@ class TextSettings(PairSettings):
     """
 
     kind: Literal["text"]
-    dir: str
+    dir: Filled
     fields: Fields | None = None
     train: Files
     val: Files
@@ -73,6 +73,15 @@ class TextSettings(PairSettings):
     _is_a_mix = field_validator("mix")(is_a_mix)
     _suits_the_mix = field_validator("temperature")(suits_the_mix)
 
+    @field_validator("train")
+    @classmethod
+    def _fits_the_micro_batches(cls, files: dict[str, list[str]], info: ValidationInfo) -> dict[str, list[str]]:
+        tokens, longest = info.data.get("batch_tokens"), info.data.get("max_length")
+        if cls.sides > 1 and tokens and longest and tokens < (least := len(files) * (longest + 1)):
+            rule = f"has {len(files)} columns, whose longest row has {least} tokens, but data.batch_tokens is {tokens}"
+            raise RuleError(rule, f"write data.batch_tokens={least} or more, or a smaller data.max_length")
+        return files
+
 
 class LabelsSettings(TextSettings):
     """Settings of texts with labels, for objective=label: the column src has the texts, and the column tgt the labels.
@@ -81,6 +90,8 @@ class LabelsSettings(TextSettings):
     words: one of `labels` for each word of the text, both separated by spaces.
     labels: the names of the classes; null for numbers. The other settings are as in TextSettings.
     """
+
+    sides: ClassVar[int] = 1
 
     kind: Literal["labels"]  # type: ignore[assignment]
     predict: Predicted
@@ -98,12 +109,10 @@ class LabelsSettings(TextSettings):
     @classmethod
     def _are_classes(cls, labels: list[str] | None, info: ValidationInfo) -> list[str] | None:
         predict = info.data.get("predict")
-        if predict is None:
+        if predict is None or (predict == "number" and labels is None):
             return labels
         if predict == "number":
-            if labels is not None:
-                raise RuleError("must be null, because data.predict is number", "write data.labels=null")
-            return None
+            raise RuleError("must be null, because data.predict is number", "write data.labels=null")
         least = 1 if predict == "several" else 2
         if len(labels or ()) < least:
             rule = f"must name at least {least} {'class' if least == 1 else 'classes'}, but is {shown(labels)}"
@@ -163,7 +172,7 @@ class LmSettings(Settings):
     """
 
     kind: Literal["lm"]
-    dir: str
+    dir: Filled
     train: Shards
     val: Shards
     test: Shards | None
@@ -174,8 +183,8 @@ class LmSettings(Settings):
     step_tokens: int
     batch_tokens: int
     first: Count | None = None
-    tokenizer: str | None = None
-    cache: str | None = None
+    tokenizer: Filled | None = None
+    cache: Filled | None = None
     mix: Annotated[dict[CorpusName, MixedDocuments] | None, BeforeValidator(with_defaults)] = None
     temperature: Above0 = 1.0
 

@@ -5,9 +5,9 @@ The draws depend only on the seed, the epoch and the row, unlike the draws of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -147,7 +147,7 @@ class Redivided(Corpus):
         self.labels, self.text, self.groups = corpus.labels, corpus.text, corpus.groups
         lengths: list[int] = []
         with TemporaryFile() as file:
-            for ids in self._sequences():
+            for ids in _by_row(corpus, self._column):
                 lengths.append(len(ids))
                 ids.astype(np.uint32).tofile(file)
             self._ids: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
@@ -156,20 +156,13 @@ class Redivided(Corpus):
         self.lengths_NC = np.array(lengths, np.int32).reshape(-1, len(self.columns))
         self._bounds = np.concatenate(([0], np.cumsum(self.lengths_NC, dtype=np.int64)))
 
-    def _sequences(self) -> Iterator[Numbers]:
-        """Yield the ids of each column of each row."""
-        for first in range(0, len(self._corpus), CHUNK):
-            rows = np.arange(first, min(first + CHUNK, len(self._corpus)))
-            columns = [self._column(number, name, rows) for number, name in enumerate(self.columns)]
-            for row in zip(*columns, strict=True):
-                yield from row
-
-    def _column(self, number: int, name: str, rows: Integers) -> Sequence[Numbers]:
-        ids: list[Numbers] = [self._corpus.ids(name, row) for row in rows.tolist()]
+    def _column(self, name: str, rows: Sequence[int]) -> Sequence[Numbers]:
+        ids = self._corpus.sequences(name, rows)
         if self.labels and name == TARGET:
             return ids
-        begins = [self._corpus.begins(name, row) for row in rows.tolist()]
-        return self._dropout.divide(name, ids, begins, self._corpus.keys(rows), *self._draw, number)
+        begins = [self._corpus.begins(name, row) for row in rows]
+        keys_R, number = self._corpus.keys(rows), self.columns.index(name)
+        return self._dropout.divide(name, ids, begins, keys_R, *self._draw, number)
 
     def originals(self, rows: Rows) -> Integers:
         return self._corpus.originals(rows)
@@ -181,16 +174,21 @@ class Redivided(Corpus):
 def write_words(folder: Path, corpus: Corpus) -> None:
     """Write which ids of a corpus begin a word."""
     with (folder / WORDS).open("wb") as file:
-        for first in range(0, len(corpus), CHUNK):
-            rows = range(first, min(first + CHUNK, len(corpus)))
-            columns = [_begins(corpus, name, rows) for name in corpus.columns]
-            for begins in chain.from_iterable(zip(*columns, strict=True)):
-                begins.tofile(file)
+        for begins in _by_row(corpus, partial(_begins, corpus)):
+            begins.tofile(file)
+
+
+def _by_row(corpus: Corpus, of_column: Callable[[str, Sequence[int]], Sequence[Numbers]]) -> Iterator[Numbers]:
+    """Yield the values of each column of each row, which `of_column` returns for a column of some rows."""
+    for first in range(0, len(corpus), CHUNK):
+        rows = range(first, min(first + CHUNK, len(corpus)))
+        columns = [of_column(name, rows) for name in corpus.columns]
+        yield from chain.from_iterable(zip(*columns, strict=True))
 
 
 def _begins(corpus: Corpus, column: str, rows: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
     """Return 1 for each id of a column that begins a word. It divides the text into words."""
-    ids = [corpus.ids(column, row).tolist() for row in rows]
+    ids = [row.tolist() for row in corpus.sequences(column, rows)]
     begins = [np.ones(len(row), np.uint8) for row in ids]
     if not (corpus.labels and column == TARGET):
         tokenizer = corpus.tokenizer.of(column)

@@ -23,7 +23,7 @@ from tfm_blocks.data.files import (
     read_fields,
 )
 from tfm_blocks.data.settings import LmSettings, TextSettings
-from tfm_blocks.errors import ConfigError, DataError, Problem, cut, expect_none, listed
+from tfm_blocks.errors import ConfigError, DataError, Problem, config_error, cut, expect_none, listed
 from tfm_blocks.language.spec import TARGET
 
 
@@ -176,7 +176,7 @@ def _stored_splits(written: str, splits: Sequence[str], address: str, cache: Pat
     name, _, config = written.partition(":")
     if not name:
         rule = "names no dataset"
-        raise ConfigError(Problem(address, rule, help=f"write {address}={HUB}NAME, or {address}={HUB}NAME:CONFIG"))
+        raise config_error(address, rule, f"write {address}={HUB}NAME, or {address}={HUB}NAME:CONFIG")
     name = str(expand_home(address, name)) if name.startswith("~") else name
     datasets = import_package("datasets", "datasets", address, Path(name))
     of = (name, config) if config else (name,)
@@ -185,7 +185,7 @@ def _stored_splits(written: str, splits: Sequence[str], address: str, cache: Pat
         if unknown := [split for split in splits if split not in known]:
             rule = f"the dataset {name} has no split {unknown[0]}; its splits: {listed(known, 8)}"
             help = "name its splits: data.train=train data.val=validation data.test=test, or data.test=null"
-            raise ConfigError(Problem(address, rule, help=help))
+            raise config_error(address, rule, help)
         read = datasets.load_dataset(*of, split=list(splits))
     except ConfigError:
         raise
@@ -194,7 +194,7 @@ def _stored_splits(written: str, splits: Sequence[str], address: str, cache: Pat
         rule = f"the dataset {name} cannot be read: {type(error).__name__}: {cut(reason)}"
         load = f"load_dataset({', '.join(map(repr, of))}).save_to_disk(PATH)"
         help = f"check the name and the network; elsewhere, {load} stores a copy, and data.dir=PATH reads it"
-        raise ConfigError(Problem(address, rule, help=help)) from None
+        raise config_error(address, rule, help) from None
     keys = [cache_key("hub", name, config, split, x._fingerprint) for split, x in zip(splits, read, strict=True)]
     folders = [find_or_build(cache / "datasets" / key, one.save_to_disk) for key, one in zip(keys, read, strict=True)]
     return {split: str(folder.absolute()) for split, folder in zip(splits, folders, strict=True)}

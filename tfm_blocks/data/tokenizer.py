@@ -15,8 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Pieces
 
@@ -27,8 +25,6 @@ from tfm_blocks.data.vocabulary import SPECIAL as SPECIAL
 from tfm_blocks.errors import ConfigError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
 
-BREAKS = ("⏎", "Ċ")  # a line break in subwords
-SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", *BREAKS)  # of subwords
 SMALLEST = len(SPECIAL) + 256  # one subword for each byte
 LONGEST = 1024  # maximum bytes of a word in training; longer words are split
 MOST_UNKNOWN = 0.01  # share of unknown tokens above which commands print a warning
@@ -45,6 +41,7 @@ class Tokenizer:
 
     PAD, BOS, EOS, UNK = range(4)
     conventions = Conventions()
+    encodes_bos = False  # the ids of a text can contain bos
     source: Tokenizer | None = None
 
     def __init__(self, pieces: Pieces) -> None:
@@ -85,9 +82,8 @@ class Tokenizer:
         bounded = pre_tokenizers.Split(Regex(f".{{{LONGEST}}}"), "isolated")
         pieces.pre_tokenizer = pre_tokenizers.Sequence([words, bounded])
         sentinels = list(filter(SENTINEL.fullmatch, special))
-        first, size = [name for name in special if name not in sentinels], vocab - len(sentinels) - len(tags)
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        first = [*SPECIAL, *first]
+        first = [*SPECIAL, *(name for name in special if name not in sentinels)]
+        size, alphabet = vocab - len(sentinels) - len(tags), sorted(pre_tokenizers.ByteLevel.alphabet())
         options: dict[str, Any] = {"special_tokens": first, "initial_alphabet": alphabet, "show_progress": False}
         pieces.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=size, min_frequency=2, **options))
         pieces.pre_tokenizer = words
@@ -143,7 +139,7 @@ class Tokenizer:
     @property
     def mask(self) -> int | None:
         """Return the id of the token that hides another, or None if there is none."""
-        return self.ids.get(MASK) if self.ids.get(MASK) in self.special_ids else None
+        return mask if (mask := self.ids.get(MASK)) in self.special_ids else None
 
     @property
     def sentinels(self) -> list[int]:
@@ -222,8 +218,7 @@ class Tokenizer:
     @cached_property
     def _tags(self) -> dict[str, int]:
         """The ids of the tags that are part of a text."""
-        added = self._pieces.get_added_tokens_decoder().items()
-        return {token.content: id for id, token in added if not token.special}
+        return {token.content: id for id, token in self._pieces.get_added_tokens_decoder().items() if not token.special}
 
     def _split_tags(self, texts: Sequence[str]) -> tuple[list[list[int]], list[str]]:
         """Return the id of the tag at the beginning of each text, if it has one, and the texts without them."""
@@ -238,6 +233,24 @@ class Tokenizer:
         tags, rests = self._split_tags(texts)
         rows = self._plain.encode_batch_fast(rests)
         return [[*tag, *encoding.ids] for tag, encoding in zip(tags, rows, strict=True)]
+
+    @cached_property
+    def _target_tags(self) -> dict[str, int]:
+        """The ids of the tags in front of targets, which are not part of a text."""
+        added = self._pieces.get_added_tokens_decoder().items()
+        names = {token.content: id for id, token in added if token.special and token.content not in (*SPECIAL, MASK)}
+        return {name: id for name, id in names.items() if not SENTINEL.fullmatch(name)}
+
+    def split_target_tag(self, text: str) -> tuple[list[int], str]:
+        """Return the id of the tag of targets with which a text begins, if it does, and the text without it."""
+        tag = next(filter(text.startswith, self._target_tags), "")
+        return ([self._target_tags[tag]], text[len(tag) :].removeprefix(" ")) if tag else ([], text)
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode each text as the beginning of a target, in which a tag of targets may stand first."""
+        parts = [self.split_target_tag(text) for text in texts]
+        rows = self.encode_batch([text for _, text in parts])
+        return [[*tag, *ids] for (tag, _), ids in zip(parts, rows, strict=True)]
 
     def words_of(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the number of the word of each id of each text; nothing is merged across words. A tag has -1."""
@@ -267,24 +280,17 @@ class Tokenizer:
 
     def piece(self, id: int) -> str:
         """Return a readable form of an id: ▁ is a space; an incomplete character keeps its stored form."""
-        token = str(self._pieces.id_to_token(id))
-        text = decoders.ByteLevel().decode([token])
-        return token if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
+        return shown_bytes(str(self._pieces.id_to_token(id)))
 
-    def words(self) -> npt.NDArray[np.bool_]:
-        """Return words_V2: whether an id begins a word, and whether the next id begins another.
+    def shown_piece(self, id: int) -> str:
+        """Return `piece` with readable spaces, line breaks and characters also for a published tokenizer."""
+        return self.piece(id)
 
-        A word begins after a space or a line break, and in WordPiece without its prefix, ##.
-        """
-        pieces, model = [self.piece(id) for id in range(self.size)], self._pieces.model
-        if isinstance(model, models.WordPiece):
-            return np.array([(not piece.startswith(model.continuing_subword_prefix), False) for piece in pieces])
-        return np.array([(piece.startswith(("▁", "Ġ", *BREAKS)), piece.endswith(BREAKS)) for piece in pieces])
-
-    def sentence_ends(self) -> npt.NDArray[np.bool_]:
-        """Return True for the ids that end a sentence: eos, and subwords that end in a full stop or the like."""
-        pieces = [self.piece(id) for id in range(self.size)]
-        return np.array([id == self.EOS or piece.endswith(SENTENCE_ENDS) for id, piece in enumerate(pieces)])
+    @property
+    def subword_model(self) -> models.Model | None:
+        """Return the model of the tokenizers library, or None if another library splits the text."""
+        model: models.Model = self._pieces.model
+        return model
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON."""
@@ -303,6 +309,12 @@ class Tokenizer:
         if sorted(pieces.get_vocab().values()) != list(range(pieces.get_vocab_size())):
             raise RunError(Problem(where, "is damaged: its ids are not 0, 1, 2, …", help="restore it"))
         return cls(pieces)
+
+
+def shown_bytes(token: str) -> str:
+    """Return a readable form of a subword of a byte-level tokenizer; see `Tokenizer.piece`."""
+    text = decoders.ByteLevel().decode([token])
+    return token if "\ufffd" in text else text.replace(" ", "▁").replace("\n", "⏎")
 
 
 def unknown_warning(place: str, tokens: int, unknown: int) -> str:

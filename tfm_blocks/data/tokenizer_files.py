@@ -35,7 +35,7 @@ from tfm_blocks.data.published_tokenizer import (
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
 from tfm_blocks.data.tokenizer_format import LARGEST_OF_RUN, expect_small, is_learned, refusing_damage
 from tfm_blocks.data.vocabulary import Vocabulary
-from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, RunError, cut, shown
+from tfm_blocks.errors import LONGEST_LINE, Problem, RunError, config_error, cut, shown
 
 if TYPE_CHECKING:  # the module imports a library that a translator does not need
     from tfm_blocks.data.pair_settings import TokenizerPaths
@@ -93,7 +93,7 @@ def read_tokenizer(written: str | TokenizerPaths) -> Tokenizer:
     source, target = _read(written.source, f"{ADDRESS}.source").of("src"), _read(written.target, f"{ADDRESS}.target")
     if source.conventions.around_texts != target.conventions.around_texts:
         rule = f"{written.source} and {written.target} add different special tokens around a text"
-        raise ConfigError(Problem(ADDRESS, rule, help="name two tokenizers of runs, or two files of the same kind"))
+        raise config_error(ADDRESS, rule, "name two tokenizers of runs, or two files of the same kind")
     return target.with_source(source)
 
 
@@ -102,24 +102,29 @@ def expect_special(tokenizer: Tokenizer, path: str, special: Sequence[str], tags
     learn = "write data.tokenizer=null to learn one"
     if MASK in special and tokenizer.mask is None:
         rule = f"has no mask token, which the objective reads at hidden positions: {path}"
-        raise ConfigError(Problem(ADDRESS, rule, help=f"name a tokenizer with <mask> or [MASK], or {learn}"))
+        raise config_error(ADDRESS, rule, f"name a tokenizer with <mask> or [MASK], or {learn}")
     for tag, is_of_text in tags.items():
         side = tokenizer.of("src") if is_of_text else tokenizer
-        own = side.special_ids
-        if side.ids.get(tag) not in own or (is_of_text and own.isdisjoint(side.encode(tag))):
-            rule = f"has no token {tag}, which is a tag of data.mix: {path}"
-            raise ConfigError(Problem(ADDRESS, rule, help=f"leave the tag out, or {learn}"))
+        if (id := side.ids.get(tag)) not in (own := side.special_ids):
+            rule = f"has no token {tag}, which is a tag of data.mix"
+        elif is_of_text and own.isdisjoint(side.encode(tag)):
+            rule = f"has {tag} as a target_tag, which no text contains, but it is a tag of data.mix"
+        elif not is_of_text and id is not None and side.decode([id]):
+            rule = f"has {tag} as a tag of texts, which outputs show, but it is a target_tag of data.mix"
+        else:
+            continue
+        raise config_error(ADDRESS, f"{rule}: {path}", f"leave the tag out, or {learn}")
     needed, known = sum(name != MASK for name in special), len(tokenizer.sentinels)
     if known < needed:
         rule = f"has {known} of the {needed} sentinels <extra_id_0>, <extra_id_1>, … of the objective: {path}"
         help = f"write objective.sentinels={known}" if known else f"name a tokenizer of T5, or {learn}"
-        raise ConfigError(Problem(ADDRESS, rule, help=help))
+        raise config_error(ADDRESS, rule, help)
 
 
 def _read(written: str, address: str) -> Tokenizer:
     path = expand_home(address, written)
     if not path.exists():
-        raise ConfigError(Problem(address, f"there is no file or folder {path}", help=HELP))
+        raise config_error(address, f"there is no file or folder {path}", HELP)
     file = path / FAST if path.is_dir() else path
     if file.suffix == ".json" and file.is_file():
         with file.open("rb") as opened_file:
@@ -134,7 +139,7 @@ def _read(written: str, address: str) -> Tokenizer:
     if path.is_dir():
         if not (files := read_folder(path)[0]):
             rule = f"the folder {path} has no {FAST} and no SentencePiece model"
-            raise ConfigError(Problem(address, rule, help=HELP))
+            raise config_error(address, rule, HELP)
     else:
         name = FAST if path.suffix == ".json" else path.name if path.name in SINGLE else SINGLE[-1]
         files = {name: _read_small(path)}

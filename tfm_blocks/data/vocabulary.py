@@ -82,6 +82,7 @@ class Conventions:
     """How a model reads and writes texts, in the ids of this project. The defaults hold for models trained here.
 
     before, after: special tokens around every text; `after` does not include eos. of_targets: targets have them too.
+    languages: the token of the sources' language in `before` or `after`, and the token in its place around targets.
     adds_eos: eos follows each source. adds_bos: bos precedes each prompt. refused: ids that outputs never contain.
     first: the forced first token of an output. last: an output of the maximum length is forced to end with eos.
     shortest, longest: the minimum of output tokens without eos and the maximum with eos, unless the search sets them.
@@ -91,6 +92,7 @@ class Conventions:
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     of_targets: bool = True
+    languages: tuple[int, ...] = ()
     adds_eos: bool = True
     adds_bos: bool = True
     refused: tuple[int, ...] = (0, 1)  # padding and bos
@@ -107,16 +109,44 @@ class Conventions:
             ids = value if isinstance(value, tuple) else (int(value),)
             if type(value) is not type(vars(cls())[name]) or any(type(id) is not int or id < 0 for id in ids):
                 raise ValueError(f"conventions.{name} is damaged")
+        if len(values.get("languages", ())) not in (0, 2):
+            raise ValueError("conventions.languages is damaged")
         return cls(**values)
 
     @property
     def around_texts(self) -> Conventions:
         """Return the special tokens around texts, without the rules of outputs."""
-        return Conventions(self.before, self.after, self.of_targets, self.adds_eos, self.adds_bos)
+        return Conventions(self.before, self.after, self.of_targets, self.languages, self.adds_eos, self.adds_bos)
+
+    @property
+    def around(self) -> tuple[int, ...]:
+        """Return the special tokens around sources and targets, without eos."""
+        return (*self.before, *self.after, *self.languages)
+
+    @property
+    def around_target(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the special tokens before and after a target, without eos."""
+        if not self.of_targets:
+            return (), ()
+        other = {self.languages[0]: self.languages[1]} if self.languages else {}
+        return tuple(other.get(id, id) for id in self.before), tuple(other.get(id, id) for id in self.after)
 
     def source(self, ids: Sequence[int]) -> list[int]:
         """Return the ids that an encoder reads for the ids of a text."""
         return [*ids, EOS] if self.adds_eos or not ids else list(ids)
+
+    def prefix(self, ids: Sequence[int]) -> list[int]:
+        """Return the first ids of an output that begins with the text of a target's ids; none if the text has none.
+
+        They begin with the forced token, else with the tokens before a target, without the tokens after it.
+        """
+        before, text = self.around_target[0], self.text_of_target(ids)
+        return [*((self.first,) if self.first else before), *text] if text else []
+
+    def text_of_target(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the ids of a target without the special tokens around its text."""
+        before, after = self.around_target
+        return ids[len(before) : len(ids) - len(after)]
 
     def prompt(self, ids: Sequence[int]) -> list[int]:
         """Return the ids that a decoder continues for the ids of a text."""

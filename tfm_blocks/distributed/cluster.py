@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from pathlib import Path
+from typing import Any, Literal
 
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.errors import ConfigError, Problem
@@ -17,20 +18,17 @@ VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES"),
 }
-TORCHRUN = "torchrun --nnodes={nodes} --nproc-per-node={devices} train.py …"
-
-
-class _Launch(TypedDict, total=False):
-    launch: str
-    restarts: int
+TORCHRUN = "torchrun --nnodes={nodes} --nproc-per-node={devices}{rendezvous} train.py …"
+PORTS, STRIDE = range(15000, 31384), 7919  # of Slurm steps: below the ephemeral ports; a prime, to spread them
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
     """The rank of this process in `world`, and its local rank among the `devices` processes of its node.
 
-    `launch` is the launcher's ID of this start, and `restarts` is the number of times that it restarted the processes.
-    A Slurm job of a single process, such as a batch script without srun, has both too.
+    `launch` is the launcher's ID of this start, or one line for each ID of its nodes, and `restarts` is the number of
+    times that it restarted the processes. A Slurm job of a single process, such as a batch script without srun, has
+    both too. `rendezvous` are the options by which torchrun's nodes find each other.
     """
 
     cluster: Literal["local", "torchrun", "slurm"] = "local"
@@ -41,6 +39,7 @@ class RankInfo:
     nodes: int = 1
     launch: str = ""
     restarts: int = 0
+    rendezvous: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> Ranks:
@@ -99,8 +98,7 @@ def _expect_alone(environment: Mapping[str, str]) -> None:
 
     WORLD_SIZE counts only together with RANK, as launchers set both.
     """
-    names = {"SLURM_STEP_NUM_TASKS": "srun"} | FOREIGN
-    for name, launcher in names.items():
+    for name, launcher in ({"SLURM_STEP_NUM_TASKS": "srun"} | FOREIGN).items():
         count = _count(environment, name)
         if count > 1 and (name != "WORLD_SIZE" or "RANK" in environment):
             rule = f"{name}={count}: {launcher} started {count} processes, and each would train the whole run"
@@ -112,10 +110,19 @@ def torchrun_rank_info(environment: Mapping[str, str], cluster: Literal["local",
     """Return the rank of a process of torch's elastic agent. Raises ConfigError if its variables are missing."""
     launch, restarts = environment.get("TORCHELASTIC_RUN_ID", ""), _count(environment, "TORCHELASTIC_RESTART_COUNT")
     counts = _counts(environment, "torchrun")
-    return RankInfo(cluster=cluster, launch=f"torchrun {launch}", restarts=restarts, **counts)
+    address = environment.get("MASTER_ADDR", "FIRST_MACHINE")
+    rendezvous = _rendezvous_options(address, launch) if counts["nodes"] > 1 else ()
+    if launch == "none":  # the default of --rdzv-id; the folder of the agent's logs differs at each start of torchrun
+        launch = Path(environment.get("TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")[0]).name or launch
+    return RankInfo(cluster=cluster, launch=f"torchrun {launch}", restarts=restarts, rendezvous=rendezvous, **counts)
 
 
-def _slurm_job(environment: Mapping[str, str]) -> _Launch:
+def _rendezvous_options(address: str, launch: str) -> tuple[str, ...]:
+    id = [f"--rdzv-id={launch}"] if launch != "none" else []
+    return ("--rdzv-backend=c10d", f"--rdzv-endpoint={address}:29400", *id)
+
+
+def _slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
     job = environment.get("SLURM_JOB_ID", "")
     return {"launch": f"slurm {job}", "restarts": _count(environment, "SLURM_RESTART_COUNT")} if job else {}
 
@@ -134,7 +141,27 @@ def _counts(environment: Mapping[str, str], cluster: Literal["torchrun", "slurm"
 def _command(text: str, devices: int, nodes: int) -> str:
     overrides = {" trainer.devices": devices, " trainer.num_nodes": nodes}
     written = "".join(f"{key}={count}" for key, count in overrides.items() if count > 1)
-    return text.format(devices=devices, nodes=nodes).removesuffix(" …") + written
+    rendezvous = ["", *(_rendezvous_options("FIRST_MACHINE", "NAME") if nodes > 1 else ())]
+    return text.format(devices=devices, nodes=nodes, rendezvous=" ".join(rendezvous)).removesuffix(" …") + written
+
+
+def on_all_nodes(words: Sequence[str], rank_info: RankInfo) -> list[str]:
+    """Return a command with the launcher of this process, if that started processes on several nodes.
+
+    torchrun starts it on each node, and the node of rank 0 is the endpoint.
+    """
+    if rank_info.nodes == 1:
+        return [*words]
+    if rank_info.cluster == "torchrun":  # it runs a Python file, or any program
+        words = [*rank_info.rendezvous, *(words[1:] if words[0] == "python" else ["--no-python", *words])]
+    launcher = TORCHRUN if rank_info.cluster == "torchrun" else SRUN
+    return [*launcher.format(nodes=rank_info.nodes, devices=rank_info.devices, rendezvous="").split()[:3], *words]
+
+
+def step_port(environment: Mapping[str, str]) -> int:
+    """Return a port for a step of a Slurm job. Steps of a job may run concurrently on one node, as may jobs."""
+    job, step = _count(environment, "SLURM_JOB_ID"), _count(environment, "SLURM_STEP_ID")
+    return PORTS[(job + STRIDE * step) % len(PORTS)]
 
 
 def _expect_world(settings: DeviceSettings, rank_info: RankInfo) -> None:

@@ -74,5 +74,4 @@ class ExpectSameRun(Callback):
         self.fingerprint = fingerprint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.world_size > 1:
-            expect_same(gather_json(self.fingerprint))
+        expect_same(gather_json(self.fingerprint))

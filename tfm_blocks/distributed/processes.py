@@ -25,7 +25,7 @@ from tfm_blocks.data.plan import Ranks
 from tfm_blocks.devices import set_threads
 from tfm_blocks.distributed.signals import STOPS, block_signals, defer_signals, exit_on_signals, pending_signal
 from tfm_blocks.distributed.workers import end_with_parent
-from tfm_blocks.errors import Problem, TfmError, escape_unknown_letters
+from tfm_blocks.errors import Problem, TfmError, close_output, escape_unknown_letters
 
 POLL_INTERVAL = 0.1  # seconds, as in the agent
 EXIT_DELAY = 0.5  # seconds that a rank waits after an error, so that a rank that died before it is reported first
@@ -79,17 +79,16 @@ def _config(world: int) -> LaunchConfig:
 class _ProcessGroup:
     """The state of the ranks, from their messages.
 
-    `pids` maps ranks to process IDs, and `errors` to their errors, the first one first. `finished` holds the ranks that
-    returned from their work or raised an error, and `done` only those that returned. `relayed` is True after a stop
-    signal was passed on. `kill_at` is the time at which the remaining ranks are killed, after one died.
+    `pids` maps ranks to process IDs, and `errors` to their errors, the first one first. `done` holds the ranks that
+    returned from their work. `relayed` is True after a stop signal was passed on. `kill_at` is the time at which the
+    remaining ranks are killed, after one died.
     """
 
     world: int
     messages: Any = field(default_factory=get_context("spawn").SimpleQueue)
     pids: dict[int, int] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
-    errors: dict[int, tuple[type[TfmError], Any, str]] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
+    errors: dict[int, tuple[type[Exception], tuple[Any, ...], str]] = field(default_factory=dict)
     relayed: bool = False
     kill_at: float | None = None
 
@@ -99,9 +98,7 @@ class _ProcessGroup:
             rank, message = self.messages.get()
             if isinstance(message, int):
                 self.pids[rank] = message
-                continue
-            self.finished.add(rank)
-            if message is None:
+            elif message is None:
                 self.done.add(rank)
             else:
                 self.errors[rank] = message
@@ -111,7 +108,7 @@ class _ProcessGroup:
         self.read_messages()
         if pending_signal() and not self.relayed and len(self.pids) == self.world:
             self.relayed = True
-            self.send_signal(pending_signal(), self.finished)
+            self.send_signal(pending_signal(), self.done | self.errors.keys())
         if self.kill_at is None and not all(_is_alive(self.pids[rank]) for rank in self.pids.keys() - self.done):
             self.kill_at = time.monotonic() + GRACE
         if self.kill_at is not None and time.monotonic() > self.kill_at:
@@ -141,13 +138,14 @@ def _raise_failure(agent: Future[Any], group: _ProcessGroup) -> None:
         agent.result()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if rank in group.errors or (group.errors and failure.exitcode >= 0):
-            kind, problems, trace = next(iter(group.errors.values()))
+        status = failure.exitcode
+        if rank in group.errors or (group.errors and status >= 0):
+            kind, arguments, trace = next(iter(group.errors.values()))
             print(trace, end="", file=sys.stderr)
-            raise kind(problems) from None
-        ended = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else f"exit status {failure.exitcode}"
+            raise kind(*arguments) from None
+        ended = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         rule = f"process {rank} of {group.world} ended with {ended}"
-        raise TfmError(Problem("trainer.devices", rule, help=_reason(failure.exitcode))) from None
+        raise TfmError(Problem("trainer.devices", rule, help=_reason(status))) from None
 
 
 def _reason(status: int) -> str:
@@ -160,6 +158,15 @@ def _reason(status: int) -> str:
     return "the lines above may contain the reason"
 
 
+def _flush_output() -> None:
+    """Write the buffered output; discard it if the reader exited, so that the result of the rank decides the status."""
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        close_output()
+
+
 def _work(work: RankFunction, messages: Any, arguments: tuple[Any, ...]) -> None:
     """Entry point of a spawned process. Its rank is in the environment."""
     ranks = Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
@@ -170,13 +177,19 @@ def _work(work: RankFunction, messages: Any, arguments: tuple[Any, ...]) -> None
     set_threads(max(1, torch.get_num_threads() // ranks.world))
     try:
         work(ranks, *arguments)
+        _flush_output()
         messages.put((ranks.rank, None))
     except TfmError as error:
-        messages.put((ranks.rank, (type(error), error.problems, "")))
+        messages.put((ranks.rank, (type(error), (error.problems,), "")))
+        _flush_output()
         raise SystemExit(error.exit_status) from None
+    except BrokenPipeError as error:  # the reader of stdout exited
+        close_output()
+        messages.put((ranks.rank, (BrokenPipeError, error.args, "")))
+        raise SystemExit(1) from None
     except Exception as error:
         rule = f"process {ranks.rank} of {ranks.world} failed: {type(error).__name__}: {error}"
-        messages.put((ranks.rank, (TfmError, Problem("", rule), traceback.format_exc())))
+        messages.put((ranks.rank, (TfmError, (Problem("", rule),), traceback.format_exc())))
         time.sleep(EXIT_DELAY)
         raise SystemExit(1) from None
     finally:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from tfm_blocks.data.prepare import Prepared, prepare
 from tfm_blocks.data.settings import DataSettings
 from tfm_blocks.devices import rank_device, select_device
-from tfm_blocks.distributed.cluster import RankInfo
+from tfm_blocks.distributed.cluster import RankInfo, step_port
 from tfm_blocks.errors import Problem, RunError, TfmError
 from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.heartbeat import Heartbeat
@@ -32,10 +33,23 @@ EXIT_DELAY = 1.0  # seconds for other ranks to read an error of rank 0, whose ex
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
 
 
+class _SlurmStep(SLURMEnvironment):
+    """A step of srun, with its own port and first node, because steps of a job may run concurrently."""
+
+    @property
+    def main_address(self) -> str:
+        nodes = os.environ.get("SLURM_STEP_NODELIST") if "MASTER_ADDR" not in os.environ else None
+        return self.resolve_root_node_address(nodes) if nodes else super().main_address
+
+    @property
+    def main_port(self) -> int:
+        return int(os.environ.get("MASTER_PORT") or step_port(os.environ))
+
+
 def cluster_environment(rank_info: RankInfo) -> ClusterEnvironment:
     """Return Lightning's environment of the launcher. Slurm jobs are not requeued automatically."""
     if rank_info.cluster == "slurm":
-        return SLURMEnvironment(auto_requeue=False)
+        return _SlurmStep(auto_requeue=False)
     return LightningEnvironment() if rank_info.world == 1 else TorchElasticEnvironment()
 
 
@@ -80,6 +94,17 @@ class Rendezvous:
             os.environ.update(MASTER_ADDR=environment.main_address, MASTER_PORT=str(environment.main_port))
             store = next(rendezvous("env://", rank_info.rank, rank_info.world))[0]
             self.store = PrefixStore(_agree_on_start_id(store, rank_info), store)
+            self.combine_starts()
+
+    def combine_starts(self) -> None:
+        """Combine the launches and the restarts of all ranks in `rank_info`.
+
+        Without --rdzv-id, the nodes have different IDs of the same start. torchrun counts a restart only on the node
+        whose process failed.
+        """
+        starts = self.gather("start", [self.rank_info.launch, self.rank_info.restarts])
+        launches, restarts = zip(*starts, strict=True)
+        self.rank_info = replace(self.rank_info, launch="\n".join(dict.fromkeys(launches)), restarts=max(restarts))
 
     def decide(self, key: str, make: Callable[[], Json], *, leads: bool | None = None) -> Json:
         """Run `make` on one process and return its result on all of them.
@@ -123,8 +148,6 @@ class Rendezvous:
         rank_info = self.rank_info
         report = print if rank_info.rank == 0 else lambda text: None
         with Heartbeat("preparing the text", enabled=rank_info.rank == 0):
-            if self.store is None:
-                return prepare(settings, vocab, report, special, source_vocab)
             built: list[Prepared] = []
             key = f"text of node {rank_info.rank // rank_info.devices}"
             leads = rank_info.local_rank == 0

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -104,7 +103,7 @@ def block_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def _handle(number: int, frame: object) -> None:
     is_second = bool(_state.number)
     _state.number = _state.number or number
     if not ((_state.supervised and is_second) or (_state.deferred and not is_second)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import config_error
 from tfm_blocks.exchange.config import to_json, vocabulary_of
 from tfm_blocks.exchange.exporting import find_published
 from tfm_blocks.exchange.folder import PublishedFile, inherit_record
-from tfm_blocks.exchange.importing import conversion_of
+from tfm_blocks.exchange.published_tensors import conversion_of
 from tfm_blocks.exchange.weights import Conversion
 from tfm_blocks.language.spec import Adapter, Spec
 from tfm_blocks.network.adapters import without_adapters
@@ -29,6 +30,18 @@ from tfm_blocks.runs.model import read_network, read_spec, read_tensors, write_m
 from tfm_blocks.runs.records import SavedModel, Status
 from tfm_blocks.runs.saved_run import SavedRun
 
+# by model type: modules that peft 0.21 reads as experts, or whose names differ between the files and transformers 5
+OTHER_MODULES = {
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "qwen3_moe", "qwen3_next"),
+        r".*\.(gate|gate_proj|up_proj|down_proj)",
+    ),
+    **dict.fromkeys(("minimax", "mixtral", "qwen2_moe"), r".*\.gate"),
+    "gpt_neox": "embed_out",
+    "gpt_oss": r".*\.router",
+    "kimi_linear": ".*",
+}
+
 
 def merge_run(run: Path, folder: Path, plugins: Sequence[str] = ()) -> int:
     """Write a run of adapters as a new run folder with plain weights, and return the number of parameters.
@@ -37,7 +50,6 @@ def merge_run(run: Path, folder: Path, plugins: Sequence[str] = ()) -> int:
     """
     _adapted_spec(run, plugins, "nothing is merged")
     network, saved = read_network(run, plugins), SavedModel.read(run)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
     config = {**SavedRun(run).config, "name": folder.name, "model": network.spec.mapping}
     with new_folder(folder) as part:
         write_model(part, network.spec.mapping, saved.plugins, saved.columns)
@@ -45,15 +57,15 @@ def merge_run(run: Path, folder: Path, plugins: Sequence[str] = ()) -> int:
         (part / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
         inherit_record(run, part)
         write_weights(part, weights_of(network))
-        Status("merged", of=(named_folder(run).name,), parameters=parameters).write(part)
-    return parameters
+        Status("merged", of=(named_folder(run).name,), parameters=network.parameter_count).write(part)
+    return network.parameter_count
 
 
 def _adapted_spec(run: Path, plugins: Sequence[str], what: str) -> Spec:
     spec = read_spec(run, plugins)
     if not spec.adapted:
         rule = f"the run has no adapters, so {what}"
-        raise ConfigError(Problem(str(run), rule, help=f"its weights are plain: tfm export {run} --to huggingface"))
+        raise config_error(str(run), rule, f"its weights are plain: tfm export {run} --to huggingface")
     return spec
 
 
@@ -70,7 +82,7 @@ class _Part:
 def export_to_peft(run: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
     """Write the adapters of a run as a new folder that peft loads, and return the name of the base's architecture.
 
-    Raises ConfigError for a run without adapters, for experts, and for a model without a family.
+    Raises ConfigError for a run without adapters, for modules that peft does not find, and without a family.
     """
     spec = _adapted_spec(run, plugins, "there is no adapter to write")
     vocabulary = vocabulary_of(load_tokenizer(run / TOKENIZER))
@@ -79,7 +91,7 @@ def export_to_peft(run: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
     fix = f"write the merged model: tfm export {run} --to huggingface"
     if published is None:
         rule = "no family of published models has its graph, so transformers has no model to adapt"
-        raise ConfigError(Problem(str(run), rule, help=fix))
+        raise config_error(str(run), rule, fix)
     tensors = read_tensors(run / WEIGHTS)
     expect_weights(network_without_values(spec), tensors, str(run / WEIGHTS))
     parts, row_numbers, column_numbers = _number_maps(spec, tensors, fix)
@@ -91,6 +103,7 @@ def export_to_peft(run: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
         if is_transposed:
             rows, columns = rows.T, columns.T
         matrices[name.removesuffix(".weight")] = _their_matrices(parts, rows[:, 0].long(), columns.amax(0).long() - 1)
+    _expect_modules(matrices, published.family.model_type, fix)
     dropouts = {adapter.dropout for node in spec.nodes for adapter in node.adapters.values()}
     if len(dropouts) > 1:
         rule = f"the adapters have the dropouts {', '.join(map(str, sorted(dropouts)))}, but peft's folder has one"
@@ -108,12 +121,20 @@ def export_to_peft(run: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
     return published.family.architecture
 
 
+def _expect_modules(modules: Iterable[str], model_type: str, fix: str) -> None:
+    """Raise ConfigError for a module that peft would not find in a model of transformers, or would take for experts."""
+    for module in modules:
+        if re.fullmatch(OTHER_MODULES.get(model_type, ""), module):
+            rule = f"peft reads an adapter of {module} in {model_type} as one of experts, or does not find the module"
+            raise config_error("--to", rule, fix)
+
+
 def _number_maps(
     spec: Spec, tensors: Mapping[str, Tensor], fix: str
 ) -> tuple[list[_Part], dict[str, Tensor], dict[str, Tensor]]:
     """Return the adapted parts, and for each weight a matrix with the numbers of its rows, and of its columns, from 1.
 
-    The numbers of rows increase over all adapted weights; weights without adapters are 0.
+    The numbers of rows increase over all adapted weights; rows without adapters have the number 0.
     """
     network = network_without_values(without_adapters(spec))
     weights = weights_of(network)
@@ -132,10 +153,13 @@ def _number_maps(
         linear = network.get_submodule(address)
         if not isinstance(linear, Linear):
             rule = f"the adapter at {address} is of experts, which peft's folder cannot express"
-            raise ConfigError(Problem("--to", rule, help=fix))
+            raise config_error("--to", rule, fix)
         outputs, inputs = linear.weight.shape
-        parts += _split(linear, adapter, tensors, address, first)
-        rows[f"{address}.weight"] = torch.arange(first, first + outputs, dtype=zero.dtype)[:, None].expand(-1, inputs)
+        adapted = [*_split(linear, adapter, tensors, address, first)]
+        row_O = torch.arange(first, first + outputs, dtype=zero.dtype)
+        row_O[[not any(row in part.rows for part in adapted) for row in range(first, first + outputs)]] = 0
+        parts += adapted
+        rows[f"{address}.weight"] = row_O[:, None].expand(-1, inputs)
         columns[f"{address}.weight"] = torch.arange(1, 1 + inputs, dtype=zero.dtype).expand(outputs, -1)
         first += outputs
     return parts, rows, columns
@@ -168,14 +192,14 @@ def _their_matrices(parts: Sequence[_Part], row_O: Tensor, column_I: Tensor) -> 
 
     Several of our parts become blocks of A and of B; rows of other maps are 0 in B.
     """
-    used = [part for part in parts if ((row_O >= part.rows.start) & (row_O < part.rows.stop)).any()]
-    scale, blocks = used[0].scale, []
-    for part in used:
-        inside_O = (row_O >= part.rows.start) & (row_O < part.rows.stop)
+    inside = [(part, (row_O >= part.rows.start) & (row_O < part.rows.stop)) for part in parts]
+    used = [(part, inside_O) for part, inside_O in inside if inside_O.any()]
+    scale, blocks = used[0][0].scale, []
+    for part, inside_O in used:
         block_OR = part.b_OR.new_zeros(len(row_O), part.b_OR.shape[1])
         block_OR[inside_O] = part.b_OR[row_O[inside_O] - part.rows.start] * (part.scale / scale)
         blocks.append(block_OR)
-    return torch.cat([part.a_RI[:, column_I] for part in used]), torch.cat(blocks, 1), scale
+    return torch.cat([part.a_RI[:, column_I] for part, _ in used]), torch.cat(blocks, 1), scale
 
 
 def _peft_config(

@@ -14,7 +14,7 @@ from torch import Tensor
 from tfm_blocks.data.cache import file_digest
 from tfm_blocks.data.layout import padded_rows
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import Problem, RunError, cut
+from tfm_blocks.errors import cut, run_error
 from tfm_blocks.exchange.config import vocabulary_of
 from tfm_blocks.exchange.random_sentences import (
     SEED,
@@ -88,9 +88,10 @@ class Certificate(JsonFile):
     def write(self, folder: Path) -> None:
         """Write the file, with the hashes of the weights. Raises RunError if the folder does not agree with the run."""
         largest = self.log_probabilities.largest
-        if not math.isfinite(largest) or (self.quantization == "float32" and largest > MOST):
+        is_float32 = self.quantization == "float32" or self.format == "huggingface"  # transformers computes in float32
+        if not math.isfinite(largest) or (is_float32 and largest > MOST):
             rule = f"the export differs from the run: log probabilities by {largest:.1e}, rounding by at most {MOST}"
-            raise RunError(Problem(self.run, rule, help="tfm eject writes the graph as one PyTorch file"))
+            raise run_error(self.run, rule, "tfm eject writes the graph as one PyTorch file")
         files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
         weights = {path.name: file_digest(path) for path in files}
         write_json(folder / self.FILE, replace(self, weights=weights).to_json())
@@ -174,7 +175,8 @@ def certify(
         model = load.from_pretrained(folder, trust_remote_code=own_code, dtype=torch.float32).eval()
     except Exception as error:  # the library raises any class for a value that it cannot use
         rule = f"transformers cannot load the export: {cut(' '.join(str(error).split()))}"
-        raise RunError(Problem(str(run), rule)) from error
+        help = "another version of transformers may load it; tfm eject writes the graph as one PyTorch file"
+        raise run_error(str(run), rule, help) from error
     versions = {"tfm-blocks": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     log_p, reason = _compare_log_p(model, ours, positions), ""
@@ -208,8 +210,7 @@ def _compare_log_p(model: Any, ours: Translator | Encoder, positions: float) -> 
     of_source = _published_ids(ours.tokenizer.source) if ours.tokenizer.source else published
 
     def log_p_of_model(rows: Rows) -> list[list[float]]:
-        inputs = network_inputs(rows)
-        *sources, last_BT = inputs.values()
+        *sources, last_BT = network_inputs(rows).values()
         ids, keep = {"input_ids": published[last_BT]}, last_BT != 0
         for source_BS in sources:
             ids, keep = {"input_ids": of_source[source_BS], "decoder_input_ids": published[last_BT]}, source_BS != 0
@@ -280,11 +281,10 @@ def _compare_outputs(
     texts = _texts(translator, positions)
     if not texts or len(translator.sources if translates else ("",)) > 1:
         return None
-    search = Search(longest=(0.0, NEW_TOKENS))
     if translates:
-        expected = [best.text for (best,) in translator.search(texts, search)]
+        expected = [best.text for (best,) in translator.search(texts, Search(longest=(0.0, NEW_TOKENS)))]
     else:
-        done = zip(translator.encode(texts), translator.generate(texts, NEW_TOKENS, search), strict=True)
+        done = zip(translator.encode(texts), translator.generate(texts, NEW_TOKENS, Search()), strict=True)
         expected = [translator.tokenizer.decode([*ids, *best.ids]) for ids, (best,) in done]
     outputs = []
     for batch in _batches(texts, theirs, model):

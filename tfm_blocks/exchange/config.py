@@ -16,25 +16,31 @@ from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.vocabulary import OwnVocabulary, Vocabulary
-from tfm_blocks.errors import ConfigError, Problem, RunError, shown
+from tfm_blocks.errors import Problem, RunError, config_error, run_error, shown
 from tfm_blocks.exchange.family import (
     MISSING,
+    Config,
     ConfigRow,
     Family,
+    Knobs,
     families,
     leaves,
-    rope_rows,
-    rope_rows_of,
     unused_keys,
 )
+from tfm_blocks.exchange.rope import rope_rows, rope_rows_of, unused_rope_keys
+from tfm_blocks.registry.expression import evaluate
 
 EOS = "eos_token_id"
 LARGEST = 2**31
 MOST_LAYERS = 1000
-KINDS = "attention_types"  # of the layers of GPT-Neo: its class computes attention_layers from them
+KINDS = "attention_types"  # of the layers of GPT-Neo: its class computes missing attention_layers from them
+KDA_LAYERS = "linear_attn_config.kda_layers"
 PERIOD = "sliding_window_pattern"  # its last layer is global; of configs without layer_types
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values of an unknown key that cannot enable a feature
 ACTIVATIONS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}  # two names of one function
+DERIVED = {"head_dim", "qk_head_dim", "mamba_d_head", "num_key_value_heads"}  # transformers computes a missing one
+WINDOW = "use_sliding_window"  # which classes of transformers read only without layer_types
+SCALING = "rope_scaling"  # of transformers before version 5; its nested keys replace rope_parameters
 QUANTIZATION = "quantization_config"
 DEQUANTIZE = "import the weights before their quantisation, or load them with transformers, dequantize() and save them"
 DELETE = "delete the key from config.json if the model does not use it; otherwise write a family: --family FILE.yaml"
@@ -46,7 +52,7 @@ class Published:
     """A model of a published family: the values of its knobs, and its vocabulary."""
 
     family: Family
-    knobs: Mapping[str, Any]
+    knobs: Knobs
     vocabulary: Vocabulary
 
     @property
@@ -59,6 +65,12 @@ class Published:
         """Return the values of all knobs."""
         return {**knob_defaults(self.family.model, self.family.config_dir), **self.knobs}
 
+    @property
+    def implied(self) -> dict[str, Any]:
+        """Return the keys of config.json whose values follow from other keys."""
+        sizes = {**self.knobs, "vocab_size": self.vocabulary.size}
+        return {key: evaluate(text, sizes.__getitem__) for key, text in self.family.implied.items()}
+
     def compose(self) -> Composed:
         """Return the model of this project with these knobs. Raises ConfigError."""
         vocabulary = {"vocab": self.vocabulary.size_here, "first_id": self.vocabulary.first}
@@ -67,9 +79,7 @@ class Published:
         return compose_model(self.family.model, conf=self.family.config_dir).with_values({**self.knobs, **vocabulary})
 
 
-def read_published(
-    family: Family, config: Mapping[str, Any], generation: Mapping[str, Any], tensors: int, where: str
-) -> Published:
+def read_published(family: Family, config: Config, generation: Config, tensors: int, where: str) -> Published:
     """Read config.json, and the special ids of generation_config.json. `tensors` is the number of stored tensors.
 
     Raises RunError that names every key at fault.
@@ -78,36 +88,49 @@ def read_published(
     reader = _Reader(family, dict(leaves(config)) | starts)
     published = Published(family, reader.knobs(tensors), reader.vocabulary(generation.get(EOS)))
     reader.expect_known()
+    for key, value in published.implied.items() if not reader.problems else ():
+        if (stated := reader.flat.get(key, value)) != value:
+            reader.problems.append((key, f"must be {value} for the other keys, but is {shown(stated)}", OTHER))
     if reader.problems:
         raise RunError([Problem(f"{where}: {key}", rule, help=help) for key, rule, help in reader.problems])
     return published
 
 
-def family_of(config: Mapping[str, Any], where: str) -> Family:
+def family_of(config: Config, where: str) -> Family:
     """Return the family of the architecture with the fewest differing fixed keys. Raises RunError if there is none.
 
     `architectures` may be missing or name the base model, because transformers decides by `model_type`.
     """
     flat, names = dict(leaves(config)), config.get("architectures")
     fitting = [family for family in families().values() if family.fits(config)]
-    if any(family.fits({"architectures": names}) for family in families().values()) and not fitting:
-        rule = f"is {shown(config.get('model_type'))}, but architectures is {shown(names)}"
-        raise RunError(Problem(f"{where}: model_type", rule, help="correct the key that is wrong in config.json"))
     if not fitting:
+        if any(family.fits({"architectures": names}) for family in families().values()):
+            rule = f"is {shown(config.get('model_type'))}, but architectures is {shown(names)}"
+            raise run_error(f"{where}: model_type", rule, "correct the key that is wrong in config.json")
         key = "architectures" if names else "model_type"
         known = {family.architecture if key == "architectures" else family.model_type for family in families().values()}
         help = f"known: {', '.join(sorted(known))}; your own: --family FILE.yaml"
-        raise RunError(Problem(f"{where}: {key}", f"cannot be imported: {shown(config.get(key))}", help=help))
-    return min(fitting, key=lambda family: sum(_differs(flat, key, family) for key in family.fixed))
+        raise run_error(f"{where}: {key}", f"cannot be imported: {shown(config.get(key))}", help)
+    return min(fitting, key=lambda family: (_differences(family, flat), -len(family.implied)))
 
 
-def _differs(flat: Mapping[str, Any], key: str, family: Family) -> bool:
+def _differences(family: Family, flat: Config) -> int:
+    """Return the number of fixed and implied keys with another value."""
+    count = sum(_differs(flat, key, family) for key in family.fixed)
+    if not family.implied:
+        return count
+    reader = _Reader(family, flat)
+    implied = Published(family, reader.knobs(LARGEST), reader.vocabulary(None)).implied
+    return count + sum(bool(reader.flat.get(key, value) != value) for key, value in implied.items())
+
+
+def _differs(flat: Config, key: str, family: Family) -> bool:
     value, fixed = flat.get(key, family.missing.get(key)), family.fixed[key]
     if isinstance(value, list) and isinstance(fixed, list):
         return value != list(islice(cycle(fixed), len(value) or len(fixed)))
     if isinstance(value, list) and isinstance(fixed, str):  # of DeBERTa, which writes either
         return "|".join(map(str, value)) != fixed
-    if value is None:  # null disables a feature, or leaves the name of a function or the kinds of layers to the class
+    if value is None or (value == {} and fixed is None):  # null disables a feature, or leaves the value to the class
         return isinstance(fixed, int | float) and bool(fixed) and key in flat
     return bool(_same_activation(value) != _same_activation(fixed))
 
@@ -119,16 +142,32 @@ def _same_activation(value: Any) -> Any:
 class _Reader:
     """Read the values of a flat config, and collect the problems by key."""
 
-    def __init__(self, family: Family, flat: Mapping[str, Any]) -> None:
+    def __init__(self, family: Family, flat: Config) -> None:
         given = {key: value for key, value in flat.items() if value is not None or not family.encoder}
         missing = dict(leaves(family.missing))
-        if any(key.startswith("rope_") for key in given):  # the default positions are complete
+        stated = any(key.startswith(("rope_parameters.", f"{SCALING}.")) for key in given)
+        if stated or given.get("rope_parameters") == {}:  # the default positions are complete
             missing = {key: value for key, value in missing.items() if not key.startswith("rope_")}
         self.family, self.flat = family, {**missing, **given}  # encoders write null for ids that they have
-        if KINDS in given:
+        if KDA_LAYERS not in given:  # the class of Kimi Linear reads both lists or none
+            self.flat.pop("linear_attn_config.full_attn_layers", None)
+        if KINDS in given and given.get("attention_layers") is None:
             self.flat["attention_layers"] = _expanded(given[KINDS])
-        self.rows = (*family.config, *(rope_rows(self.flat) if family.rope else ()))
+        if WINDOW in family.fixed and not self._has_window():
+            self.flat.pop(WINDOW, None)
+        knobs = knob_defaults(family.model, family.config_dir)
+        self.rows = (*family.config, *(rope_rows(self.flat, knobs) if family.rope else ()))
         self.problems: list[tuple[str, str, str]] = []
+
+    def _has_window(self) -> bool:
+        """Return True if `use_sliding_window` would give a layer a window.
+
+        A class with the key `layer_types` reads it first. Qwen2 has no window before `max_window_layers`.
+        """
+        is_decided = "layer_types" in self.family.fixed and self.flat.get("layer_types") is not None
+        first, count = (self.flat.get(key) for key in ("max_window_layers", "num_hidden_layers"))
+        is_above = "max_window_layers" in self.family.missing and type(first) is type(count) is int and first >= count
+        return not is_decided and not is_above and self.flat.get("sliding_window") is not None
 
     def knobs(self, tensors: int) -> dict[str, Any]:
         defaults = knob_defaults(self.family.model, self.family.config_dir)
@@ -136,12 +175,13 @@ class _Reader:
         for row in self.rows:
             key = next((key for key in row.keys if self.flat.get(key) is not None), None)
             try:
-                value = row.to_knob(self.flat[key] if key else MISSING, knobs)
+                stated = None if any(name in self.flat for name in row.keys) else MISSING
+                value = row.to_knob(self.flat[key] if key else stated, knobs)
                 default = None if row.each and isinstance(value, str) else defaults[row.knob]
-                numeric = type(default) in (int, float)
+                numeric = type(default) in (int, float) and not (value is None and row.missing is None)
                 if numeric and type(value) not in (int, float):
                     raise ValueError(f"must be a number, but is {shown(value)}")
-                if type(default) is int and (type(value) is not int or not 0 < value < LARGEST):
+                if numeric and type(default) is int and (type(value) is not int or not 0 < value < LARGEST):
                     raise ValueError(f"must be a whole number from 1 to {LARGEST - 1}, but is {shown(value)}")
                 if row.knob in ("layers", "experts") and value > tensors:
                     raise ValueError(f"is {value}, but there are only {tensors} tensors")
@@ -161,7 +201,7 @@ class _Reader:
         keys = dict.fromkeys(("vocab_size", of_target if self.flat.get(of_target) is not None else "vocab_size"))
         sizes = [self._id(key, LARGEST) for key in keys]
         bound = min(sizes) if sizes == [self.flat.get(key) for key in keys] else LARGEST
-        values = (self.flat.get(EOS), generated)
+        values = (self.flat.get(EOS, self.flat.get(f"decoder.{EOS}")), generated)
         stated = [id for value in values for id in (value if isinstance(value, list) else [value])]
         ends = [id for id in stated if type(id) is int and 0 <= id < bound]  # a model cannot generate the others
         eos = ends[0] if ends else self._id(EOS, bound)
@@ -180,20 +220,35 @@ class _Reader:
 
     def expect_known(self) -> None:
         """Add a problem for each key with an unsupported value, and for each unknown key that may enable a feature."""
-        for key in self.family.fixed:
-            if _differs(self.flat, key, self.family):
-                fixed, value = shown(self.family.fixed[key]), shown(self.flat[key])
-                self.problems.append((key, f"must be {fixed} for our blocks, but is {value}", OTHER))
+        layers = next((self.flat.get(key) for row in self.rows if row.knob == "layers" for key in row.keys), None)
+        for key, fixed in self.family.fixed.items():
+            value = self.flat.get(key)
+            if fixed and isinstance(fixed, list) and isinstance(value, list) and len(value) != layers:
+                rule = f"must have a value for each of {layers} layers, but has {len(value)}"
+                self.problems.append((key, rule, OTHER))
+            elif _differs(self.flat, key, self.family):
+                rule = f"must be {shown(fixed)} for our blocks, but is {shown(self.flat[key])}"
+                self.problems.append((key, rule, OTHER))
         kinds, period = self.family.fixed.get("layer_types", ()), self.flat.get(PERIOD)
         is_read = PERIOD in self.family.unused and period is not None and self.flat.get("layer_types") is None
         if is_read and period != len(kinds):
             self.problems.append((PERIOD, f"must be {len(kinds)} for our blocks, but is {shown(period)}", OTHER))
-        known = {*self.family.fixed, *self.family.unused, *self.family.start, self.family.target_vocab}
-        known |= {key for row in self.rows for key in row.keys}
+        for key, value in self.flat.items():
+            if key in ("is_causal", "decoder.is_causal") and not value and not self.family.encoder:
+                self.problems.append((key, f"must be true for our blocks, but is {shown(value)}", OTHER))
+        given = {key.split(".")[0] for key, value in self.flat.items() if value not in NOTHING}
+        if {SCALING, "rope_parameters"} <= given and SCALING not in self.family.unused:
+            rule = "replaces rope_parameters in transformers, but config.json has both"
+            self.problems.append((SCALING, rule, "delete from config.json the key that the model does not use"))
+        known = {*self.family.fixed, *self.family.implied, *self.family.unused, *self.family.start}
+        known |= {self.family.target_vocab, *(key for row in self.rows for key in row.keys)}
+        known |= unused_rope_keys(self.flat) if self.family.rope else set()
         for key, value in self.flat.items():
             first = key.split(".")[0]
-            is_unused = any(unused_keys().match(part) for part in key.split("."))
-            if not {key, first} & known and not is_unused and value not in NOTHING:
+            is_known = key in known or first in self.family.unused
+            is_known = is_known or any(unused_keys().match(part) for part in key.split("."))
+            is_harmless = value in NOTHING and not (value is False and first in (SCALING, "rope_parameters"))
+            if not is_known and not is_harmless:  # the default of rope_parameters.truncate is true
                 help = DEQUANTIZE if first == QUANTIZATION else DELETE
                 self.problems.append((key, f"has no counterpart in our blocks: {shown(value)}", help))
 
@@ -208,21 +263,20 @@ def _expanded(kinds: Any) -> Any:
 
 
 @cache
-def knob_defaults(model: str, config_dir: Path | None) -> Mapping[str, Any]:
+def knob_defaults(model: str, config_dir: Path | None) -> Knobs:
     """Return the knobs of a model with their values."""
-    mapping = compose_model(model, conf=config_dir).mapping
-    return {name: value for name, value in mapping.items() if name != "model"}
+    return compose_model(model, conf=config_dir).knobs
 
 
 def write_published(published: Published) -> dict[str, Any]:
     """Return a config.json, the inverse of `read_published`. Raises ConfigError for a knob without counterpart."""
     family, vocabulary = published.family, published.vocabulary
-    flat = dict(family.fixed)
+    flat = {"pad_token_id": vocabulary.pad, **family.fixed}  # transformers' default may be beyond the vocabulary
     for row in published.rows:
         try:
-            flat[row.keys[0]] = row.to_published(published.knobs[row.knob], published.knobs)
+            flat[row.keys[0]] = row.to_published(published.knobs)
         except ValueError as error:
-            raise ConfigError(Problem(row.knob, str(error))) from None
+            raise config_error(row.knob, str(error)) from None
     layers = next(row.keys[0] for row in family.config if row.knob == "layers")
     for key, value in family.fixed.items():
         if isinstance(value, list):  # one value for each layer
@@ -232,10 +286,12 @@ def write_published(published: Published) -> dict[str, Any]:
     flat |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": "float32"}
     flat |= {"vocab_size": (vocabulary.source or vocabulary).size, EOS: vocabulary.written_eos}
     flat |= {family.target_vocab or "vocab_size": vocabulary.size, family.start[0]: vocabulary.start}
-    flat = {"pad_token_id": vocabulary.pad, **flat}  # the default of transformers may be beyond the vocabulary
+    flat |= published.implied
     config: dict[str, Any] = {}
     for key, value in flat.items():
         _put(config, key, value)
+    if (other := family_of(config, family.name)).name != family.name:
+        raise config_error(family.name, f"config.json with these values is of the family {other.name}")
     return config
 
 
@@ -243,7 +299,7 @@ def _put(config: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key."""
     *outer, inner = key.split(".")
     for name in outer:
-        config = config.setdefault(name, {})
+        config[name] = config = config.get(name) or {}
     config[inner] = value
 
 
@@ -255,30 +311,39 @@ def _drop(config: dict[str, Any], key: str) -> None:
     config.pop(inner, None)
 
 
-def with_knobs(config: Mapping[str, Any], stated: Published, published: Published) -> dict[str, Any]:
+def with_knobs(config: Config, stated: Published, published: Published) -> dict[str, Any]:
     """Return a config.json of `stated` with the knobs of another model of its family and all its other keys."""
     changed, family = deepcopy(dict(config)), published.family
+    flat = dict(leaves(write_published(published)))
     changed.pop("torch_dtype", None)
     changed["dtype"] = "float32"
-    rope = [row for row in published.rows if family.rope and row.keys[0].startswith("rope_")]
+    is_scaled = family.rope or config.get(SCALING)
+    rope = [row for row in published.rows if is_scaled and row.keys[0].startswith("rope_")]
     before, after = stated.sizes, published.sizes
-    if any(before[row.knob] != after[row.knob] for row in (*rope, *(rope_rows_of(before) if rope else ()))):
-        for key in ("rope_scaling", "rope_parameters", "rope_theta"):  # of any type
+    given = dict(leaves(config))
+    if any(before[row.knob] != after[row.knob] for row in (*rope, *(rope_rows_of(before) if family.rope else ()))):
+        for key in (SCALING, "rope_parameters", "rope_theta"):  # of any type
             changed.pop(key, None)
         for row in rope:
-            _put(changed, row.keys[0], row.to_published(published.knobs[row.knob], published.knobs))
+            _put(changed, row.keys[0], flat[row.keys[0]])
     for row in (row for row in published.rows if row not in rope):
         depends = (row.each or row.layers is not None) and stated.knobs["layers"] != published.knobs["layers"]
+        if all(given.get(key) is None for key in row.keys):
+            depends |= row.to_knob(MISSING, published.knobs) != published.knobs[row.knob]
         if depends or stated.knobs[row.knob] != published.knobs[row.knob]:
             for key in row.keys:
                 _drop(changed, key)
-            _put(changed, row.keys[0], row.to_published(published.knobs[row.knob], published.knobs))
-            for key in family.fixed if row.knob == "layers" else ():
-                if isinstance(family.fixed[key], list):
-                    _drop(changed, key)  # one value for each layer; transformers repeats the family's values
-                if key == "attention_layers":
-                    kinds = islice(cycle(family.fixed[key]), published.knobs["layers"])
-                    changed[KINDS] = [[[kind], 1] for kind in kinds]
+            _put(changed, row.keys[0], flat[row.keys[0]])
+            for key in (*family.fixed, KINDS) if row.knob == "layers" else ():
+                if isinstance(flat.get(key), list):  # one value for each layer
+                    _put(changed, key, flat[key])
+    for key, value in published.implied.items():
+        if value != stated.implied[key]:
+            _put(changed, key, value)
+    sizes = [row.knob for row in published.rows if type(before[row.knob]) is not float]  # without dropout
+    is_resized = any(before[name] != after[name] for name in sizes)
+    for key in DERIVED.intersection(family.unused) if is_resized else ():
+        changed.pop(key, None)
     return changed
 
 

@@ -20,7 +20,7 @@ from tfm_blocks.data.published_tokenizer import FAST, PAIR, PublishedTokenizer
 from tfm_blocks.data.tokenizer import SPECIAL, Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
 from tfm_blocks.data.vocabulary import Conventions, Vocabulary
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import ConfigError, config_error
 from tfm_blocks.exchange.certificate import TARGET_FOLDER, Certificate, certify
 from tfm_blocks.exchange.config import (
     LARGEST,
@@ -33,10 +33,10 @@ from tfm_blocks.exchange.config import (
     write_published,
 )
 from tfm_blocks.exchange.eject.file import eject
-from tfm_blocks.exchange.family import families, is_shipped
+from tfm_blocks.exchange.family import Config, families, is_shipped
 from tfm_blocks.exchange.fast_tokenizer import to_fast
 from tfm_blocks.exchange.folder import CONFIG, DTYPES, GENERATION, LEFTOVERS, SINGLE, PublishedFile
-from tfm_blocks.exchange.importing import conversion_of, rows_of
+from tfm_blocks.exchange.published_tensors import rows_of, to_published
 from tfm_blocks.language.difference import find_changes
 from tfm_blocks.language.parametrisation import expect_standard
 from tfm_blocks.language.sources import Sources
@@ -64,6 +64,8 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
     expect_standard(network.spec, "a folder of transformers")
     imported = PublishedFile.read_or_empty(run).family
     published = find_published(network.spec, SavedRun(run).config, vocabulary_of(tokenizer), imported)
+    if published and published.family.name != imported and _skips_positions(published, tokenizer):
+        published = None
     if published is None:
         files = write_custom_code(network, tokenizer, str(run))
         record, tensors = PublishedFile(), {f"model.{name}": tensor for name, tensor in weights_of(network).items()}
@@ -72,7 +74,7 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         record, architecture = _record(run, published), published.family.architecture
         leftovers = read_tensors(run / LEFTOVERS) if (run / LEFTOVERS).is_file() else {}
         rows = rows_of(published.family, record.tensors)
-        tensors = replace(conversion_of(published), rows=rows).to_theirs(weights_of(network), leftovers)
+        tensors = to_published(published, weights_of(network), rows, leftovers)
         files = {name: text.encode() for name, text in record.texts.items()}
         files = files or {CONFIG: to_json(write_published(published)).encode()}
     columns, inputs = SavedModel.read(run).columns, names(network.spec.sources)
@@ -87,6 +89,13 @@ def export_run(run: Path, folder: Path) -> tuple[str, Certificate | None]:
         compared = translator or Encoder(network, tokenizer)
         certificate = certify(compared, translates, run, part, own_code=published is None)
     return architecture, certificate
+
+
+def _skips_positions(published: Published, tokenizer: Tokenizer) -> bool:
+    """Return True if the positions of the family skip a token of texts, because it has the id of padding."""
+    pad, vocabulary = published.family.fixed.get("pad_token_id"), published.vocabulary
+    special = tokenizer.published_special if isinstance(tokenizer, PublishedTokenizer) else ()
+    return pad is not None and (pad in (vocabulary.start, vocabulary.eos) or pad not in special)
 
 
 def _generation(translator: Translator, translates: bool, *, use_cache: bool) -> bytes:
@@ -238,14 +247,12 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-def find_published(
-    spec: Spec, config: Mapping[str, Any], vocabulary: Vocabulary, imported: str = ""
-) -> Published | None:
+def find_published(spec: Spec, config: Config, vocabulary: Vocabulary, imported: str = "") -> Published | None:
     """Return the run as a model of a family that has its graph, or None.
 
     The family of its import comes first, then families with a shipped model.
     """
-    front = vocabulary.front if vocabulary.source is None else vocabulary.source.front
+    front = (vocabulary.source or vocabulary).front
     for family in sorted(families().values(), key=lambda one: (one.name != imported, not is_shipped(one))):
         if vocabulary.source and not (family.target_vocab and front == vocabulary.front):
             continue  # config.json states the ids of BOS and EOS once
@@ -280,7 +287,7 @@ def write_custom_code(network: Network, tokenizer: Tokenizer, where: str) -> dic
     if TARGET not in names(spec.inputs) or len(spec.sources) > 1 or not all(tensor.tokens for tensor in spec.inputs):
         rule = f"reads {', '.join(names(spec.inputs))}, but the custom code for transformers covers only models that "
         rule += "predict tgt, with at most one source of token ids"
-        raise ConfigError(Problem(where, rule, help="write its graph: tfm eject, or tfm export --to onnx"))
+        raise config_error(where, rule, "write its graph: tfm eject, or tfm export --to onnx")
     adapter = (files("tfm_blocks.exchange") / f"{MODULE}.py.txt").read_bytes()
     return {
         CONFIG: to_json(_config(network, vocabulary_of(tokenizer))).encode(),

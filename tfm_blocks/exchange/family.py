@@ -17,15 +17,18 @@ from typing import Any
 
 import yaml
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import shown, suggest
 from tfm_blocks.exchange.weights import Row, read_weight_table
 from tfm_blocks.language.arguments import Args, RawValue
 from tfm_blocks.language.repeat import selected_layers
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.expression import evaluate
 
+Config = Mapping[str, Any]  # the content of config.json, or of generation_config.json
+Knobs = Mapping[str, Any]  # their values by name
 MISSING = object()
 ROOT = "1/√"
+SEPARATOR = re.compile(r",\s*")  # of synonyms
 ADDED = ("unused", "ignored", "zeros")  # lists that a table adds to its parent's
 
 
@@ -63,6 +66,10 @@ def _whole(factor: int, offset: int, kind: str) -> tuple[Callable[[Any], Any], C
     return to_knob, lambda knob: factor * knob + offset
 
 
+def _even(value: Any) -> int:
+    return 2 * int(_whole(2, 0, "an even number")[0](value))
+
+
 UNBOUNDED = 1e9  # the knob for a bound that is infinite
 INFINITY = {"__float__": "Infinity"}  # as transformers writes it, because JSON has no infinity
 
@@ -83,8 +90,9 @@ CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "[0, x]": (_upper_bound, lambda bound: [0.0, bound if bound < UNBOUNDED else INFINITY]),
     "2/3 up to 256": (_rounded_up, _three_halves),
     "1/2": _whole(2, 0, "an even number"),
+    "even": (_even, lambda knob: knob),
     "x - 2": _whole(1, 2, "a whole number"),
-    "x + 1": _whole(1, -1, "a whole number"),
+    "x + 1": (lambda x: _even(x) + 1, lambda r: 2 * _whole(2, 1, "odd")[0](r)),
     "(x - 1)/3": _whole(3, 1, "1 more than a multiple of 3"),
 }
 
@@ -107,11 +115,12 @@ class ConfigRow:
     first: int = 0
     each: bool = False
 
-    def to_knob(self, value: Any, knobs: Mapping[str, Any]) -> Any:
+    def to_knob(self, value: Any, knobs: Knobs) -> Any:
         """Return the value of the knob for a published value. Raises ValueError."""
-        if value is MISSING or (value is None and self.missing is not MISSING):
+        if value is MISSING or value is None:
             if self.missing is MISSING:
-                raise ValueError("is missing")
+                rule = "is missing" if value is MISSING else "is null, which has no counterpart in our blocks"
+                raise ValueError(rule)
             value = _number(self.missing, knobs)
             value = value if self.layers is None else self._listed(value, knobs["layers"])
             value = self._numbers(value, knobs["layers"]) if self.each else value
@@ -119,15 +128,15 @@ class ConfigRow:
             return self._one_or_each(value, knobs["layers"])
         if self.layers is not None:
             return " ".join(map(str, self._indices(value, knobs["layers"])))
-        if self.values:
-            options = {name: _number(knob_value, knobs) for name, knob_value in self.values.items()}
-            if not isinstance(value, str | bool) or value not in options:
+        if options := {name: _number(knob_value, knobs) for name, knob_value in self.values.items()}:
+            if (type(value), value) not in [(type(name), name) for name in options]:
                 raise ValueError(f"must be {' or '.join(map(_written, options))}, but is {_written(value)}")
             return options[value]
         return CONVERSIONS[self.conversion][0](value) if self.conversion else value
 
-    def to_published(self, value: Any, knobs: Mapping[str, Any]) -> Any:
-        """Return the published value for a value of the knob. Raises ValueError if there is none."""
+    def to_published(self, knobs: Knobs) -> Any:
+        """Return the published value of the knob. Raises ValueError if there is none."""
+        value = knobs[self.knob]
         if self.conversion:
             return CONVERSIONS[self.conversion][1](value)
         if self.each:
@@ -138,7 +147,8 @@ class ConfigRow:
         if not self.values:
             return value
         for name, knob_value in self.values.items():
-            if _number(knob_value, knobs) == value:
+            number = _number(knob_value, knobs)
+            if number == value or (type(number) is type(value) is float and math.isclose(number, value)):  # x**-0.5
                 return name
         raise ValueError(f"has no value for {self.knob}: {_written(value)}")
 
@@ -190,13 +200,16 @@ class Family:
     missing: Mapping[str, Any] = field(default_factory=dict)
     rope: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    implied: Mapping[str, str] = field(default_factory=dict)
     unused: Sequence[str] = ()
     output: Mapping[str, str] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
+    untied: Sequence[str] = ()
     prefix: str = ""
     ignored: Sequence[str] = ()
     zeros: Sequence[str] = ()
     computed: Mapping[str, str | float] = field(default_factory=dict)
+    recomputed: Sequence[str] = ()
 
     @property
     def pairs(self) -> bool:
@@ -208,7 +221,7 @@ class Family:
         """Return the architecture that export writes."""
         return self.architectures[0]
 
-    def fits(self, config: Mapping[str, Any]) -> bool:
+    def fits(self, config: Config) -> bool:
         """Return True if config.json names the family: `model_type` decides, and `architectures` may be missing."""
         kind, names = config.get("model_type"), config.get("architectures")
         named = isinstance(names, list) and names and all(name in self.architectures for name in names)
@@ -272,18 +285,17 @@ def make_family(name: str, content: Mapping[str, Any], config_dir: Path | None =
     """Return the family of a file's content. Raises ValueError for an unknown operation of a weight."""
     config = [config_row(keys, value) for keys, value in content["config"].items()]
     tables = {key: read_weight_table(content.get(key, {})) for key in ("weights", "also")}
-    architectures = content.get("architecture", "").split(", ")
     fields = {key: value for key, value in content.items() if key != "architecture"} | {"config": config, **tables}
-    return Family(name, config_dir=config_dir, architectures=architectures, **fields)
+    return Family(name, config_dir=config_dir, architectures=SEPARATOR.split(content.get("architecture", "")), **fields)
 
 
 def config_row(keys: str, value: str | Mapping[str, Any]) -> ConfigRow:
     """Return the row of `config` for a key, or for several keys that commas separate."""
     options: dict[str, Any] = {"knob": value} if isinstance(value, str) else dict(value)
-    return ConfigRow(tuple(keys.split(", ")), conversion=options.pop("is", ""), **options)
+    return ConfigRow(tuple(SEPARATOR.split(keys)), conversion=options.pop("is", ""), **options)
 
 
-def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value of a nested config with its dotted key. An empty mapping is a value."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -292,7 +304,7 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _number(value: Any, knobs: Mapping[str, Any]) -> Any:
+def _number(value: Any, knobs: Knobs) -> Any:
     """Evaluate `= ARITHMETIC` or `1/√KNOB`, and return any other value unchanged."""
     if isinstance(value, str) and value.startswith(ROOT):
         return 1 / math.sqrt(knobs[value.removeprefix(ROOT)])
@@ -303,45 +315,3 @@ def _number(value: Any, knobs: Mapping[str, Any]) -> Any:
 
 def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else repr(value)
-
-
-TYPE = ("rope_parameters.rope_type", "rope_scaling.rope_type", "rope_scaling.type")
-
-
-def rope_rows(flat: Mapping[str, Any]) -> tuple[ConfigRow, ...]:
-    """Return the rows for the `rope_type` of a flat config. For an unknown type, the only row refuses it."""
-    name = next((flat[key] for key in TYPE if flat.get(key) is not None), "default")
-    if isinstance(name, str) and name in _types():
-        return _types()[name]
-    return (_type_row({name: rows[0].values[name] for name, rows in _types().items()}),)
-
-
-def rope_rows_of(knobs: Mapping[str, Any]) -> tuple[ConfigRow, ...]:
-    """Return the rows that write these knobs. Raises ConfigError if no `rope_type` has the block."""
-    for rows in _types().values():
-        written = {row.knob for row in rows}
-        if knobs["rope"] in rows[0].values.values() and ("factor" in written or knobs["factor"] == 1):
-            return rows
-    raise ConfigError(Problem("rope", f"{shown(knobs['rope'])} has no counterpart in config.json"))
-
-
-def rope_knobs() -> set[str]:
-    """Return the knobs that the rows of some `rope_type` set."""
-    return {row.knob for rows in _types().values() for row in rows}
-
-
-@cache
-def _types() -> dict[str, tuple[ConfigRow, ...]]:
-    """Return the rows of each `rope_type`. The first row is the type."""
-    table = yaml.safe_load((files("tfm_blocks.exchange") / "rope.yaml").read_text("utf-8"))
-    return {name: (_type_row({name: kind["block"]}), *_rows(kind.get("config", {}))) for name, kind in table.items()}
-
-
-def _rows(config: Mapping[str, Any]) -> Iterator[ConfigRow]:
-    for key, value in config.items():
-        nested, *others = key.split(", ")
-        yield config_row(", ".join((f"rope_parameters.{nested}", f"rope_scaling.{nested}", *others)), value)
-
-
-def _type_row(values: Mapping[str, str]) -> ConfigRow:
-    return ConfigRow(TYPE, "rope", missing="default", values=values)

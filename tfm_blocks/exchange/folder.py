@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tfm_blocks.data.published_tokenizer import without_code
 from tfm_blocks.data.tokenizer_format import expect_small
-from tfm_blocks.errors import Problem, RunError, cut, shown
+from tfm_blocks.errors import cut, run_error, shown
 from tfm_blocks.runs.files import JsonFile, damaged, read_json
 from tfm_blocks.runs.folder import expect_utf8
 
@@ -56,7 +56,7 @@ class PublishedFolder:
                         loaded[name] = content.get_tensor(tensor.name)
         for name, values in loaded.items():
             if not values.isfinite().all():
-                raise RunError(Problem(str(self.path), f"{name} has values that are not finite"))
+                raise run_error(str(self.path), f"{name} has values that are not finite")
         return loaded
 
     def is_equal(self, *tensors: StoredTensor) -> bool:
@@ -71,26 +71,31 @@ def open_folder(path: Path) -> PublishedFolder:
     """Read the headers of the weights of a folder. Raises RunError."""
     if not path.is_dir():
         help = "name a folder with config.json and *.safetensors; from the Hub: hf download NAME --local-dir FOLDER"
-        raise RunError(Problem(str(path), "there is no such folder", help=help))
+        raise run_error(str(path), "there is no such folder", help)
     files = [SINGLE]
     if not (path / SINGLE).is_file():
         if not (path / INDEX).is_file():
             pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
             if not pickles:
-                raise RunError(Problem(str(path), f"has no {SINGLE} and no {INDEX}"))
+                raise run_error(str(path), f"has no {SINGLE} and no {INDEX}")
             rule = f"has its weights in {pickles[0]}, a pickle, which can execute any code when it is read"
             help = "save the model with transformers: model.save_pretrained(FOLDER) writes safetensors"
-            raise RunError(Problem(str(path), rule, help=help))
+            raise run_error(str(path), rule, help)
         try:
             files = shards(read_small_json(path / INDEX))
         except ValueError as error:
             raise damaged(path / INDEX, error) from None
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        for name, tensor in _header(path / file, file):
-            if name in tensors:
-                raise RunError(Problem(str(path / file), f"has the tensor {name}, which {tensors[name].file} has too"))
-            tensors[name] = tensor
+        with _opened(path / file) as content:
+            names, where = content.keys(), str(path / file)
+            if len(names) > MOST_TENSORS:
+                raise run_error(where, f"has {len(names):,} tensors, but at most {MOST_TENSORS:,} are read")
+            for name in names:
+                if name in tensors:
+                    raise run_error(where, f"has the tensor {name}, which {tensors[name].file} has too")
+                part = content.get_slice(name)
+                tensors[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
     return PublishedFolder(path, tensors)
 
 
@@ -111,21 +116,11 @@ def shards(index: Mapping[str, Any]) -> list[str]:
     return sorted(set(files.values()))
 
 
-def _header(path: Path, file: str) -> Iterator[tuple[str, StoredTensor]]:
-    with _opened(path) as content:
-        names = content.keys()
-        if len(names) > MOST_TENSORS:
-            raise RunError(Problem(str(path), f"has {len(names):,} tensors, but at most {MOST_TENSORS:,} are read"))
-        for name in names:
-            part = content.get_slice(name)
-            yield name, StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file. Raises RunError if it is missing or damaged."""
     if not path.is_file():
-        raise RunError(Problem(str(path), "the file is missing"))
+        raise run_error(str(path), "the file is missing")
     expect_utf8(path)
     try:
         with safe_open(path, "pt") as content:
@@ -176,8 +171,8 @@ class PublishedFile(JsonFile):
                 raise ValueError(f"tensors.{cut(name)} must be a file here and a type, but is {shown(place)}")
 
     def parsed(self, name: str) -> dict[str, Any]:
-        """Return the object in a text. Raises ValueError."""
-        value = json.loads(self.texts[name], parse_constant=lambda name: None)
+        """Return the object in a text, with NaN and infinities as transformers 5 writes them. Raises ValueError."""
+        value = json.loads(self.texts[name], parse_constant=lambda constant: {"__float__": constant})
         if not isinstance(value, dict):
             raise ValueError(f"texts.{name} must be a JSON object")
         return value

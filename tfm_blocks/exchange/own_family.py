@@ -10,8 +10,9 @@ from typing import Any
 from tfm_blocks.compose.folders import read_yaml
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.errors import ConfigError, shown, suggest
-from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, make_family, rope_knobs, whole_table
+from tfm_blocks.errors import Problem, expect_none, shown, suggest
+from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, Knobs, make_family, whole_table
+from tfm_blocks.exchange.rope import rope_knobs
 from tfm_blocks.exchange.weights import BRACES, read_weight_table, wildcards
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.sources import Sources
@@ -20,8 +21,8 @@ from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.expression import names_in
 
 KINDS: dict[str, type] = {
-    **dict.fromkeys(("config", "missing", "fixed", "output", "tied", "computed", "also", "weights"), dict),
-    **dict.fromkeys(("start", "unused", "ignored", "zeros", "without"), list),
+    **dict.fromkeys(("config", "missing", "fixed", "implied", "output", "tied", "computed", "also", "weights"), dict),
+    **dict.fromkeys(("start", "untied", "unused", "ignored", "zeros", "recomputed", "without"), list),
     **dict.fromkeys(("architecture", "model_type", "model", "prefix", "tokenizer", "target_vocab", "parent"), str),
     **dict.fromkeys(("rope", "encoder"), bool),
 }
@@ -46,15 +47,15 @@ def read_own_family(path: Path, config_dir: Path | None = None) -> Family:
     sources.add_file(read_yaml_file(path))
     check = _Check(content, sources)
     check.keys()
-    check.end()
+    expect_none(check.problems)
     check.inherit()
-    check.end()
+    expect_none(check.problems)
     content = check.content = {**check.content, "model": _model_file(check.content["model"], path)}
     composed = compose_model(content["model"], conf=config_dir)
-    check.rows({name: value for name, value in composed.mapping.items() if name != "model"})
-    check.end()
+    check.rows(composed.knobs)
+    expect_none(check.problems)
     check.addresses(composed)
-    check.end()
+    expect_none(check.problems)
     return make_family(path.stem, content, config_dir)
 
 
@@ -70,15 +71,10 @@ class _Check:
 
     def __init__(self, content: Mapping[str, Any], sources: Sources) -> None:
         self.content, self.sources = content, sources
-        self.problems: list[Any] = []
+        self.problems: list[Problem] = []
 
     def report(self, path: tuple[str, ...], rule: str, help: str) -> None:
         self.problems.append(self.sources.problem(path, rule, help=help))
-
-    def end(self) -> None:
-        """Raise ConfigError if there are problems."""
-        if self.problems:
-            raise ConfigError(self.problems)
 
     def keys(self) -> None:
         """Check the names of the keys and the types of their values."""
@@ -103,7 +99,7 @@ class _Check:
             key = "without" if "has no row" in str(error) else "parent"
             self.report((key,), str(error), "docs/families.md describes both keys")
 
-    def rows(self, knobs: Mapping[str, Any]) -> None:
+    def rows(self, knobs: Knobs) -> None:
         """Check the rows of `config`, and the knobs that other keys name."""
         for name in KNOBS.keys() - knobs.keys():
             self.report(("model",), f"{self.content['model']} lacks the knob {name}", KNOBS[name])
@@ -116,6 +112,9 @@ class _Check:
             for rule, help in _row_problems(row, knobs, before):
                 self.report(("config", str(keys)), rule, help)
             before.add(str(row.get("knob")))
+        for key, text in self.content.get("implied", {}).items():
+            for rule, help in _unread(str(text), {*before, "vocab_size"}):
+                self.report(("implied", str(key)), rule, help)
         for tensor, knob in self.content.get("output", {}).items():
             if knob not in knobs:
                 self.report(("output", str(tensor)), f"the model has no knob {shown(knob)}", suggest(str(knob), knobs))
@@ -155,10 +154,12 @@ class _Check:
 
 def _names(content: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], object]]:
     """Yield the path and the value of each name of a tensor, key, knob or address in a table with the right kinds."""
-    for key in ("start", "unused", "ignored", "zeros", "without"):
+    for key in ("start", "untied", "unused", "ignored", "zeros", "recomputed", "without"):
         yield from (((key,), value) for value in content.get(key, ()))
     for tensor, knob in content.get("output", {}).items():
         yield from ((("output", tensor), name) for name in (tensor, knob))
+    for section in ("config", "missing", "fixed", "implied", "tied", "computed"):
+        yield from (((section, key), key) for key in content.get(section, {}))
     for key, value in content.get("config", {}).items():
         row = value if isinstance(value, Mapping) else {"knob": value}
         yield from ((("config", key), row[option]) for option in ("knob", "is") if option in row)
@@ -173,7 +174,7 @@ def _weights(composed: Composed) -> set[str]:
     return {*weights_of(network_without_values(check_model(composed.model, composed.sources)))}
 
 
-def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[str]) -> Iterator[tuple[str, str]]:
+def _row_problems(row: Mapping[str, Any], knobs: Knobs, before: set[str]) -> Iterator[tuple[str, str]]:
     """Yield the rule and the fix of each problem of a row of `config`; `before` are the knobs of earlier rows."""
     for option in (option for option in row if option not in ROW_KEYS):
         yield f"has the unknown option {shown(option)}", suggest(str(option), ROW_KEYS)
@@ -181,9 +182,9 @@ def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[
         yield f"the model has no knob {shown(row.get('knob'))}", suggest(str(row.get("knob")), knobs)
     if row.get("is", ROOT) not in CONVERSIONS:
         yield f"is: {shown(row['is'])} is not a conversion", suggest(str(row["is"]), CONVERSIONS)
-    if not isinstance(row.get("layers", []), list):
+    if not isinstance(row.get("layers", []), list) or len(row.get("layers", [])) not in (0, 2):
         yield (
-            f"layers must be a list, but is {shown(row['layers'])}",
+            f"layers must be a list of two kinds or empty, but is {shown(row['layers'])}",
             "layers: [KIND OF THE OTHERS, KIND OF THESE]",
         )
     if ("layers" in row or row.get("each")) and "layers" not in before:
@@ -199,11 +200,18 @@ def _row_problems(row: Mapping[str, Any], knobs: Mapping[str, Any], before: set[
         values = {}
     for value in (row.get("missing"), *values.values()):
         text = str(value)
-        if text.startswith(("=", ROOT)):
-            try:
-                used = names_in(text[1:]) if text.startswith("=") else [text.removeprefix(ROOT)]
-            except ValueError as error:
-                yield str(error), "arithmetic with knobs of earlier rows: = 4*d_model"
-                continue
-            for name in dict.fromkeys(name for name in used if name not in before):
-                yield f"{text} reads {name}, which no earlier row has", suggest(name, before)
+        if text.startswith(ROOT):
+            yield from _unread(text.removeprefix(ROOT), before, text)
+        elif text.startswith("="):
+            yield from _unread(text[1:], before, text)
+
+
+def _unread(arithmetic: str, before: set[str], text: str = "") -> Iterator[tuple[str, str]]:
+    """Yield a problem for each knob in `arithmetic` that is not in `before`. `text` is the value in the table."""
+    try:
+        used = names_in(arithmetic)
+    except ValueError as error:
+        yield str(error), "arithmetic with knobs of earlier rows: = 4*d_model"
+        return
+    for name in (name for name in used if name not in before):
+        yield f"{text or arithmetic} reads {name}, which no earlier row has", suggest(name, before)

@@ -44,7 +44,7 @@ def random_sentences(network: Network, positions: float = math.inf, excluded: Co
         for name, row in lengths.items()
     }
     generator.manual_seed(SEED)
-    affordable = max(1, MOST_PRODUCTS // sum(parameter.numel() for parameter in network.parameters()))
+    affordable = max(1, MOST_PRODUCTS // network.parameter_count)
     spread = {name: ids[name].flip(0)[:: math.ceil(len(ids[name]) / affordable)] for name in longest}
     walked = {name: ids_N[torch.randperm(len(ids_N), generator=generator)] for name, ids_N in spread.items()}
     count = max(map(len, walked.values()))
@@ -63,7 +63,7 @@ def _ids(network: Network, excluded: Collection[int]) -> dict[str, Tensor]:
     """Return the ids of subwords of each input: those with a row in all its tables, or without a table an output."""
     ids: dict[str, Tensor] = {}
     for name in names(network.spec.inputs):
-        sizes = [node.arguments["vocab"] for node in network.spec.tables if node.entry == name]
+        sizes = [node.arguments["vocab"] for node, read in network.spec.tables if read == name]
         count = min(sizes, default=int(str(network.spec.sink.shape[-1])))
         ids[name] = torch.tensor([id for id in range(Tokenizer.EOS + 1, count) if id not in excluded])
     return ids

@@ -14,7 +14,7 @@ stacked in the order of the table, and share its rows by the sums of their `part
 here. The first row that matches a tensor takes it. A row of several names takes the tensors for whose `{i}` all of its
 names exist. A row that is a mapping lists operations in their order: `skip` the first rows, `transpose` two axes,
 `regroup: [a, [s, t]]` (each of a groups of rows has shares of s and t rows: join the first shares of all groups, then
-the second ones; a number b stands for b equal shares), `permute` all axes, `reshape`, `unflatten: [a, b]` the rows into
+the second ones; a number b stands for b equal shares), `permute` all axes, `unflatten: [a, b]` the rows into
 axes of these sizes, `flatten: [a, b]` the first axes, `squeeze` an axis of size 1, `vocabulary` (the rows of BOS and
 EOS come first), and `split` into fractions of the rows, each with its own address. With `stack: e`, tensors that
 differ in `{e}` become slices of one tensor. Numbers may be arithmetic with knobs of the model.
@@ -38,7 +38,7 @@ from tfm_blocks.errors import shown, suggest
 from tfm_blocks.registry.expression import evaluate, names_in
 
 JOINS = ("axis", "parts", "stack")
-STEPS = ("skip", "transpose", "regroup", "permute", "reshape", "unflatten", "flatten", "squeeze", "vocabulary", "split")
+STEPS = ("skip", "transpose", "regroup", "permute", "unflatten", "flatten", "squeeze", "vocabulary", "split")
 BRACES = re.compile(r"(\{[^}]*\})")
 Tensors = Mapping[str, Tensor]
 
@@ -67,7 +67,7 @@ def read_weight_table(table: Mapping[str, Any]) -> list[Row]:
         to = options.pop("to", None)
         for name in options:
             if name not in (*STEPS, *JOINS):
-                raise ValueError(f"{theirs}: {suggest(name, STEPS)}")
+                raise ValueError(f"{theirs}: {suggest(name, (*STEPS, *JOINS))}")
             if shape := _misshapen(name, options[name]):
                 raise ValueError(f"{theirs}: {name} must be {shape}, but is {shown(options[name])}")
         joins = {name: options.pop(name) for name in JOINS if name in options}
@@ -77,17 +77,14 @@ def read_weight_table(table: Mapping[str, Any]) -> list[Row]:
 
 def _misshapen(name: str, value: Any) -> str:
     """Return what the value of an operation must be; empty if it is."""
-    pair = isinstance(value, list) and len(value) == 2
-    match name:
-        case "regroup":
-            return "" if pair else "two values, [GROUPS, SHARES]"
-        case "transpose":
-            return "" if pair else "two axes"
-        case "axis":
-            return "" if type(value) is int else "a number"
-        case "stack":
-            return "" if isinstance(value, str) else "a name in braces of the addresses"
-    return ""
+    is_pair = isinstance(value, list) and len(value) == 2
+    fits, shape = {
+        "regroup": (is_pair, "two values, [GROUPS, SHARES]"),
+        "transpose": (is_pair, "two axes"),
+        "axis": (type(value) is int, "a number"),
+        "stack": (isinstance(value, str), "a name in braces of the addresses"),
+    }.get(name, (True, ""))
+    return "" if fits else shape
 
 
 @dataclass(frozen=True)
@@ -149,8 +146,6 @@ class Conversion:
                 return tensor[numbers[0] :]
             case "transpose":
                 return tensor.transpose(numbers[0], numbers[1])
-            case "reshape":
-                return tensor.reshape(numbers)
             case "unflatten":
                 return torch.unflatten(tensor, 0, numbers)
             case "flatten":
@@ -169,8 +164,7 @@ class Conversion:
     def to_theirs(self, ours: Tensors, leftovers: Tensors | None = None) -> dict[str, Tensor]:
         """Return their weights by name, the inverse of `to_ours`. Skipped rows without leftovers are zeros.
 
-        Rows without one of our weights give nothing. Raises ValueError for a weight that no row has, and for an
-        operation without inverse.
+        Rows without one of our weights give nothing. Raises ValueError for a weight that no row has.
         """
         theirs = {} if leftovers is None else dict(leftovers)
         remaining = set(ours)
@@ -237,7 +231,7 @@ class Conversion:
                 return self._apply(step, numbers[::-1], tensor)
             case "split":
                 return tensor
-        raise ValueError(f"{name}: {step} has no inverse")
+        raise AssertionError(step)
 
     def _groups(self, value: list[Any]) -> tuple[int, list[int]]:
         """Return the number of groups, and the shares of the rows of a group, for the value of `regroup`."""

@@ -49,13 +49,8 @@ LayerExit = tuple[Stack, int, bool]
 """A stack and the index of a layer, for the layer's output. True: the layer is drawn together with later ones."""
 
 
-def draw_model(spec: Spec, registry: Registry, content: Content) -> Frame:
-    """Return the drawing tree of a model. Raises ConfigError if it has nothing at the address `content.of`."""
-    return _Drawer(spec, registry, content).draw()
-
-
-class _Drawer:
-    """Draw parts into frames. `outlets` maps addresses to the box whose top is their output."""
+class Drawer:
+    """Draw the parts of a model into frames. `outlets` maps addresses to the box whose top is their output."""
 
     def __init__(self, spec: Spec, registry: Registry, content: Content) -> None:
         self.spec = spec
@@ -71,10 +66,11 @@ class _Drawer:
         self.root = Frame((content.of,) if content.of else ())
 
     def draw(self) -> Frame:
+        """Return the drawing tree. Raises ConfigError if the model has nothing at the address `content.of`."""
         graph = graph_at(self.spec, self.registry, self.content.of)
         known = {node.address for node in nodes_of(graph)}
         nodes = [node for node in self.spec.nodes if node.address in known]
-        outside = [address for node in nodes for address in (*node.read, node.residual) if address not in known]
+        outside = [address for node in nodes for address in node.dependencies if address not in known]
         self.outlets |= {address: self._input(address) for address in dict.fromkeys(outside)}
         self._graph([graph], self.root)
         self._add_output(nodes[-1])
@@ -116,7 +112,7 @@ class _Drawer:
         tails: dict[Box, Chain] = {}
         visible = [part for part in alike[0] if not _passes(part)] or alike[0][-1:]
         for parts in zip(*alike, strict=True):
-            for address in (a for node in nodes_of(parts[:1]) for a in (*node.read, node.residual)):
+            for address in (a for node in nodes_of(parts[:1]) for a in node.dependencies):
                 box = self.outlets.get(address)
                 if frame is self.root and box and box.kind == "text" and box.frame is None:
                     self._place([box], box, frame, tails)
@@ -191,7 +187,8 @@ class _Drawer:
             stacks = [layer[0] for row in known for layer in row if layer]
             if len(stacks) == sum(map(len, known)) and len({stack.address for stack in stacks}) == 1:
                 indices = [[layer[1] for layer in row if layer] for row in known]
-                note = labels.layer_note(stacks[0].address, len(stacks[0].layers), indices)
+                readers = [other.address for other in alike]
+                note = labels.layer_note(stacks[0].address, len(stacks[0].layers), readers, indices)
                 notes += wrap(note.split(), labels.NOTE_LETTERS)
         return [*notes, *labels.cost_notes(*self.content.costs.get(node.address, (0, 0)))]
 
@@ -262,8 +259,7 @@ class _Drawer:
         frame = self._frame(alike, range(group.first, group.end), label)
         items = []
         for place, length in enumerate(group.runs):
-            label = (f"{length}×",) if length > 1 else ()
-            items.append(self._plate(alike, group.run(place), label))
+            items.append(self._plate(alike, group.run(place), ((f"{length}×",) if length > 1 else ())))
         assert frame.entry
         self._place(items, frame.entry, frame, {})
         return frame
@@ -275,7 +271,10 @@ class _Drawer:
 
     def _frame(self, alike: Sequence[Stack], layers: Sequence[int], label: tuple[str, ...]) -> Frame:
         addresses = tuple(f"{other.address}.{index}" for other in alike for index in layers)
-        entry = self.outlets[entry_of_graph(alike[0].layers[layers[0]])]
+        layer, first = alike[0].layers[layers[0]], entry_of_graph(alike[0].layers[layers[0]])
+        before = exit_of(alike[0].layers[layers[0] - 1]) if layers[0] else first
+        read = {address for node in nodes_of(layer) for address in node.read}
+        entry = self.outlets[before if before in read else first]
         return Frame(addresses, plate=True, entry=entry, label=label)
 
     def _closed(self, alike: Sequence[str], nodes: Sequence[Node], entry: Box, count: int) -> Box:

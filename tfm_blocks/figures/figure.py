@@ -8,11 +8,11 @@ from html import escape
 from pathlib import Path as FilePath
 from typing import NamedTuple, TypeVar
 
-from tfm_blocks.errors import ConfigError, Problem, shown
-from tfm_blocks.figures.draw import Content, draw_model
+from tfm_blocks.errors import config_error, shown
+from tfm_blocks.figures.draw import Content, Drawer
 from tfm_blocks.figures.drawing import SIGNS, THEMES, Arrow, Box, FigurePicture, Frame, Mark, Point, Text, Theme
 from tfm_blocks.figures.labels import LABEL, LEADING, text_width, wrap
-from tfm_blocks.figures.layout import MARGIN, WAVE, lay_out, rounded
+from tfm_blocks.figures.layout import MARGIN, WAVE, DrawingLayout, rounded
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.registry.blocks import Registry
 from tfm_blocks.runs.files import write_bytes
@@ -121,7 +121,7 @@ def _primitives(item: Box | Frame, theme: Theme) -> Iterator[Primitive]:
 
 def picture_of(spec: Spec, registry: Registry, content: Content) -> FigurePicture:
     """Return the picture of a model. Raises ConfigError if the model has nothing at the address `content.of`."""
-    return lay_out(draw_model(spec, registry, content))
+    return DrawingLayout(Drawer(spec, registry, content).draw()).picture()
 
 
 def mark_nodes(picture: FigurePicture, marks: Mapping[str, Mark]) -> FigurePicture:
@@ -308,7 +308,7 @@ def expect_format(path: FilePath) -> None:
     """Raise ConfigError unless a figure can be written to this path."""
     if path.suffix not in SUFFIXES:
         rule = f"must be a file {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, but is {shown(path.name)}"
-        raise ConfigError(Problem("-o", rule, help=f"write -o {path.stem or 'figure'}.svg"))
+        raise config_error("-o", rule, f"write -o {path.stem or 'figure'}.svg")
 
 
 def write_figure(path: FilePath, picture: FigurePicture, style: Style) -> None:
@@ -329,4 +329,4 @@ def write_content(path: FilePath, content: bytes) -> None:
         write_bytes(path, content)
     except OSError as error:
         rule = f"cannot be written: {error.strerror}"
-        raise ConfigError(Problem(str(path), rule, help="choose a file in a folder that you can write")) from None
+        raise config_error(str(path), rule, "choose a file in a folder that you can write") from None

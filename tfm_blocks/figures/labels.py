@@ -40,6 +40,11 @@ WORDS = {
     "gelu": "GELU",
     "dyt": "DyT",
     "alibi": "ALiBi",
+    "mlstm": "mLSTM",
+    "rwkv7": "RWKV-7",
+    "mamba2": "Mamba-2",
+    "xielu": "xIELU",
+    "silu": "SiLU",
 }
 NAMES = {
     "attention": "Multi-Head Attention",
@@ -49,6 +54,7 @@ NAMES = {
     "learned_position": "Learned Positions",
     "timestep": "Step Encoding",
     "none": "Identity",
+    "rg_lru": "RG-LRU",
 }
 SIGNALS = ("sinusoidal", "fairseq_sinusoidal", "learned_position", "timestep")  # add a signal to every position
 RECURRENT = ("rnn", "gru", "lstm")
@@ -116,7 +122,7 @@ def _kind(info: BlockInfo) -> Kind:
     if info.name in ("unembed", "linear"):
         return "linear"
     if info.branch:
-        return "attention" if info.sees else "ffn"
+        return "attention" if info.mixes_positions else "ffn"
     return "other"
 
 
@@ -131,7 +137,7 @@ def _operation(steps: Sequence[Step]) -> Box:
             words.append("Add")
             learned = ["residual × learned gains"] if step.per_channel else []
             notes += learned or ([f"residual × {step.value:.3g}"] if step.value != 1 else [])
-        elif step.kind == "scale":
+        elif step.kind in ("scale", "depth"):
             words.append(f"× {step.value:g}")
         elif step.kind == "gain":
             words.append("× gain")
@@ -182,8 +188,11 @@ def map_notes(node: Node) -> tuple[str, ...]:
     return tuple(line for text in texts for line in wrap(text.split(), NOTE_LETTERS))
 
 
-def layer_note(stack: str, count: int, layers: Sequence[Sequence[int]]) -> str:
-    """Return a note on the layers of another stack that alike nodes read; "" if all read the last one."""
+def layer_note(stack: str, count: int, readers: Sequence[str], layers: Sequence[Sequence[int]]) -> str:
+    """Return a note on the layers of another stack that alike nodes read; "" if all read the last one.
+
+    `readers` are the addresses of the nodes, and `i` in the note is the layer of a reader in its own stack.
+    """
     first = layers[0]
     if all(list(read) == [count - 1] for read in layers):
         return ""
@@ -191,7 +200,16 @@ def layer_note(stack: str, count: int, layers: Sequence[Sequence[int]]) -> str:
         return f"reads all layers of {stack}"
     if all(read == first for read in layers):
         return f"reads {stack} layer {', '.join(map(str, first))}"
-    return f"reads {stack} layer {'i' if first[0] < layers[-1][0] else 'n−1−i'}"
+    varying = [parts for parts in zip(*(reader.split(".") for reader in readers), strict=True) if len(set(parts)) > 1]
+    if len(varying) == 1 and all(part.isdecimal() for part in varying[0]) and all(len(read) == 1 for read in layers):
+        pairs = [(read[0], int(own)) for read, own in zip(layers, varying[0], strict=True)]
+        offsets, sums = {read - own for read, own in pairs}, {read + own for read, own in pairs}
+        if len(offsets) == 1:
+            offset = offsets.pop()
+            return f"reads {stack} layer i{f'{offset:+d}'.replace('-', '−') if offset else ''}"
+        if len(sums) == 1:
+            return f"reads {stack} layer {sums.pop()}−i"
+    return f"reads {stack} layers {', '.join(map(str, sorted({index for read in layers for index in read})))}"
 
 
 def cost_notes(parameters: int, multiply_adds: int) -> list[str]:

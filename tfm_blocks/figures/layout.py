@@ -31,12 +31,7 @@ def rounded(value: float) -> float:
     return round(value, 1) + 0.0
 
 
-def lay_out(root: Frame) -> FigurePicture:
-    """Return the picture of a drawing."""
-    return _Layout(root).picture()
-
-
-class _Layout:
+class DrawingLayout:
     """Set the sizes of all items, the inner ones first, and then their places. y points up until `_flip` turns it."""
 
     def __init__(self, root: Frame) -> None:
@@ -46,6 +41,7 @@ class _Layout:
         self._place(root, MARGIN, MARGIN)
 
     def picture(self) -> FigurePicture:
+        """Return the picture of the drawing."""
         for plate in self.plates:
             self._draw_plate(plate)
         arrows = [placed for arrow in self.root.arrows for placed in self._arrow(arrow)]

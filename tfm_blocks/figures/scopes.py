@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import config_error, shown, suggest
 from tfm_blocks.language.outline import Outline
 from tfm_blocks.language.spec import Node, Spec, Step, format_shape
 from tfm_blocks.registry.blocks import Registry
@@ -95,7 +95,7 @@ def graph_at(spec: Spec, registry: Registry, address: str) -> Graph:
     if address in outline.calls:
         return (outline.calls[address],)
     known = {prefix for node in spec.nodes for prefix in accumulate(node.address.split("."), "{}.{}".format)}
-    raise ConfigError(Problem("--of", f"nothing is called {shown(address)}", help=suggest(address, known)))
+    raise config_error("--of", f"nothing is called {shown(address)}", suggest(address, known))
 
 
 def exit_of(graph: Graph) -> str:
@@ -217,7 +217,7 @@ def _first_entry(layers: Sequence[Sequence[Node]], output: str) -> str:
     """Return what the first layer reads at the place where the second one reads its output."""
     entry = layers[0][0].entry
     for node, later in zip(layers[0], layers[1] if len(layers) > 1 else (), strict=False):
-        for address, other in zip((*node.read, node.residual), (*later.read, later.residual), strict=False):
+        for address, other in zip(node.dependencies, later.dependencies, strict=False):
             entry = address if other == output else entry
     return entry
 
@@ -243,11 +243,11 @@ def _facts(node: Node, layer: str, entry: str, lasts: Mapping[str, str], ignored
     shared_in_stack = f"{layer.rpartition('.')[0]}.0{name}"
     owns = node.owner in (node.address, shared_in_stack)
     owner: set[Form] = {("own",)} if owns else _forms(node.owner, layer, entry, lasts)
-    return [{own}, owner, *(_forms(address, layer, entry, lasts) for address in (*node.read, node.residual))]
+    return [{own}, owner, *(_forms(address, layer, entry, lasts) for address in node.dependencies)]
 
 
 def _step(step: Step) -> Form:
-    value = step.value if step.kind in ("scale", "gain", "add") else None
+    value = step.value if step.kind in ("scale", "depth", "gain", "add") else None
     return step.kind, value, step.per_channel, step.block, repr(step.arguments)
 
 

@@ -41,6 +41,11 @@ class AddNorm:
     last: tuple[WrittenStep, ...] = ()
     deep: bool = False
 
+    @property
+    def learned(self) -> list[str]:
+        """Return the operations around a branch that have weights."""
+        return [step.kind for step in (*self.pre, *self.post) if step.kind in ("norm", "gain") or step.per_channel]
+
 
 NORM, ADD, DROPOUT = map(WrittenStep, ("norm", "add", "dropout"))
 PRESETS = {
@@ -120,7 +125,7 @@ def read_steps(
                 part = args.read_part(args.find("norm") or RawValue("layernorm", path), "norm")
                 steps.append(Step("norm", block=part.block, arguments=part.arguments))
             elif step.kind == "add" and step.value is None:
-                steps.append(Step("add", 1.0))
+                steps.append(Step("add", 1.0, per_channel=step.per_channel))
             else:
                 number = args.convert(RawValue(step.value, (*step.path, step.kind)), KINDS[step.kind])
                 steps.append(Step(cast(NumberedStep, step.kind), number, per_channel=step.per_channel))

@@ -9,12 +9,14 @@ from typing import Any
 
 from tfm_blocks.errors import RuleError, shown, suggest
 from tfm_blocks.language.spec import Path
+from tfm_blocks.language.tree import INDEX
 from tfm_blocks.registry.blocks import BlockInfo, Registry
 from tfm_blocks.registry.expression import Number, evaluate
 from tfm_blocks.registry.values import Kind, Part, convert, example_value
 
 MOST_IN_A_ROW = 32  # args whose arithmetic names the next one
-NUMBERS = re.compile(r"\s*[\d.]+(e[+-]?\d+)?(\s+[\d.]+(e[+-]?\d+)?)+\s*")  # one for each layer
+# one number for each layer; the sign touches its number, so `3 - 4` is a difference
+NUMBERS = re.compile(r"\s*-?[\d.]+(e[+-]?\d+)?(\s+-?[\d.]+(e[+-]?\d+)?)+\s*")
 
 
 class ArgumentError(RuleError):
@@ -37,9 +39,10 @@ class RawValue:
 class Args:
     """The args in scope. Inner ones hide outer ones.
 
-    `index` holds `i` and `n` of the innermost repeat, which only arithmetic can name. In a layer that shares its
-    weights it holds only `n`. `used` collects the paths of the args in use. `changed` maps the path of a value to the
-    blocks whose default it replaces, each with the path of its first use.
+    `index` holds `i` and `n` of the innermost repeat, and `I`, the number of layers before this one in the outermost
+    stack, which only arithmetic can name. In a layer that shares its weights it holds only `n`. `used` collects the
+    paths of the args in use. `changed` maps the path of a value to the blocks whose default it replaces, each with the
+    path of its first use.
     """
 
     registry: Registry
@@ -63,7 +66,10 @@ class Args:
     def resolve_node(
         self, info: BlockInfo, written: Mapping[str, Any], path: Path, problems: list[ArgumentError]
     ) -> dict[str, Any]:
-        """Return every argument of a node's block; a norm also takes the arguments that the arg `norm` sets for it."""
+        """Return every argument of a node's block; a norm also takes the arguments that the arg `norm` sets for it.
+
+        The node's own args take precedence over the arg `norm`.
+        """
         norm = self.values.get("norm")
         if (
             info.category == "norm"
@@ -74,7 +80,8 @@ class Args:
             self.used.add(norm.path)
             try:
                 values = self.read_part(norm, "norm").arguments
-                written = {name: values[name] for name in norm.value if name != "block"} | dict(written)
+                closer = {name for name, raw in self.values.items() if raw.path[:-1] == (*path, "args")}
+                written = {name: values[name] for name in norm.value.keys() - closer - {"block"}} | dict(written)
             except ArgumentError as error:
                 problems.append(error)
         return self.resolve_block(info, written, path, problems)
@@ -89,21 +96,25 @@ class Args:
     ) -> dict[str, Any]:
         """Return every argument of a block, converted. Errors are added to `problems`.
 
-        A required argument of a part can also be in `outer`, the arguments of the block that contains the part.
+        For a required argument of a part, `outer`, the arguments written for the block that contains the part, come
+        before the args.
         """
         values: dict[str, Any] = {}
         own = {name: RawValue(value, (*path, name)) for name, value in written.items() if value is not None}
         for name, argument in info.arguments.items():
-            raw = own.get(name) or self.find(name)
+            raw = own.get(name)
             if raw is None and argument.required and outer is not None:
                 raw = outer.get(name)
+            raw = raw or self.find(name)
             try:
                 if raw is not None:
                     values[name] = self.convert(raw, argument.kind, own)
                     if values[name] != self.registry.complete(argument.default):
                         self.changed.setdefault(raw.path, {}).setdefault(info.name, path)
+                elif isinstance(argument.default, Part):
+                    values[name] = self.read_part(RawValue(argument.default, path), argument.kind.category, own)
                 elif not argument.required:
-                    values[name] = self.registry.complete(argument.default)
+                    values[name] = argument.default
                 else:
                     rule = f"{info.name} needs the argument {name} ({argument.kind})"
                     problems.append(ArgumentError(path, rule, f"write {name} on the node or in model.args"))
@@ -123,11 +134,14 @@ class Args:
         except ArgumentError:
             raise
         except ValueError as error:
-            raise ArgumentError(raw.path, f"{raw.path[-1]} {error}", example_value(kind)) from None
+            help = error.help if isinstance(error, RuleError) else example_value(kind)
+            raise ArgumentError(raw.path, f"{raw.path[-1]} {error}", help) from None
 
     def read_part(self, raw: RawValue, category: str, outer: Mapping[str, RawValue] | None = None) -> Part:
-        """Read the value of a category: a name, or {block: NAME} with arguments. Raises ArgumentError."""
+        """Read the value of a category: a name, {block: NAME} with arguments, or a default. Raises ArgumentError."""
         mapping = raw.value if isinstance(raw.value, Mapping) else {"block": raw.value}
+        if isinstance(raw.value, Part):
+            mapping = {"block": raw.value.block, **raw.value.arguments}
         name, known = mapping.get("block"), self.registry.members(category)
         if not isinstance(name, str) or name not in known:
             rule = f"no {category} is called {shown(name)}"
@@ -167,8 +181,10 @@ class Args:
             raw = self.find(name)
             if raw is None:
                 hint = f"; {suggest(name, self.values)}" if self.values else ""
-                if name in ("i", "n"):
-                    hint = "; i and n belong to layers that are repeated and do not share their weights"
+                if name in INDEX:
+                    hint = "; i, n and I belong to layers that are repeated and do not share their weights"
+                if name == "I":
+                    hint = "; I belongs to layers of stacks, if neither they nor layers around them share their weights"
                 raise ValueError(f"needs the unknown arg {name!r}{hint}")
             if isinstance(raw.value, bool) or not isinstance(raw.value, (int, float, str)):
                 raise ValueError(f"uses {name}, which is {shown(raw.value)} and not a number")
@@ -180,9 +196,11 @@ class Args:
         return evaluate(value, lookup)
 
     def _of_layer(self, numbers: Sequence[str]) -> str:
-        """Return the number of the layer in scope. Raises ValueError unless there is one for each layer."""
+        """Return the number of the layer in scope. Raises RuleError unless there is one for each layer."""
         if "i" not in self.index:
-            raise ValueError("has several numbers, which only layers that do not share their weights take one by one")
+            rule = "has several numbers, which only layers that do not share their weights take one by one"
+            raise RuleError(rule, "write one number")
         if len(numbers) != self.index["n"]:
-            raise ValueError(f"has {len(numbers)} numbers, but there are {self.index['n']} layers")
+            rule = f"has {len(numbers)} numbers, but there are {self.index['n']} layers"
+            raise RuleError(rule, "write one number, or one for each layer")
         return numbers[self.index["i"]]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.errors import ConfigError, Place, Problem, unknown_option
+from tfm_blocks.errors import ConfigError, Place, Problem, config_error, unknown_option
 from tfm_blocks.language.files import NAME, YamlFile, read_model_file
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Path as KeyPath
@@ -27,7 +27,7 @@ def read_model_chain(name: str, folders: Sequence[Path], root_keys: Collection[s
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             help = "write its path relative to the current folder"
-            raise ConfigError(Problem("model", f"there is no file {name}", help=help))
+            raise config_error("model", f"there is no file {name}", help)
     else:
         path = _find(name, folders)
     chain = _Chain(folders, root_keys).files(path, ())
@@ -44,6 +44,7 @@ def _find(name: str, folders: Sequence[Path], place: Place | None = None) -> Pat
     raise ConfigError(unknown_option("model", name, known, place))
 
 
+@dataclass
 class _Chain:
     """Reader that loads each file once.
 
@@ -51,10 +52,9 @@ class _Chain:
     changes made in between.
     """
 
-    def __init__(self, folders: Sequence[Path], root_keys: Collection[str]) -> None:
-        self.folders = folders
-        self.root_keys = root_keys
-        self.read: set[Path] = set()
+    folders: Sequence[Path]
+    root_keys: Collection[str]
+    read: set[Path] = field(default_factory=set)
 
     def files(self, path: Path, children: tuple[Path, ...]) -> list[YamlFile]:
         self.read.add(path.resolve())
@@ -88,9 +88,7 @@ def merge_chain(chain: Sequence[YamlFile]) -> dict[str, Any]:
     return whole
 
 
-def _merge(
-    whole: dict[str, Any], mapping: Mapping[str, Any], path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], str, str]]:
+def _merge(whole: dict[str, Any], mapping: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, str, str]]:
     """Merge `mapping` into `whole`. Yield the path of each key that cannot be merged, the rule, and a fix."""
     for key, value in mapping.items():
         before = whole.get(key, MISSING)

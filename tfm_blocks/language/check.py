@@ -40,7 +40,7 @@ def check(model: Mapping[str, Any], registry: Registry, sources: Sources | None 
     expect_none(visibility.problems)
     scaled = set_depths(nodes, expander.stacks)
     warnings, notes = tuple(expander.warnings), tuple(replacement.notes)
-    spec = Spec(inputs, scaled, model, visibility.count_head(nodes), warnings, notes)
+    spec = Spec(inputs, scaled, model, visibility.count_head(nodes), warnings, notes, entries=expander.entries)
     return parametrise(spec, lambda mapping: check(mapping, registry), sources)
 
 
@@ -97,7 +97,7 @@ class Visibility(Pass):
                 break
             count += 1
         for index in range(len(nodes) - count, len(nodes) - 1):
-            readers = [node.address for node in nodes if nodes[index].address in (*node.read, node.residual)]
+            readers = [node.address for node in nodes if nodes[index].address in node.dependencies]
             if len(set(readers)) > 1:
                 return len(nodes) - 1 - index
         return count
@@ -134,7 +134,7 @@ class Visibility(Pass):
             leaking = {sink.address}
             for node in reversed(nodes):
                 if node.address in leaking:
-                    leaking.update((*node.read, node.residual))
+                    leaking.update(node.dependencies)
             culprit = next(node for node in nodes if node.sees == "all" and node.address in leaking)  # the first one
             rule = "an output position sees later target tokens, so the model would copy instead of predict"
             maskable = culprit.block and "mask" in self.registry.blocks[culprit.block].arguments
@@ -148,8 +148,7 @@ class Visibility(Pass):
         for port, addresses in node.reads.items():
             sight = info.sight(port, node.reads, node.arguments) if info else "itself"
             for address in addresses:
-                visible = seen.get(address, "nothing")
-                visible = "nothing" if sight == "nothing" else visible
+                visible = "nothing" if sight == "nothing" else seen.get(address, "nothing")
                 reached = "all" if visible != "nothing" and sight == "all" else visible
                 widest = max(widest, reached, key=_ORDER.__getitem__)
         seen[node.address] = widest
@@ -165,7 +164,11 @@ def sight_of(spec: Spec, input: str, registry: Registry) -> str:
 
 
 def set_depths(nodes: Sequence[Node], stacks: Mapping[str, int]) -> tuple[Node, ...]:
-    """Set the constants of the nodes that use the preset `deepnorm`."""
+    """Set the constants of the nodes that use the preset `deepnorm`.
+
+    DeepNet has one encoder and one decoder. The layers of several encoders, parallel ones included, are summed, because
+    the decoder receives the updates of all of them. The layers of several decoders are summed, too.
+    """
     decoding = {node.stack for node in nodes if node.sees != "nothing"}
     decoder = sum(count for address, count in stacks.items() if address in decoding)
     encoder = sum(stacks.values()) - decoder

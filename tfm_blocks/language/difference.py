@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from tfm_blocks.language.outline import (
@@ -75,13 +76,13 @@ class Change:
 def find_changes(a: Spec, b: Spec, registry: Registry) -> list[Change]:
     """Return the changes from A to B, by kind and then by place; empty if the models are the same."""
     pairing = Pairing(Outline(a, registry), Outline(b, registry))
-    changes = dict.fromkeys(_Comparison(pairing).changes())
-    groups = _group(changes)
+    groups = _group(dict.fromkeys(_Comparison(pairing).changes()))
     single = [group[0] for group in groups if len(group) == 1]
     # changes that depend only on the number of the layer
     followed = [[change.relative() for change in group] for group in _group(single, relative=True) if len(group) > 1]
-    taken = {(change.kind, change.key, change.old, change.new) for group in followed for change in group}
-    rest = [group for group in groups if (group[0].kind, group[0].key, group[0].old, group[0].new) not in taken]
+    place = attrgetter("kind", "key", "old", "new")
+    taken = {place(change) for group in followed for change in group}
+    rest = [group for group in groups if place(group[0]) not in taken]
     folded = [_alike(group, pairing) for group in rest + followed]
     ours, theirs = map(_parametrisation, (a, b))  # it changes the function of the same weights
     parametrisation = [Change("parametrisation", "model", ours, theirs)] if ours != theirs else []

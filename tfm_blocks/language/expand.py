@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from tfm_blocks.errors import Problem, RuleError, suggest
@@ -42,7 +42,8 @@ class Context:
     """State of the expansion inside a graph: inherited settings and the current addresses.
 
     `address` is the current node, and `owner` the node that holds its weights. `entry` is the default input of the next
-    node. `index` holds `i` and `n` for references such as `encoder.(i)`. `stack` is the address of the outermost stack.
+    node. `index` holds `i`, `n` and `I` for references such as `encoder.(i)`. `stack` is the address of the outermost
+    stack.
     """
 
     scope: Scope
@@ -52,7 +53,7 @@ class Context:
     owner: str = ""
     entry: str = ""
     stack: str = ""
-    index: Mapping[str, int] | None = None
+    index: Mapping[str, int] = field(default_factory=dict)
 
     def within(self, name: str) -> Context:
         """Return the context at the address of the node `name`."""
@@ -77,6 +78,7 @@ class Expander(Pass):
         self.reads = 0
         self.layers: list[tuple[Path, str, str]] = []
         self.stacks: dict[str, int] = {}
+        self.entries: dict[str, str] = {}
         self.warnings: list[Problem] = []
 
     def expand_model(self, tree: ModelTree) -> None:
@@ -89,11 +91,12 @@ class Expander(Pass):
         except TooLargeError as error:
             self.report((*MODEL, "graph"), f"expands to more than {error}", "repeat fewer layers")
             return
+        used = args.used.union(map(self.sources.unchanged, args.used))  # with those that keys of `at` leave unchanged
         if not self.problems:
             self.problems += find_unread(tree, self.nodes, sink, self.sources)
         if not self.problems:
-            self.problems += find_unused(tree, args.used, self.nodes, self.sources)
-        self.warnings += find_without_effect(tree, args.used, self.sources)
+            self.problems += find_unused(tree, used, self.nodes, self.sources)
+        self.warnings += find_without_effect(tree, used, self.sources)
         self.warnings += find_mixed_reach(args.changed, self.registry, self.sources)
 
     def expand_graph(self, graph: Sequence[Tree], outer: Context, names: dict[str, NamedOutput] | None = None) -> str:
@@ -111,11 +114,9 @@ class Expander(Pass):
             raise TooLargeError(f"{MAX_NODES} nodes")
         context = outer.within(tree.name)
         match tree:
-            case BlockTree():
-                self.nodes[context.address] = self._block(tree, context)
-                return NamedOutput(context.address, block=True)
-            case SameTree():
-                self.nodes[context.address] = self._same(tree, context)
+            case BlockTree() | SameTree():
+                node = self._block(tree, context) if isinstance(tree, BlockTree) else self._same(tree, context)
+                self.nodes[context.address] = node
                 return NamedOutput(context.address, block=True)
             case LayerTree():
                 return expand_layers(self, tree, context)
@@ -154,7 +155,7 @@ class Expander(Pass):
         try:
             self._count_reads(1)
             output = context.scope.find(item.name, item.layer)
-            indices = replace(context.args, index=context.index or {})
+            indices = replace(context.args, index=context.index)
             layers = referenced_layers(item, output, indices.evaluate) if item.layer else []
             self._count_reads(max(len(layers) - 1, 0))
             if item.node:
@@ -186,14 +187,18 @@ class Expander(Pass):
 
     def _block(self, tree: BlockTree, context: Context) -> Node:
         info = tree.info
-        context = replace(context, args=context.args.inner(tree.args, tree.path))
         reads = self.resolve_ports(tree, info, context)
+        context = replace(context, args=context.args.inner(tree.args, tree.path))
+        is_shared = context.owner != context.address
         if info.weightless:  # its own arguments may use `i` even in shared layers
-            context = replace(context, owner=context.address, args=replace(context.args, index=context.index or {}))
+            context = replace(context, owner=context.address, args=replace(context.args, index=context.index))
         add_norm = self.resolve_add_norm(tree.add_norm, tree.path, context.add_norm if info.branch else AddNorm())
         if add_norm.pre and info.signature.ports[0].many:
             rule = f"has add & norm operations before {info.name}, whose first port takes several tensors"
             self.report((*tree.path, "add_norm"), rule, "write them on the nodes that it reads")
+        if is_shared and info.weightless and (learned := add_norm.learned):
+            rule = f"{learned[0]} around {info.name} would have separate weights in each layer that shares its weights"
+            self.report((*tree.path, "add_norm"), rule, f"leave {learned[0]} out, or write it around another node")
         return Node(
             context.address,
             tree.path,

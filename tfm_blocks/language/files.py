@@ -156,7 +156,7 @@ def read_model_file(path: Path, root_keys: Collection[str]) -> YamlFile:
     """Read a file as plain YAML, whose value is a mapping without `root_keys`. Raises ConfigError for another file."""
     file = read_yaml_file(path, plain=True)
     for number, line in enumerate(file.text.splitlines(), 1):
-        if _DIRECTIVE.match(line) and line != HEADER:
+        if _DIRECTIVE.match(line) and line.rstrip() != HEADER:
             help = f"the only allowed directive is {HEADER}"
             raise _refuse(file.shown, f"has the directive {shown(line.strip())}", number, help)
     expect_header(file, file.shown)
@@ -171,7 +171,7 @@ def expect_header(file: YamlFile, address: str, effect: str = "") -> None:
     if file.text.startswith("\ufeff"):
         rule, help = "begins with a byte order mark, which hides its first line", "save it as UTF-8 without a mark"
         raise _refuse(file.shown, rule, 1, help, address)
-    if file.text.lstrip().splitlines()[:1] != [HEADER]:
+    if [line.rstrip() for line in file.text.lstrip().splitlines()[:1]] != [HEADER]:
         rule, help = f"lacks the required first line{effect}", f"begin the file with {HEADER}"
         raise _refuse(file.shown, rule, help=help, address=address)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from tfm_blocks.language.spec import Node, Spec, Step
@@ -126,10 +127,8 @@ class Outline:
 
     def _input(self, address: str) -> str:
         """Return the reference that a stack or a parallel reads."""
-        first = address
-        while first not in self.calls:
-            first = next(iter(self.graphs[f"{first}.0"]))
-        return self._reference(self.calls[first].residual, address)
+        entry = self.spec.entries[address] if address not in self.calls else self.calls[address].residual
+        return self._reference(entry, address)
 
     def _default(self, address: str) -> str:
         """Return the reference that the first port of a node reads by default: the previous node's output."""
@@ -254,10 +253,5 @@ def _write_layers(numbers: Sequence[int], count: int) -> str:
     """Write layers as `*`, `0-3` or `0-3,5`."""
     if len(numbers) == count:
         return "*"
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1].append(number)
-        else:
-            ranges.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ranges)
+    runs = (list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    return ",".join(str(run[0][1]) if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs)

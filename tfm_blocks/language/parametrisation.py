@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from tfm_blocks.errors import ConfigError, Problem, expect_none, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, config_error, expect_none, shown, suggest
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Node, Spec, Step
+from tfm_blocks.language.spec import Node, Path, Spec, Step
 from tfm_blocks.language.tree import MODEL
 
 Parametrisation = Literal["standard", "mup", "completep"]
 NAMES: tuple[str, ...] = get_args(Parametrisation)
 KEYS = ("parametrisation", "base")
 WHERE = "where"  # in a resolved `base`: the values of the model that differ, by their paths
+REPLACE_ADD = ("gru_gate", "write_streams")  # joins that take the place of residual connections
+HELP = "use add_norm: pre there, or parametrisation: mup"
 NO_BASE = "write the sizes of a small model, such as model.base.d_model=128"
 
 
-def nested_scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def nested_scalars(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield each scalar of a nested value with its path."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -32,7 +34,7 @@ def nested_scalars(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
         yield path, value
 
 
-def _replaced(value: Any, changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> Any:
+def _replaced(value: Any, changes: Mapping[str, Any], path: Path = ()) -> Any:
     """Return a copy of a nested value with other scalars at these dotted paths."""
     if isinstance(value, Mapping):
         return {key: _replaced(inner, changes, (*path, str(key))) for key, inner in value.items()}
@@ -46,7 +48,7 @@ def expect_standard(spec: Spec, format: str) -> None:
     if spec.base is not None and spec.mapping["base"][WHERE]:
         rule = f"is {spec.parametrisation}, whose factors of embeddings, scores and logits {format} cannot express"
         help = "tfm export --to onnx writes such a model; or train with model.parametrisation=standard"
-        raise ConfigError(Problem("model.parametrisation", rule, help=help))
+        raise config_error("model.parametrisation", rule, help)
 
 
 def parametrise(spec: Spec, check: Callable[[Mapping[str, Any]], Spec], sources: Sources) -> Spec:
@@ -63,16 +65,27 @@ def parametrise(spec: Spec, check: Callable[[Mapping[str, Any]], Spec], sources:
     try:
         base, shallow = check(_replaced(plain, widths)), check(_replaced(plain, changes))
     except ConfigError as error:
-        problem = error.problems[0]
-        rule = f"the model with these sizes is invalid: {problem.address}: {problem.rule}"
-        raise ConfigError(sources.problem((*MODEL, "base"), rule, help=problem.help)) from None
+        expect_valid_base(error.problems, sources)
+        raise
     if [node.address for node in base.nodes] != [node.address for node in spec.nodes]:
         rule = "the widths of the base change the nodes of the model, so its weights cannot be compared"
-        raise ConfigError(sources.problem((*MODEL, "base"), rule, help="choose the nodes without these knobs"))
+        help = "choose the nodes without these knobs; write a depth as repeat: ${layers}, not as an arg"
+        raise _base_error(sources, rule, help)
     nodes = spec.nodes
     if name == "completep":
         nodes = _scale_branches(spec.nodes, shallow.nodes, sources)
     return replace(spec, nodes=nodes, parametrisation=name, base=base)
+
+
+def expect_valid_base(problems: Sequence[Problem], sources: Sources) -> None:
+    """Raise ConfigError at `model.base` if the model with the sizes of the base has problems."""
+    for problem in problems:
+        rule = f"the model with these sizes is invalid: {problem.address}: {problem.rule}"
+        raise _base_error(sources, rule, problem.help) from None
+
+
+def _base_error(sources: Sources, rule: str, help: str) -> ConfigError:
+    return ConfigError(sources.problem((*MODEL, "base"), rule, help=help))
 
 
 def _read(model: Mapping[str, Any], sources: Sources) -> tuple[str, Mapping[str, Any]]:
@@ -81,15 +94,18 @@ def _read(model: Mapping[str, Any], sources: Sources) -> tuple[str, Mapping[str,
     if name not in NAMES:
         rule = f"must be one of {', '.join(NAMES)}, but is {shown(name)}"
         raise ConfigError(sources.problem((*MODEL, "parametrisation"), rule, help=suggest(str(name), NAMES)))
-    if name == "standard":
-        return name, {}
     path = (*MODEL, "base")
+    if name == "standard":
+        typed = next((key for key in sources.overrides if key[: len(path)] == path), None)
+        if base is not None and typed and not sources.is_typed((*MODEL, "parametrisation")):
+            help = "write model.parametrisation=mup or completep, or leave it out"
+            raise ConfigError(sources.problem(typed, "has no effect without a parametrisation", help=help))
+        return name, {}
     if base is None:
         rule = f"{name} scales the weights relative to a base, which is missing"
         raise ConfigError(sources.problem((*MODEL, "parametrisation"), rule, blame=path, help=NO_BASE))
     if not isinstance(base, Mapping) or not isinstance(base.get(WHERE), Mapping):
-        rule = f"must have sizes by the names of knobs, but is {shown(base)}"
-        raise ConfigError(sources.problem(path, rule, help=NO_BASE))
+        raise _base_error(sources, f"must have sizes by the names of knobs, but is {shown(base)}", NO_BASE)
     return name, base[WHERE]
 
 
@@ -103,8 +119,7 @@ def _is_depth(path: str, model: Mapping[str, Any], sources: Sources) -> bool:
         inner = stack.items() if isinstance(stack, Mapping) else ()
         stack = next((value for key, value in inner if str(key) == part), None)
     if not isinstance(stack, Mapping):
-        rule = f"has a size at {shown(path)}, but the model has no such layers"
-        raise ConfigError(sources.problem((*MODEL, "base"), rule, help=NO_BASE))
+        raise _base_error(sources, f"has a size at {shown(path)}, but the model has no such layers", NO_BASE)
     if stack.get("join") is not None:
         rule = "no rule is known for copies that are side by side (join) and differ in number from the base"
         help = "take the knob of their number out of model.base"
@@ -115,16 +130,22 @@ def _is_depth(path: str, model: Mapping[str, Any], sources: Sources) -> bool:
 def _scale_branches(nodes: Sequence[Node], base: Sequence[Node], sources: Sources) -> tuple[Node, ...]:
     """Return the nodes with their depth relative to the base, which multiplies their branches. Raises ConfigError."""
     layers, base_layers = _count_layers(nodes), _count_layers(base)
+    if missing := sorted(layers.keys() - base_layers.keys()):
+        rule = f"has no layers {missing[0]}, so the depths cannot be compared"
+        help = "write parametrisation: mup, or keep at least the layers with this stack in the base"
+        raise _base_error(sources, rule, help)
     problems: list[Problem] = []
     scaled, residual = [], set[str]()
     for node in nodes:
         stacks = [*_stacks(node.address)]
         deeper = math.prod(layers[stack] / base_layers[stack] for stack in stacks)
         adds = any(step.kind == "add" for step in node.post)
-        residual.update(stacks if adds else ())
-        if deeper != 1 and node.deep:
-            rule = f"no rule is known for deepnorm under completep with {deeper:g} times the layers of the base"
-            problems.append(sources.problem(node.path, rule, help="write add_norm: pre, or parametrisation: mup"))
+        replaces = node.block in REPLACE_ADD and not adds
+        residual.update(stacks if adds or replaces else ())
+        if deeper != 1 and (replaces or node.deep):
+            part = node.block if replaces else "deepnorm"
+            rule = f"no rule is known for {part} under completep with {deeper:g} times the layers of the base"
+            problems.append(sources.problem(node.path, rule, help=HELP))
         elif deeper != 1:
             node = replace(node, deeper=deeper, post=_divided(node.post, deeper) if adds else node.post)
         scaled.append(node)
@@ -133,21 +154,15 @@ def _scale_branches(nodes: Sequence[Node], base: Sequence[Node], sources: Source
             if stack not in residual and layers[stack] != base_layers[stack]:
                 residual.add(stack)  # is reported once
                 rule = f"no rule is known for a stack without residual connections, {stack}, under completep"
-                problems.append(sources.problem(node.path, rule, help="write add_norm: pre, or parametrisation: mup"))
-    expect_none(problems)
+                problems.append(sources.problem(node.path, rule, help=HELP))
+    expect_none(list({(problem.address, problem.rule): problem for problem in problems}.values()))
     return tuple(scaled)
 
 
-def _divided(steps: Iterable[Step], factor: float) -> tuple[Step, ...]:
+def _divided(steps: tuple[Step, ...], factor: float) -> tuple[Step, ...]:
     """Return the operations after a block, whose output is divided by `factor` before it is added."""
-    steps = list(steps)
     add = next(place for place, step in enumerate(steps) if step.kind == "add")
-    for place, step in enumerate(steps[:add]):
-        if step.kind == "scale":
-            steps[place] = replace(step, value=step.value / factor)
-            return tuple(steps)
-    width = steps[add].width
-    return (*steps[:add], Step("scale", 1 / factor, width=width), *steps[add:])
+    return (*steps[:add], Step("depth", 1 / factor, width=steps[add].width), *steps[add:])
 
 
 def _stacks(address: str) -> Iterator[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tfm_blocks.errors import cut, shown, suggest
 from tfm_blocks.language.chain import merge
 from tfm_blocks.language.parametrisation import KEYS as PARAMETRISATION_KEYS
-from tfm_blocks.language.sources import Pass, Sources
+from tfm_blocks.language.sources import Pass
 from tfm_blocks.language.spec import Axis, Input, Path, names
 from tfm_blocks.language.tree import (
     LAYERS,
@@ -27,11 +27,13 @@ from tfm_blocks.language.tree import (
     check_node_name,
     read_reference,
 )
-from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo, Registry
+from tfm_blocks.registry.blocks import GRAMMAR, BlockInfo
 from tfm_blocks.registry.signature import Port
 
 FORMS = ("block", "same", "layer", "parallel")
 PLACEMENT = ("before", "after")
+Keys = Mapping[str, Any]
+"""The keys of a mapping of the file, without those that are null."""
 Refuse = Callable[[Path, str, str], None]
 MOST_NAMED = 5  # blocks in a help text
 ANY = Port("in", (), many=True)
@@ -41,9 +43,7 @@ _WIDTH = re.compile(r"[1-9][0-9]{0,11}")
 class Reader(Pass):
     """Read a model's mapping into a tree, and collect `problems`."""
 
-    def __init__(self, registry: Registry, sources: Sources) -> None:
-        super().__init__(registry, sources)
-        self.inputs: set[str] = set()
+    inputs: Collection[str] = ()
 
     def read_model(self, mapping: Any) -> ModelTree:
         """Build the tree; it is valid only if there are no problems."""
@@ -54,7 +54,7 @@ class Reader(Pass):
             self._input(name, axes, (*inputs_path, name))
             for name, axes in self._mapping(keys.get("inputs", {}), inputs_path).items()
         )
-        self.inputs = set(names(inputs))
+        self.inputs = names(inputs)
         batches = {tensor.shape[0] for tensor in inputs if tensor.shape}
         if len(batches) > 1 and not self.problems:
             listed = ", ".join(sorted(map(str, batches)))
@@ -72,7 +72,7 @@ class Reader(Pass):
 
     def read_graph(self, mapping: Any, path: Path) -> tuple[Tree, ...]:
         """Return the nodes of a graph in execution order."""
-        written: dict[str, dict[str, Any]] = {}
+        written: dict[str, Keys] = {}
         nodes: dict[str, Tree] = {}
         for name, value in self._mapping(mapping, path).items():
             node_path = (*path, name)
@@ -101,13 +101,13 @@ class Reader(Pass):
         self.report(path, rule, "token ids: B S. Vectors of width 768: B P 768")
         return Input(name, ())
 
-    def _args(self, keys: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    def _args(self, keys: Keys, path: Path) -> Mapping[str, Any]:
         args = self._mapping(keys.get("args", {}), (*path, "args"))
         for name in args:
             self._name(check_arg_name(name), (*path, "args", name))
         return args
 
-    def _node(self, name: str, keys: dict[str, Any], path: Path, siblings: Iterable[str]) -> Tree | None:
+    def _node(self, name: str, keys: Keys, path: Path, siblings: Iterable[str]) -> Tree | None:
         forms = [form for form in FORMS if form in keys]
         if len(forms) != 1:
             nulls = " or ".join(f"{form}: null" for form in forms)
@@ -122,7 +122,7 @@ class Reader(Pass):
         read = {"block": self._block, "same": self._same, "layer": self._layer, "parallel": self._parallel}[forms[0]]
         return read(name, keys, path)
 
-    def _block(self, name: str, keys: dict[str, Any], path: Path) -> BlockTree | None:
+    def _block(self, name: str, keys: Keys, path: Path) -> BlockTree | None:
         info = self._info(keys["block"], (*path, "block"), "")
         if info is None:
             return None
@@ -148,7 +148,7 @@ class Reader(Pass):
             return None
         return self.registry.blocks[name]
 
-    def _same(self, name: str, keys: dict[str, Any], path: Path) -> Tree | None:
+    def _same(self, name: str, keys: Keys, path: Path) -> Tree | None:
         of = self._reference(keys["same"], (*path, "same"))
         ports = [key for key in keys if key not in ("same", *PLACEMENT)]
         for key in ports:
@@ -158,7 +158,7 @@ class Reader(Pass):
         reads = {key: self._read(keys[key], (*path, key), ANY) for key in ports}
         return SameTree(name, path, reads, of) if of else None
 
-    def _parallel(self, name: str, keys: dict[str, Any], path: Path) -> Tree | None:
+    def _parallel(self, name: str, keys: Keys, path: Path) -> Tree | None:
         self._unknown(keys, path, ("parallel", "join", "in", "args", "add_norm", *PLACEMENT))
         graph = self._inner(keys["parallel"], (*path, "parallel"))
         if "join" not in keys:
@@ -167,9 +167,9 @@ class Reader(Pass):
             return None
         join = self._join(keys["join"], (*path, "join"))
         args, entry = self._args(keys, path), self._entry(keys, path)
-        return ParallelTree(name, path, entry, join, args, keys.get("add_norm"), graph) if join else None
+        return ParallelTree(name, path, entry, args, keys.get("add_norm"), graph, join) if join else None
 
-    def _layer(self, name: str, keys: dict[str, Any], path: Path) -> Tree | None:
+    def _layer(self, name: str, keys: Keys, path: Path) -> Tree | None:
         self._unknown(keys, path, ("layer", "repeat", "join", "in", "args", "at", "add_norm", *PLACEMENT))
         known = len(self.problems)
         graph = self._inner(keys["layer"], (*path, "layer"))
@@ -181,7 +181,8 @@ class Reader(Pass):
             self.report((*path, "join"), rule, "leave share or join out")
         changed = self._changed(keys, path, share) if "at" in keys and sound else {}
         args, entry = self._args(keys, path), self._entry(keys, path)
-        return LayerTree(name, path, entry, repeat, share, join, args, keys.get("add_norm"), graph, changed)
+        is_group = "repeat" not in keys
+        return LayerTree(name, path, entry, args, keys.get("add_norm"), graph, repeat, share, join, changed, is_group)
 
     def _inner(self, mapping: Any, path: Path) -> tuple[Tree, ...]:
         graph = self.read_graph(mapping, path)
@@ -202,7 +203,7 @@ class Reader(Pass):
             self.report((*path, "share"), f"must be true or false, but is {shown(share)}", "write share: true")
         return keys.get("times", 1), share is True
 
-    def _changed(self, keys: Mapping[str, Any], path: Path, share: bool) -> dict[str, tuple[Tree, ...]]:
+    def _changed(self, keys: Keys, path: Path, share: bool) -> dict[str, tuple[Tree, ...]]:
         """Return the graphs of the layers that `at` changes."""
         at_path = (*path, "at")
         if share:
@@ -227,7 +228,7 @@ class Reader(Pass):
         self._unknown(keys, path, tuple(info.arguments))
         return JoinTree(path, info, keys)
 
-    def _entry(self, keys: Mapping[str, Any], path: Path) -> dict[str, tuple[Reference | BlockTree, ...]]:
+    def _entry(self, keys: Keys, path: Path) -> dict[str, tuple[Reference | BlockTree, ...]]:
         return {"in": self._read(keys["in"], (*path, "in"), None)} if "in" in keys else {}
 
     def _read(self, value: Any, path: Path, port: Port | None) -> tuple[Reference | BlockTree, ...]:
@@ -262,9 +263,7 @@ class Reader(Pass):
         if refusal:
             self.report(path, *refusal)
 
-    def _unknown(
-        self, keys: Mapping[str, Any], path: Path, known: tuple[str, ...], others: Iterable[BlockInfo] = ()
-    ) -> None:
+    def _unknown(self, keys: Keys, path: Path, known: tuple[str, ...], others: Iterable[BlockInfo] = ()) -> None:
         """Report unknown keys; the help names the blocks among `others` that take such a key."""
         for key in keys:
             if key not in known:
@@ -274,7 +273,7 @@ class Reader(Pass):
                 self.report((*path, key), f"unknown key {shown(key)}", help or "leave it out")
 
 
-def order_nodes(nodes: Mapping[str, Mapping[str, Any]], path: Path, refuse: Refuse) -> list[str]:
+def order_nodes(nodes: Mapping[str, Keys], path: Path, refuse: Refuse) -> list[str]:
     """Return the names in execution order. A node added by a child file comes last unless it has `before` or `after`.
 
     A node moves together with the nodes placed next to it; several nodes on one side keep their written order.

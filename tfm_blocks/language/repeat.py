@@ -10,7 +10,17 @@ from tfm_blocks.errors import shown
 from tfm_blocks.language.add_norm import AddNorm, read_steps
 from tfm_blocks.language.arguments import Args, ArgumentError, RawValue
 from tfm_blocks.language.spec import Node
-from tfm_blocks.language.tree import ENTRY, LAYERS, JoinTree, LayerTree, NamedOutput, ParallelTree, Scope, Tree
+from tfm_blocks.language.tree import (
+    ENTRY,
+    LAYERS,
+    GraphTree,
+    JoinTree,
+    LayerTree,
+    NamedOutput,
+    ParallelTree,
+    Scope,
+    Tree,
+)
 from tfm_blocks.registry.values import Kind
 
 if TYPE_CHECKING:
@@ -24,7 +34,9 @@ def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> Name
     count = _count(expander, tree, context)
     graphs = _graphs(expander, tree, context, count)
     if tree.join:
-        side_by_side = [replace(_layer(tree, context, index, count), stack=context.stack) for index in range(count)]
+        side_by_side = [
+            replace(_layer(expander, tree, context, index, count), stack=context.stack) for index in range(count)
+        ]
 
         def copies(inside: Context) -> list[str]:
             return [
@@ -41,7 +53,7 @@ def expand_layers(expander: Expander, tree: LayerTree, context: Context) -> Name
 def _stack(expander: Expander, tree: LayerTree, context: Context, graphs: Sequence[Sequence[Tree]]) -> NamedOutput:
     count = len(graphs)
     add_norm = expander.resolve_add_norm(tree.add_norm, tree.path, context.add_norm, ends=not context.stack)
-    entry = expander.resolve_entry(tree, context)
+    entry = expander.entries[context.address] = expander.resolve_entry(tree, context)
     expander.stacks.setdefault(context.stack or context.address, 0)
     exits: list[str] = []
     nodes: list[dict[str, NamedOutput]] = []
@@ -49,11 +61,11 @@ def _stack(expander: Expander, tree: LayerTree, context: Context, graphs: Sequen
         nodes.append({})
         earlier = NamedOutput("", layers=tuple(exits), inside=tuple(nodes))
         scope = Scope({ENTRY: NamedOutput(entry)}, context.scope, tree.name, earlier)
-        inside = replace(_layer(tree, context, index, count), scope=scope, add_norm=add_norm, entry=entry)
+        inside = replace(_layer(expander, tree, context, index, count), scope=scope, add_norm=add_norm, entry=entry)
         counted = expander.stacks[inside.stack]
         exit = expander.expand_graph(graph, inside, nodes[-1])
         is_innermost = expander.stacks[inside.stack] == counted
-        if is_innermost and (count > 1 or not context.stack):  # an inner `layer` without repeat only groups nodes
+        if is_innermost and not (tree.is_group and context.stack):  # an inner `layer` without repeat only groups nodes
             expander.stacks[inside.stack] += 1
         if count > 1:
             expander.layers.append((tree.path, entry, exit))
@@ -69,11 +81,17 @@ def _stack(expander: Expander, tree: LayerTree, context: Context, graphs: Sequen
     return NamedOutput(last.address, layers=tuple(exits), last=last.address, inside=tuple(nodes))
 
 
-def _layer(tree: LayerTree, context: Context, index: int, count: int) -> Context:
+def _layer(expander: Expander, tree: LayerTree, context: Context, index: int, count: int) -> Context:
     """Return the context of a layer's graph, except for its input."""
+    stack = context.stack or context.address
     numbers = {"i": index, "n": count}
-    args = context.args.inner(tree.args, tree.path, {"n": count} if tree.share else numbers)
-    inside = replace(context.within(str(index)), args=args, index=numbers, stack=context.stack or context.address)
+    if context.stack or not tree.join:  # copies have the index of the layer around them, if there is one
+        numbers["I"] = expander.stacks.get(stack, 0)
+    different = {"i", "I"} if tree.share else {"I"} if context.owner != context.address else set()
+    known = {name: numbers[name] for name in numbers.keys() - different}  # the same in all layers with the same weights
+    inside = replace(
+        context.within(str(index)), args=context.args.inner(tree.args, tree.path, known), index=numbers, stack=stack
+    )
     return replace(inside, owner=f"{context.owner}.0") if tree.share else inside
 
 
@@ -83,11 +101,11 @@ def _count(expander: Expander, tree: LayerTree, context: Context) -> int:
         count = context.args.convert(RawValue(tree.repeat, path), Kind("int"))
     except ArgumentError as error:
         expander.report(error.path, str(error), error.help)
-        count = None
-    if count is not None and not 1 <= count <= MOST_REPEATS:
+        return 1
+    if not 1 <= count <= MOST_REPEATS:
         expander.report(path, f"repeat must be between 1 and {MOST_REPEATS}, but is {count}", "write repeat: 6")
         return 1
-    return count or 1
+    return int(count)
 
 
 def _graphs(expander: Expander, tree: LayerTree, context: Context, count: int) -> list[Sequence[Tree]]:
@@ -161,7 +179,7 @@ def expand_parallel(expander: Expander, tree: ParallelTree, context: Context) ->
 
 def _joined(
     expander: Expander,
-    tree: ParallelTree | LayerTree,
+    tree: GraphTree,
     join: JoinTree,
     context: Context,
     branches: Callable[[Context], list[str]],

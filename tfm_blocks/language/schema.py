@@ -15,7 +15,6 @@ from tfm_blocks.language.read import FORMS, PLACEMENT
 from tfm_blocks.language.repeat import MOST_REPEATS
 from tfm_blocks.language.tree import ENTRY, INDEX
 from tfm_blocks.registry.blocks import CATEGORIES, GRAMMAR, BlockInfo, Registry
-from tfm_blocks.registry.expression import LONGEST
 from tfm_blocks.registry.signature import Argument, Port
 from tfm_blocks.registry.values import Kind, Part
 
@@ -23,8 +22,9 @@ Schema = dict[str, Any]
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 NULL: Schema = {"type": "null"}
+OBJECT: Schema = {"type": ["object", "null"]}
 KNOB: Schema = {"type": "string", "pattern": r"^\$\{[A-Za-z_]\w*\}$"}
-ARITHMETIC: Schema = {"pattern": r"^[\w\s.+*/%()${}-]+$", "maxLength": LONGEST}
+ARITHMETIC: Schema = {"pattern": r"^[\w\s.+*/%()${}-]+$"}  # no maxLength: a number for each layer may be long
 REFERENCE: Schema = {"type": "string", "pattern": r"^(\$\{\w+\}|[^\W\d]\w*(\.(\*|-?\d{1,4}|\(.+\))(\.[^\W\d]\w*)?)?)$"}
 AXES = r"^([A-Z][A-Z0-9_]*|\$\{\w+\})( ([A-Z][A-Z0-9_]*|[1-9]\d*|\$\{\w+\}))+$"
 PLACED: Schema = {key: {"type": ["string", "null"]} for key in PLACEMENT}
@@ -47,40 +47,36 @@ def build_schema(registry: Registry) -> Schema:
 def _definitions(registry: Registry) -> Schema:
     blocks = registry.blocks.values()
     inline = {key: NULL for key in (*PLACEMENT, *FORMS) if key != "block"}
-    tensor = {"anyOf": [REFERENCE, {"allOf": [_ref("node")], "properties": inline}, NULL]}
+    tensors = (REFERENCE, {"allOf": [_ref("node")], "properties": inline}, NULL)
     node_name = {"pattern": r"^[^\W\d]\w*$", "not": {"enum": [*sorted(GRAMMAR), ENTRY]}}
-    base = {"type": ["object", "null"], "additionalProperties": {"type": ["integer", "null"], "minimum": 1}}
+    base = {**OBJECT, "additionalProperties": {"type": ["integer", "null"], "minimum": 1}}
     around = {"dropout": _value(Kind("rate")), "norm": _ref("category_norm")}
     return {
         "model": _mapping(
             {key: _ref(key) for key in ("inputs", "args", "add_norm", "graph", "adapt", "quantize")}
-            | {"parametrisation": {"anyOf": [{"enum": [*NAMES, None]}, KNOB]}, "base": base}
+            | {"parametrisation": _any({"enum": [*NAMES, None]}, KNOB), "base": base}
         ),
-        "inputs": {"type": ["object", "null"], "additionalProperties": {"type": ["string", "null"], "pattern": AXES}},
+        "inputs": {**OBJECT, "additionalProperties": {"type": ["string", "null"], "pattern": AXES}},
         "args": {
-            "type": ["object", "null"],
+            **OBJECT,
             "properties": {**_arguments(blocks), **around},
             "propertyNames": {"pattern": r"^[^\W\d]\w*$", "not": {"enum": [*INDEX]}},
         },
         "add_norm": _add_norm(),
-        "graph": {
-            "type": ["object", "null"],
-            "propertyNames": node_name,
-            "additionalProperties": {"anyOf": [_ref("node"), NULL]},
-        },
+        "graph": {**OBJECT, "propertyNames": node_name, "additionalProperties": _any(_ref("node"), NULL)},
         "adapt": _groups(
-            {key: {"anyOf": [{"type": "number"}, KNOB, NULL]} for key in ("rank", "alpha", "dropout")}
+            {key: _any({"type": "number"}, KNOB, NULL) for key in ("rank", "alpha", "dropout")}
             | {"scaling": {"enum": ["standard", "rslora", None]}}
             | {"parts": {"type": ["array", "null"], "items": {"type": "string"}}}
         ),
         "quantize": _groups(
             {
-                key: {"anyOf": [{"enum": [name, None]}, KNOB]}
+                key: _any({"enum": [name, None]}, KNOB)
                 for key, name in {"weights": "ternary", "activations": "int8"}.items()
             }
         ),
-        "tensor": tensor,
-        "tensors": {"anyOf": [*tensor["anyOf"], {"type": "array", "minItems": 1, "items": _ref("tensor")}]},
+        "tensor": _any(*tensors),
+        "tensors": _any(*tensors, {"type": "array", "minItems": 1, "items": _ref("tensor")}),
         **{f"category_{category}": _category(registry, category) for category in CATEGORIES},
         "node": _node(registry),
         **{f"block_{info.name}": _block(info) for info in blocks},
@@ -91,8 +87,12 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
 
 
+def _any(*options: Schema) -> Schema:
+    return {"anyOf": [*options]}
+
+
 def _mapping(properties: Schema) -> Schema:
-    return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
+    return {**OBJECT, "properties": properties, "additionalProperties": False}
 
 
 def _node(registry: Registry) -> Schema:
@@ -103,16 +103,16 @@ def _node(registry: Registry) -> Schema:
     is_form = {key: {"properties": {key: {"type": kind}}, "required": [key]} for key, kind in kinds.items()}
     forms = {key: {"properties": keys, "additionalProperties": NULL} for key, keys in _forms(blocks.values()).items()}
     partial = {key: value for keys in forms.values() for key, value in keys["properties"].items()}
-    partial |= _arguments(blocks.values()) | {"tie": {"anyOf": [REFERENCE, NULL]}}
-    partial |= dict.fromkeys(kinds, NULL) | {"block": {"anyOf": [KNOB, NULL]}}
+    partial |= _arguments(blocks.values()) | {"tie": _any(REFERENCE, NULL)}
+    partial |= dict.fromkeys(kinds, NULL) | {"block": _any(KNOB, NULL)}
     return {
         "type": "object",
-        "properties": {"block": {"anyOf": [{"enum": [*blocks]}, KNOB, NULL]}},
+        "properties": {"block": _any({"enum": [*blocks]}, KNOB, NULL)},
         "propertyNames": {"enum": sorted(partial)},
         "allOf": [
             *({"if": condition, "then": _ref(f"block_{name}")} for name, condition in is_block.items()),
             *({"if": condition, "then": forms[key]} for key, condition in is_form.items()),
-            {"if": {"not": {"anyOf": [*is_block.values(), *is_form.values()]}}, "then": {"properties": partial}},
+            {"if": {"not": _any(*is_block.values(), *is_form.values())}, "then": {"properties": partial}},
         ],
     }
 
@@ -121,14 +121,14 @@ def _forms(blocks: Iterable[BlockInfo]) -> dict[str, Schema]:
     """Return the keys of all forms except `block`."""
     around = {"in": _ref("tensor"), "args": _ref("args"), "add_norm": _ref("add_norm"), **PLACED}
     ports = {port.name: _ref("tensors") for info in blocks for port in info.signature.ports[1:]}
-    changes = {"type": ["object", "null"], "additionalProperties": False}
-    at = changes | {"patternProperties": {r"^(-?\d{1,4}|[^:]*:[^:]*(:[^:]*)?|[^\W\d]\w*)$": _ref("graph")}}
+    indices = r"^(-?\d{1,4}|[^:]*:[^:]*(:[^:]*)?|[^\W\d]\w*)$"
+    at = {**OBJECT, "additionalProperties": False, "patternProperties": {indices: _ref("graph")}}
     join = _ref("category_join")
     times = _value(Kind("int")) | {"minimum": 1, "maximum": MOST_REPEATS}
     return {
         "layer": {
             "layer": _ref("graph"),
-            "repeat": {"anyOf": [times, _mapping({"times": times, "share": _value(Kind("bool"))})]},
+            "repeat": _any(times, _mapping({"times": times, "share": _value(Kind("bool"))})),
             "join": join,
             "at": at,
             **around,
@@ -142,7 +142,7 @@ def _block(info: BlockInfo) -> Schema:
     """Return the keys of a block's node. An unknown key may be null, which removes another file's value."""
     first, *others = info.signature.ports
     keys = {"block": {"const": info.name}, "in": _tensor(first), **{port.name: _tensor(port) for port in others}}
-    tie = {"tie": {"anyOf": [REFERENCE, NULL]}} if info.tieable else {}
+    tie = {"tie": _any(REFERENCE, NULL)} if info.tieable else {}
     arguments = {name: _argument(argument) for name, argument in info.arguments.items()}
     return {
         "description": f"{info.signature.text}\n\n{info.description}\n\n{info.source}",
@@ -170,10 +170,10 @@ def _value(kind: Kind) -> Schema:
     if kind.category:
         return _ref(f"category_{kind.category}")
     if kind.options:
-        return {"anyOf": [{"enum": [*kind.options, None]}, KNOB]}
+        return _any({"enum": [*kind.options, None]}, KNOB)
     if kind.element:
-        return {"anyOf": [{"type": ["array", "null"], "items": _value(kind.element)}, KNOB]}
-    return {"type": ["string", "null"]} if kind.name == "str" else {"anyOf": [{"type": ["boolean", "null"]}, KNOB]}
+        return _any({"type": ["array", "null"], "items": _value(kind.element)}, KNOB)
+    return {"type": ["string", "null"]} if kind.name == "str" else _any({"type": ["boolean", "null"]}, KNOB)
 
 
 def _category(registry: Registry, category: str) -> Schema:
@@ -185,7 +185,7 @@ def _category(registry: Registry, category: str) -> Schema:
         )
         for info in members
     ]
-    return {"anyOf": [{"enum": [*(info.name for info in members), None]}, KNOB, *mappings]}
+    return _any({"enum": [*(info.name for info in members), None]}, KNOB, *mappings)
 
 
 def _arguments(blocks: Iterable[BlockInfo]) -> Schema:
@@ -196,14 +196,14 @@ def _arguments(blocks: Iterable[BlockInfo]) -> Schema:
             known = schemas.setdefault(argument.name, [])
             if _value(argument.kind) not in known:
                 known.append(_value(argument.kind))
-    return {name: kinds[0] if len(kinds) == 1 else {"anyOf": kinds} for name, kinds in schemas.items()}
+    return {name: kinds[0] if len(kinds) == 1 else _any(*kinds) for name, kinds in schemas.items()}
 
 
 def _groups(keys: Schema) -> Schema:
     """Return the schema of groups of linear maps, which network/adapters.py checks."""
-    names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    names = _any({"type": "string"}, {"type": "array", "items": {"type": "string"}})
     where = _mapping(dict.fromkeys(("role", "node", "block"), names))
-    return {"type": ["object", "null"], "additionalProperties": _mapping({"where": where, **keys})}
+    return {**OBJECT, "additionalProperties": _mapping({"where": where, **keys})}
 
 
 def _add_norm() -> Schema:
@@ -214,7 +214,7 @@ def _add_norm() -> Schema:
         | {"additionalProperties": False}
         for name, kind in number.items()
     ]
-    step = {"anyOf": [{"enum": [name for name in STEPS if name not in VALUED]}, *valued]}
+    step = _any({"enum": [name for name in STEPS if name not in VALUED]}, *valued)
     steps = {"type": ["array", "null"], "items": step}
     lists = _mapping({"pre": steps, "post": steps, "last": steps})
-    return {"anyOf": [{"enum": [*PRESETS, None]}, KNOB, lists]}
+    return _any({"enum": [*PRESETS, None]}, KNOB, lists)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tfm_blocks.errors import Problem, RuleError, shown
 from tfm_blocks.language.sources import Pass, Sources
 from tfm_blocks.language.spec import Axis, Input, Node, Path, Shape, Size, Step, format_shape
-from tfm_blocks.language.tree import MODEL
 from tfm_blocks.registry.blocks import BlockInfo, Registry
-from tfm_blocks.registry.expression import Number, evaluate, names_in, split_rule
+from tfm_blocks.registry.expression import evaluate, names_in, split_rule
 from tfm_blocks.registry.signature import Port, is_letter
 from tfm_blocks.registry.values import Part
 
@@ -36,7 +35,7 @@ class ShapeInference(Pass):
         """Return the nodes with `axes`, `shape` and the widths of their add & norm set."""
         shaped = []
         for node in nodes:
-            if all(read in self.shapes for read in (*node.read, node.residual)):
+            if all(read in self.shapes for read in node.dependencies):
                 try:
                     known = self._node(node)
                 except RuleError as error:
@@ -100,9 +99,7 @@ class ShapeInference(Pass):
                 width = f" (the width of {node.entry})" if is_letter(name) else ""
                 listed.append(f"{name} = {shown(values[name])}{width}")
                 if name in info.arguments:
-                    path = (*node.path, name)
-                    is_own = path in self.sources.written or path in self.sources.overrides
-                    blame = path if is_own else (*MODEL, "args", name)
+                    blame = self._setting(node.path, name)
                     fits = [value for value in range(1, 1025) if _holds(rule, {**values, name: value})]
                     if fits and info.arguments[name].kind.name == "int":
                         help = f"{name} can be {', '.join(map(str, fits[:8]))}{', …' if len(fits) > 8 else ''}"
@@ -110,10 +107,15 @@ class ShapeInference(Pass):
             self.add(self.sources.problem(node.path, reason, blame=blame, help=help))
         return broken
 
+    def _setting(self, path: Path, name: str) -> Path | None:
+        """Return the path that sets an argument of the node at `path`: its own key, or the nearest arg, or None."""
+        scopes = [path, *((*path[:end], "args") for end in range(len(path), 0, -1))]
+        paths = (self.sources.unchanged((*scope, name)) for scope in scopes)
+        return next((path for path in paths if path in self.sources.written or path in self.sources.overrides), None)
+
     def _parts_break_rules(self, node: Node) -> bool:
         """Report the same for the blocks within the node: values of a category, and the norms of its add & norm."""
-        parts = [(part, part.arguments) for part in node.arguments.values() if isinstance(part, Part)]
-        uses = [(self.registry.blocks[part.block], arguments) for part, arguments in parts]
+        uses = [(self.registry.blocks[part.block], part.arguments) for part in _parts_of(node.arguments)]
         for step in (*node.pre, *node.post):
             if step.block:
                 info = self.registry.blocks[step.block]
@@ -202,6 +204,14 @@ class ShapeInference(Pass):
             self.problems.append(problem)
 
 
+def _parts_of(arguments: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the blocks in arguments, and the blocks in their arguments."""
+    for part in arguments.values():
+        if isinstance(part, Part):
+            yield part
+            yield from _parts_of(part.arguments)
+
+
 def _size(axis: str, sizes: Mapping[str, Any]) -> Size:
     """Return the size of an axis of the output, from the arguments and the sizes of the letters. Raises RuleError."""
     name, sign, other = re.fullmatch(r"(\w+)([-+/]?)(\w*)", axis).groups()  # type: ignore[union-attr]
@@ -229,22 +239,20 @@ def _strided(size: Axis, stride: int) -> Axis:
 
 
 def _sum(sizes: list[Size]) -> Size:
-    """Add widths, or concatenate sequences."""
+    """Add widths, or concatenate sequences; a single sequence keeps its axis."""
     widths = [size for size in sizes if isinstance(size, int)]
     if len(widths) == len(sizes):
         return sum(widths)
     axes = [size for size in sizes if isinstance(size, Axis)]
     if widths or any(not axis.inputs for axis in axes):
         raise RuleError(f"cannot concatenate {' and '.join(map(str, sizes))}", "join tensors with the same axes")
+    if len(axes) == 1:
+        return axes[0]
     return Axis("+".join(map(str, axes)), tuple(name for axis in axes for name in axis.inputs), tuple(axes))
 
 
 def _holds(rule: str, values: RuleValues) -> bool:
-    def lookup(name: str) -> Number:
-        value: Number = values[name]
-        return value
-
     try:
-        return bool(evaluate(rule, lookup))
+        return bool(evaluate(rule, values.__getitem__))
     except ValueError:
         return False

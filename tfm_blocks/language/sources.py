@@ -57,12 +57,14 @@ class Sources:
     def unchanged(self, path: Path) -> Path:
         """Return `path`, or the path below `layer` that writes the value if a key of `at` leaves it unchanged."""
         for index in [index for index, key in enumerate(path) if key == "at"]:
-            layer = (*path[:index], "layer")
-            rest = path[index + 2 :]
-            lengths = range(len(rest), 0, -1)
-            if next((end for end in lengths if (*layer, *rest[:end]) in self.written), 0) > next(
-                (end for end in lengths if (*path[: index + 2], *rest[:end]) in self.written), 0
-            ):
+            above = {key[:end] for key in self.overrides for end in range(1, len(key) + 1)}
+            known = self.written.keys() | above
+            layer, change, rest = (*path[:index], "layer"), path[: index + 2], path[index + 2 :]
+            lengths = range(1, len(rest) + 1)
+            in_layer, in_change = (
+                max((end for end in lengths if (*outer, *rest[:end]) in known), default=0) for outer in (layer, change)
+            )
+            if in_layer > in_change:
                 return self.unchanged((*layer, *rest))
         return path
 

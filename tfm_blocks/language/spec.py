@@ -71,10 +71,11 @@ class Step:
     """An operation of add & norm.
 
     `value` is the rate of `dropout` and `droppath`, the factor of `scale`, the initial value of `gain`, or the factor
-    of the residual in `add`. `block` and `arguments` define a `norm`. `width` is the width of the operand.
+    of the residual in `add`. `depth` is the factor by which `completep` multiplies a branch. `block` and `arguments`
+    define a `norm`. `width` is the width of the operand.
     """
 
-    kind: Literal["dropout", "add", "norm", "scale", "gain", "droppath"]
+    kind: Literal["dropout", "add", "norm", "scale", "gain", "droppath", "depth"]
     value: float = 0.0
     block: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -172,6 +173,11 @@ class Node:
         """Return every address that the node reads."""
         return tuple(address for addresses in self.reads.values() for address in addresses)
 
+    @property
+    def dependencies(self) -> tuple[str, ...]:
+        """Return every address that the node reads, then its residual."""
+        return *self.read, self.residual
+
 
 def _by_text(changes: Iterable[Adapter | Quantization]) -> str:
     alike: dict[str, list[str]] = {}
@@ -188,6 +194,7 @@ class Spec:
 
     `head` is the number of nodes at the end that treat each position separately. Training runs them only on the
     positions that count in the loss. `base` is the same model with the widths of the base of its `parametrisation`.
+    `entries` maps each stack to the input or node that it reads.
     """
 
     inputs: tuple[Input, ...]
@@ -198,6 +205,7 @@ class Spec:
     notes: tuple[Problem, ...] = ()
     parametrisation: str = "standard"
     base: Spec | None = None
+    entries: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sink(self) -> Node:
@@ -214,10 +222,11 @@ class Spec:
         return tuple(tensor for tensor in self.inputs if tensor.name != TARGET)
 
     @property
-    def tables(self) -> list[Node]:
-        """Return the nodes with a row for each id of the input that they read; an `unknown_id` stands for others."""
-        nodes = (node for node in self.nodes if "vocab" in node.arguments and node.entry in names(self.inputs))
-        return [node for node in nodes if node.arguments.get("unknown_id") is None]
+    def tables(self) -> list[tuple[Node, str]]:
+        """Return the nodes with a row for each id of an input, and the input; an `unknown_id` stands for others."""
+        nodes = [node for node in self.nodes if "vocab" in node.arguments and node.arguments.get("unknown_id") is None]
+        ids = {tensor.name for tensor in self.inputs if tensor.tokens}
+        return [(node, name) for node in nodes for name in node.read if name in ids]
 
     @property
     def blocks(self) -> set[str]:

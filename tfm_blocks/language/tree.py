@@ -22,7 +22,11 @@ _REFERENCE = re.compile(
     r"(?:\.(?P<layer>\*|0|-?[1-9][0-9]{0,3}|\([^()]*(?:\([^()]*\)[^()]*)*\))(?:\.(?P<node>[^\W\d]\w*))?)?"
 )
 LAYERS = re.compile(r"0|-?[1-9][0-9]{0,3}|[^:]*:[^:]*(:[^:]*)?")  # an index of a layer, or a slice
-INDEX = {"i": "index", "n": "number"}
+INDEX = {
+    "i": "the index of the layer",
+    "n": "the number of layers",
+    "I": "the index of the layer in the outermost stack",
+}
 Refusal = tuple[str, str]
 
 
@@ -140,12 +144,14 @@ def node_in_layer(reference: Reference, seen: NamedOutput, layer: int) -> str:
 
 def check_node_name(name: str, inputs: Collection[str], reserved: Collection[str]) -> Refusal | None:
     """Check that a node's name is not an input, a reserved word, or an attribute of the modules that hold nodes."""
-    other = f"call the node something else, such as {name.strip('_') or 'my'}_block"
+    other = f"call the node something else, such as my_{name.strip('_') or 'block'}"
     if name in inputs:
         return f"{name} is already an input", "call the node something else"
     if name in GRAMMAR or name == ENTRY:
         return f"{name!r} is a reserved word", other
-    if name in reserved or name.startswith(("_", "in_")):
+    if name.startswith("in_"):
+        return f"{shown(name)} begins with in_, as the blocks do that are written inside of a port", other
+    if name in reserved or name.startswith("_"):
         return f"{shown(name)} is an attribute name of modules", other
     return _no_identifier(name)
 
@@ -158,9 +164,9 @@ def check_input_name(name: str) -> Refusal | None:
 
 
 def check_arg_name(name: str) -> Refusal | None:
-    """Check an arg's name: in arithmetic, `i` and `n` are the index and the number of layers."""
+    """Check an arg's name: in arithmetic, `i`, `n` and `I` are the numbers of a layer."""
     if name in INDEX:
-        rule = f"{name} is the {INDEX[name]} of layers in arithmetic"
+        rule = f"{name} is {INDEX[name]} in arithmetic"
         return rule, "call the arg something else, or write it on its nodes"
     return _no_identifier(name)
 
@@ -211,29 +217,34 @@ class JoinTree:
 
 
 @dataclass(frozen=True)
-class ParallelTree(Tree):
-    """The nodes of a graph as parallel branches, and their join."""
+class GraphTree(Tree):
+    """A node that contains a graph."""
 
-    join: JoinTree
     args: Mapping[str, Any]
     add_norm: Any
     graph: tuple[Tree, ...]
 
 
 @dataclass(frozen=True)
-class LayerTree(Tree):
+class ParallelTree(GraphTree):
+    """The nodes of a graph as parallel branches, and their join."""
+
+    join: JoinTree
+
+
+@dataclass(frozen=True)
+class LayerTree(GraphTree):
     """A graph stacked `repeat` times, or in parallel with `join`; with `share`, all layers use the first one's weights.
 
-    `changed` maps the keys of `at`, indices, slices and names of args, to the graphs of their layers.
+    `changed` maps the keys of `at`, indices, slices and names of args, to the graphs of their layers. Without `repeat`,
+    `is_group` is True.
     """
 
     repeat: Any
     share: bool
     join: JoinTree | None
-    args: Mapping[str, Any]
-    add_norm: Any
-    graph: tuple[Tree, ...]
     changed: Mapping[str, tuple[Tree, ...]]
+    is_group: bool
 
 
 @dataclass(frozen=True)

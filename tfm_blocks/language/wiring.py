@@ -8,7 +8,7 @@ from dataclasses import replace
 from tfm_blocks.errors import Problem, suggest
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Path
-from tfm_blocks.language.tree import MODEL, BlockTree, LayerTree, ModelTree, ParallelTree, Tree
+from tfm_blocks.language.tree import MODEL, BlockTree, GraphTree, LayerTree, ModelTree, Tree
 from tfm_blocks.registry.blocks import Registry
 
 
@@ -40,7 +40,9 @@ def find_unused(tree: ModelTree, used: set[Path], nodes: Mapping[str, Node], sou
             continue
         *around, _, name = path
         inside = [node for node in nodes.values() if [*node.path[: len(around)]] == around and name in node.arguments]
-        rule, help = f"no block takes {name!r} from here", suggest(name, accepted - {name}) or "leave it out"
+        rule, help = f"no block takes {name!r} from here", suggest(name, accepted - {name})
+        if not help.startswith("did you mean"):  # such as heads, once no node is an attention
+            help = "leave it out" if sources.is_typed(path) else f"leave it out, or write {'.'.join(path)}=null"
         if inside:
             rule = f"every block that takes {name!r} has a value closer to it, such as {'.'.join(inside[0].path)}"
             help = f"leave it out, or remove the closer value: {name}: null"
@@ -63,7 +65,7 @@ def find_without_effect(tree: ModelTree, used: set[Path], sources: Sources) -> I
 def _args(tree: ModelTree) -> Iterator[Path]:
     yield from ((*MODEL, "args", name) for name in tree.args)
     for inner in _trees(tree.graph):
-        if isinstance(inner, LayerTree | ParallelTree):
+        if isinstance(inner, GraphTree):
             yield from ((*inner.path, "args", name) for name in inner.args)
 
 
@@ -71,7 +73,7 @@ def _trees(graph: Sequence[Tree]) -> Iterator[Tree]:
     """Yield the nodes of a graph, and those inside them."""
     for tree in graph:
         yield tree
-        if isinstance(tree, LayerTree | ParallelTree):
+        if isinstance(tree, GraphTree):
             graphs = [tree.graph, *tree.changed.values()] if isinstance(tree, LayerTree) else [tree.graph]
             for inner in graphs:
                 yield from _trees(inner)

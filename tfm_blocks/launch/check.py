@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,7 +16,7 @@ from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.compose.run import compose_resumed, compose_run, read_cooldown, read_resume_folder, read_value
 from tfm_blocks.config.settings import Settings, read_settings
 from tfm_blocks.data.objective_layouts import layout_of
-from tfm_blocks.data.objectives import NEXT_TOKEN, LabelSettings, ReplacedTokenSettings, read_objective
+from tfm_blocks.data.objectives import NEXT_TOKEN, DistilSettings, LabelSettings, ReplacedTokenSettings, read_objective
 from tfm_blocks.data.prepare import Prepared, vocabulary_sizes
 from tfm_blocks.data.probe_settings import ProbeSettings
 from tfm_blocks.data.settings import DataSettings, LabelsSettings, read_data
@@ -31,6 +32,7 @@ from tfm_blocks.launch.suitability import (
     find_data_problems,
     find_loss_problems,
     find_optimizer_problems,
+    find_small_tables,
     find_vocabulary_problems,
 )
 from tfm_blocks.network.build import check_model, network_without_values, read_model
@@ -38,7 +40,7 @@ from tfm_blocks.network.contract.plugins import plugin_problems
 from tfm_blocks.network.graph import GENERATOR, Network
 from tfm_blocks.network.weights import attach_generator
 from tfm_blocks.registry.plugins import load_plugins, plugins_in_use
-from tfm_blocks.runs.checkpoints import Checkpoint
+from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.groups import assign, expect_optimizers
 from tfm_blocks.training.optimizer_settings import names_used
@@ -107,21 +109,16 @@ class CheckedRun:
         settings = self.settings.model_copy(update={"objective": objective})
         return replace(self, composed=composed, settings=settings, generator=generator)
 
-    def with_config(self, config: dict[str, Any]) -> CheckedRun:
-        """Return the run with the config of its folder, which has the vocabulary of the tokenizer."""
-        run = self.with_vocab(config["vocab"], config.get(SOURCE_VOCAB))
-        return replace(run, composed=replace(run.composed, mapping=config))
-
 
 def check_run(composed: Composed) -> CheckedRun:
     """Check a new run that trains on this machine. Raises ConfigError with all problems and their places."""
     return _with_plugins_tested(_expect_size_of_tokenizer(_check(composed, _check_devices, check_model)))
 
 
-def check_request(config: Any) -> tuple[CheckedRun, SavedRun | tuple[SavedRun, Checkpoint] | None]:
+def check_request(config: Any) -> tuple[CheckedRun, SavedRun | tuple[SavedRun, int] | None]:
     """Check the run that a composed command line requests, and return it with the run that it resumes.
 
-    A branch comes with its parent and the checkpoint of the parent at which it begins.
+    A branch comes with its parent, and the step of the parent's checkpoint at which it begins.
 
     Raises ConfigError with all problems and their places, and RunError if the folder to resume is damaged.
     """
@@ -163,15 +160,24 @@ def check_job(composed: Composed) -> CheckedRun:
     return _expect_size_of_tokenizer(_check(composed, _check_devices, read_model))
 
 
-def warn_about_warmup(settings: RunSettings) -> None:
-    """Warn on stderr if a new run ends before its warmup. It is not an error: a resume may add steps later."""
-    steps, warmup = settings.trainer.steps, settings.schedule.warmup
+def warn_about_schedule(settings: RunSettings) -> None:
+    """Warn on stderr if a new run ends before its warmup, or after the last step with a learning rate above 0.
+
+    Neither is an error: a resume may add steps later, and the steps without a learning rate change no weights.
+    """
+    steps, schedule = settings.trainer.steps, settings.schedule
+    warmup, last = schedule.warmup, getattr(schedule, "steps", steps)
     if steps < warmup:
         rule = (
             f"trainer.steps={steps} is less than schedule.warmup={warmup}, so the learning rate never reaches its peak"
         )
         help = f"write schedule.warmup={max(1, steps // 10)}, or trainer.steps={4 * warmup} or more"
-        print(f"warning: {rule}\n  help: {help}", file=sys.stderr)
+    elif not schedule.rate(steps):
+        rule = f"trainer.steps={steps} is more than schedule.steps={last}, after which the learning rate is 0"
+        help = f"write schedule.steps={steps}, or trainer.steps={last}"
+    else:
+        return
+    print(f"warning: {rule}\n  help: {help}", file=sys.stderr)
 
 
 def _check(
@@ -283,6 +289,8 @@ def _check_network(composed: Composed, data: DataSettings | None, make_spec: Cal
     width, (vocab, source) = spec.sink.shape[-1], composed.vocabulary
     if source is not None:
         problems += find_vocabulary_problems(spec, data, objective, vocab, source)
+    else:
+        problems += find_small_tables(spec, vocab)
     own_outputs = isinstance(data, LabelsSettings) or isinstance(objective, LabelSettings | ReplacedTokenSettings)
     if width != vocab and not own_outputs:
         rule = f"returns {width} logits for each position, but the vocabulary has {vocab}"
@@ -315,16 +323,25 @@ def with_locations(composed: Composed) -> Iterator[None]:
 
 
 def check_lengths(network: Network, prepared: Prepared, run: CheckedRun) -> None:
-    """Raise ConfigError if a sequence of the corpora has more tokens than the network has positions."""
-    layout = layout_of(prepared.train, names(network.spec.inputs), run.settings.objective)
-    networks = [network, network_without_values(run.generator)] if run.generator else [network]
+    """Raise ConfigError if a sequence of the corpora has more tokens than a network of the run has positions."""
+    objective = run.settings.objective
+    layout = layout_of(prepared.train, names(network.spec.inputs), objective)
+    networks = {"": network}
+    if run.generator:
+        networks[f"objective.{GENERATOR}"] = network_without_values(run.generator)
+    if isinstance(objective, DistilSettings):
+        networks["objective.teacher"] = network_without_values(read_spec(Path(objective.teacher)))
     for name, corpus in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
         if corpus is None:
             continue
-        for input, width in zip(layout.inputs, layout.longest_C(corpus.longest).tolist(), strict=True):
-            bound = min((one.longest(input) for one in networks), key=lambda bound: bound.tokens)
+        widths = dict(zip(layout.inputs, layout.longest_C(corpus.longest).tolist(), strict=True))
+        for input, width in widths.items():
+            bounds = {address: one.longest(input, widths) for address, one in networks.items()}
+            address, bound = min(bounds.items(), key=lambda pair: pair[1].tokens)
             if bound.node and width > bound.tokens:
-                rule = f"has {bound.tokens} positions, but {input} of {name} has up to {width} tokens with eos"
+                rule = f"has {bound.positions(input, widths)}, but {input} of {name} has up to {width} tokens with eos"
                 setting = LENGTH_SETTINGS.get(run.settings.data.kind, "data.max_length")
                 help = f"raise its max_length, or lower {setting} or shorten the text"
-                raise ConfigError(run.composed.sources.problem(bound.node.path, rule, help=help))
+                path = tuple(address.split(".")) if address else bound.node.path
+                rule = f"has a node {bound.node.address} which {rule}" if address else rule
+                raise ConfigError(run.composed.sources.problem(path, rule, help=help))

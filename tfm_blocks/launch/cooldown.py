@@ -29,16 +29,15 @@ from tfm_blocks.training.schedules import PeakSettings, steps_of_branch
 from tfm_blocks.training.settings import read_run
 
 
-def check_cooldown(config: Any, folder: Path, step: int) -> tuple[CheckedRun, tuple[SavedRun, Checkpoint]]:
-    """Return the checked run that branches off `folder` after `step`, with its parent and the checkpoint there.
+def check_cooldown(config: Any, folder: Path, step: int) -> tuple[CheckedRun, tuple[SavedRun, int]]:
+    """Return the checked run that branches off `folder` after `step`, with its parent and the step.
 
+    A branch that a launcher restarted exists already, so the checkpoint of the parent is checked in `open_branch`.
     Raises ConfigError and RunError.
     """
     load_listed(read_value(config, "plugins"))
     parent = read_saved_run(folder)
-    checkpoint = _find_checkpoint(parent, step)
-    composed = _compose(config, parent, step)
-    return check_resumed_run(composed), (parent, checkpoint)
+    return check_resumed_run(_compose(config, parent, step)), (parent, step)
 
 
 def _find_checkpoint(parent: SavedRun, step: int) -> Checkpoint:
@@ -98,18 +97,22 @@ def _expect_stable(parent: SavedRun, step: int) -> PeakSettings:
     return schedule
 
 
-def open_branch(parent: SavedRun, checkpoint: Checkpoint, run: CheckedRun, root: Path, launch: str) -> SavedRun:
-    """Create the folder of a branch below `root`, which can be resumed. Raises RunError if the text changed."""
-    settings, config = run.settings, dict(run.composed.mapping)
-    prepared = prepare(with_saved_tokenizer(settings.data, parent.folder), parent.start.vocab, tell=lambda text: None)
+def open_branch(parent: SavedRun, step: int, run: CheckedRun, root: Path, launch: str) -> SavedRun:
+    """Create the folder of a branch below `root`, which can be resumed.
+
+    Raises RunError if the parent has no intact checkpoint after `step`, or if the text changed.
+    """
+    settings, config, source = run.settings, dict(run.composed.mapping), parent.folder
+    checkpoint = _find_checkpoint(parent, step)
+    prepared = prepare(with_saved_tokenizer(settings.data, source), parent.start.vocab, tell=lambda text: None)
     expect_same_text(parent, prepared, run.spec, settings)
-    expect_kept_weights(settings.trainer, parent.folder / CHECKPOINTS / checkpoint.file)
+    expect_kept_weights(settings, source / CHECKPOINTS / checkpoint.file)
     folder = claim_folder(root, config["name"])
-    copy_checkpoint(parent.folder / CHECKPOINTS, folder / CHECKPOINTS, checkpoint)
+    copy_checkpoint(source / CHECKPOINTS, folder / CHECKPOINTS, checkpoint)
     for name in (TOKENIZER, METRICS, SKIPPED, MODEL):
-        if (parent.folder / name).is_file():
-            shutil.copyfile(parent.folder / name, folder / name)
-    inherit_record(parent.folder, folder)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    inherit_record(source, folder)
     write_config(folder, config)
     start = replace(
         parent.start,
@@ -118,10 +121,10 @@ def open_branch(parent: SavedRun, checkpoint: Checkpoint, run: CheckedRun, root:
         launch=launch,
         choices={**parent.start.choices, "schedule": run.settings.schedule.name},
         prolonged=checkpoint.step,
-        parent=f"{parent.folder}@{checkpoint.step}",
+        parent=f"{source}@{checkpoint.step}",
     )
     start.write(folder)
     status = Status("stopped")
     status.write(folder)
-    print(f"cooldown: {folder} branches off {parent.folder} after {counted(checkpoint.step, 'step')}")
+    print(f"cooldown: {folder} branches off {source} after {counted(checkpoint.step, 'step')}")
     return SavedRun(folder, start=start, status=status)

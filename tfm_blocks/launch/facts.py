@@ -16,7 +16,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tfm_blocks.compose.run import RESUMABLE_KEYS
+from tfm_blocks.compose.resumable import EQUAL_WEIGHTS
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.devices import CPU, choose_device, device_name
 from tfm_blocks.distributed.cluster import RankInfo
@@ -93,11 +93,11 @@ def parameters_by_node(network: Network) -> dict[str, int]:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Return a hash that ignores the seed, and the keys that a resume may change without changing the length."""
+    """Return a hash without the seed, names, loggers, and the keys of a resume that do not change the final weights."""
     kept = {key: value for key, value in config.items() if key not in {*NO_EXPERIMENT, "seed"}}
-    for key in RESUMABLE_KEYS:
+    for key in EQUAL_WEIGHTS:
         group, _, name = key.partition(".")
-        if group in kept and key != "trainer.steps" and group != "callbacks":  # these decide how long a run trains
+        if group in kept:
             kept[group] = {one: value for one, value in kept[group].items() if one != name}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
@@ -125,52 +125,49 @@ def open_loggers(
     last = step_of(job.checkpoint) if job.checkpoint else 0
     rows = [row for row in read_rows(path) if row["step"] <= last]
     groups = dict.fromkeys([*prepared.val.groups, *prepared.last_scored[1].groups])
+    run = LoggedRun(job.folder, logged_config(job.config, str(facts["model"])), facts, job.start.wandb_id)
     loggers: list[LightningLogger] = []
     end = 0, ""
     try:
-        for logger in _configured(job, settings, facts):
+        for name, kind in reversed(LOGGERS.items()):  # W&B first, since its page shows why another logger failed
+            logger_settings = getattr(settings.logger, name)
+            if not (logger_settings and kind.open):
+                continue
+            try:
+                logger: LightningLogger = FaultTolerantLogger(kind.open(logger_settings, run))
+            except Exception as error:
+                rule = f"cannot be opened: {in_a_line(error)}"
+                help = "fix this, or choose other loggers: logger=csv writes metrics.csv only, also when a run resumes"
+                raise ConfigError(Problem(f"logger.{name}", rule, help=help)) from None
             loggers.append(logger)
             for row in rows:
                 logger.log_metrics({name: value for name, value in row.items() if name != "step"}, int(row["step"]))
         kinds = measured_kinds(settings.data, settings.objective)
         yield [CsvLogger(path, columns(losses, list(groups), prepared.train.mixed, kinds)), *loggers]
     except BaseException as error:
-        end = _end(error)
+        status = error.exit_status if isinstance(error, TfmError) else 1
+        if isinstance(error, StoppedError):
+            status = 128 + error.number if error.is_second else PreemptedError.exit_status
+        end = status, reason_of(error)
         raise
     finally:
         for logger in loggers:
             logger.close(*end)
 
 
-def _end(error: BaseException) -> tuple[int, str]:
-    """Return the exit status and a short reason."""
-    if isinstance(error, StoppedError):
-        return 128 + error.number if error.is_second else PreemptedError.exit_status, reason_of(error)
-    return error.exit_status if isinstance(error, TfmError) else 1, reason_of(error)
-
-
 def reason_of(error: BaseException) -> str:
-    """Return the error in one line: the name of a signal, the rule of a TfmError, or the type and last line."""
+    """Return the error in one line: the name of a signal, the rule of a TfmError, or the type and last line.
+
+    rich raises BrokenPipeError without a message.
+    """
     if isinstance(error, StoppedError):
         return signal.Signals(error.number).name
     if isinstance(error, TfmError):
         return error.problems[0].rule
+    if isinstance(error, BrokenPipeError):
+        return "standard output was closed"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
-
-
-def _configured(job: RunSpec, settings: RunSettings, facts: Mapping[str, Any]) -> Iterator[LightningLogger]:
-    run = LoggedRun(job.folder, logged_config(job.config, str(facts["model"])), facts, job.start.wandb_id)
-    for name, kind in reversed(LOGGERS.items()):  # W&B first, since its page shows why another logger failed
-        logger_settings = getattr(settings.logger, name)
-        if not (logger_settings and kind.open):
-            continue
-        try:
-            logger = FaultTolerantLogger(kind.open(logger_settings, run))
-        except Exception as error:
-            help = "fix this, or choose other loggers: logger=csv writes metrics.csv only, also when a run resumes"
-            raise ConfigError(Problem(f"logger.{name}", f"cannot be opened: {in_a_line(error)}", help=help)) from None
-        yield logger
 
 
 def logged_config(config: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -19,13 +19,14 @@ from tfm_blocks.runs.checkpoints import NEVER, mean_weights, read_checkpoint
 from tfm_blocks.runs.folder import BEST, CHECKPOINTS, LOSSES, METRICS, STATUS, TRANSLATIONS, step_file
 from tfm_blocks.runs.metrics import read_rows, summarise
 from tfm_blocks.runs.model import read_tensors, write_weights
-from tfm_blocks.runs.records import SavedModel, SavedScores, Score, ScoredSet, Status
+from tfm_blocks.runs.records import SavedModel, SavedScores, Score, ScoredSet, Status, spread_text
 from tfm_blocks.runs.row_results import TranslatedLine, hash_rows, write_losses, write_saved_scores, write_translations
 from tfm_blocks.scoring.corpus import loss_statistics, metrics, score
 from tfm_blocks.scoring.labels import label_statistics
 from tfm_blocks.scoring.paired_test import ROUNDING, score_with_interval
 from tfm_blocks.tracking.lightning_loggers import LightningLogger
 from tfm_blocks.training.callbacks import score_news, validated_steps
+from tfm_blocks.training.early_stopping import EarlyStopping
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import RunSettings, TrainerSettings
 from tfm_blocks.translation.fill import visible_sources
@@ -38,11 +39,16 @@ def final_weights(settings: TrainerSettings, checkpoints: Path, step: int) -> Ma
     return read_tensors(checkpoints / BEST)
 
 
-def expect_kept_weights(settings: TrainerSettings, checkpoint: Path) -> None:
+def expect_kept_weights(run: RunSettings, checkpoint: Path) -> None:
     """Raise RunError if weights that `final_weights` of a run resumed from `checkpoint` needs are missing."""
-    folder = checkpoint.parent
-    validated, best = validated_steps(read_checkpoint(checkpoint, mmap=True))
-    needed = [step_file(folder, step) for step in settings.averaged_steps(settings.steps) if step <= validated]
+    folder, settings = checkpoint.parent, run.trainer
+    state = read_checkpoint(checkpoint, mmap=True)
+    (validated, best), patience = validated_steps(state), run.callbacks.early_stopping.patience
+    waited = state["callbacks"].get(EarlyStopping.__name__, {}).get("waited", 0)
+    left = max(patience - waited, 1) if patience else settings.steps  # validations until the earliest stop
+    first_stop = validated + left * settings.validate_every
+    steps = {*settings.averaged_steps(settings.steps), *settings.averaged_steps(min(first_stop, settings.steps))}
+    needed = [step_file(folder, step) for step in sorted(steps) if step <= validated]
     if not settings.average and best != NEVER and not step_file(folder, best, "best").is_file():
         needed = [folder / BEST]
     rule = "is missing, but the final weights of the resumed run may need it"
@@ -58,7 +64,7 @@ def finish(
 
     `stopped` is the reason why a callback ended the run before its last step.
     """
-    split, corpus = module.prepared.last_scored
+    folder, (split, corpus) = job.folder, module.prepared.last_scored
     translations: Sequence[Score] = ()
     if module.scorer.outputs and module.settings.data.kind not in ("probe", "labels"):
         scorers = metrics(module.settings.trainer.bleu, tokenised=False)
@@ -77,16 +83,16 @@ def finish(
         exact_match_by_group={group: module.latest[name] for group, name in exact.items() if name in module.latest},
         translation=tuple(translations),
         test_set=scored_set(corpus),
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        parameters=network.parameter_count,
         multiply_adds=sum(multiply_adds(network, lengths).values()),  # of a row, as in `tfm show`
         lengths=lengths,
-        **summarise(read_rows(job.folder / METRICS)),
+        **summarise(read_rows(folder / METRICS)),
     )
-    write_weights(job.folder, weights)
-    _write_rows(job.folder, module, status)
-    status.write(job.folder)
+    write_weights(folder, weights)
+    _write_rows(folder, module, status)
+    status.write(folder)
     for logger in loggers:
-        logger.log_weights(job.folder)
+        logger.log_weights(folder)
     pseudo = [module.pseudo[0]] if module.pseudo else []
     for line in _summary(job, module.settings, status, pseudo):
         print(printable(line))
@@ -135,23 +141,16 @@ def _summary(job: RunSpec, settings: RunSettings, status: Status, pseudo: Sequen
     if by_length := [f"{name.removeprefix(prefix)} {one:.1%}" for name, one in scores if name.startswith(prefix)]:
         yield f"accuracy by length: {', '.join(by_length)}"
     for metric in (*status.translation, *pseudo):
-        half = f" ± {metric.interval:.2f}" if metric.interval > 0 else ""
+        half = f" {spread_text(metric.value, *metric.ends)}" if metric.interval > 0 else ""
         yield f"{metric.name}: {metric.value:.2f}{half}   {metric.signature}"
     plugins = "".join(f" --plugins {module}" for module in SavedModel.read(job.folder).plugins)
-    kind: str = settings.data.kind
     written = [TRANSLATIONS] if (job.folder / TRANSLATIONS).is_file() else []
     files = [METRICS, STATUS, *written, LOSSES, f"{CHECKPOINTS}/"]
     yield f"folder: {job.folder}   weights.safetensors {' '.join(files)}"
-    if kind == "probe":
-        yield f"next: tfm show {job.folder}"
-        return
-    if kind == "labels":
-        yield f"next: echo 'your text' | tfm classify {job.folder}{plugins}"
-        return
-    if not settings.objective.generates:
+    example = "echo 'your text' | tfm " + ("translate" if status.translation else "generate")
+    if settings.data.kind == "probe":
+        example, plugins = "tfm show", ""
+    elif not settings.objective.generates:
         sources = r"your text\t" * len(visible_sources(job.config))
         example = rf"printf '{sources}<mask>\n' | tfm fill" if sources else settings.objective.example
-        yield f"next: {example} {job.folder}{plugins}"
-        return
-    command = "translate" if status.translation else "generate"
-    yield f"next: echo 'your text' | tfm {command} {job.folder}{plugins}"
+    yield f"next: {example} {job.folder}{plugins}"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tfm_blocks.compose.model import compose_model
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.compose.overrides import override_text
+from tfm_blocks.data.objectives import ObjectiveSettings, ReplacedTokenSettings
+from tfm_blocks.errors import ConfigError, Problem, config_error
 from tfm_blocks.language.spec import Spec, names
 from tfm_blocks.launch.suitability import find_hiding_problems
-from tfm_blocks.network.build import check_model
+from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.call import losses_of
 from tfm_blocks.network.graph import GENERATOR, Network
-from tfm_blocks.network.weights import common_embeddings
+from tfm_blocks.network.weights import attach_generator, common_embeddings
 from tfm_blocks.training.settings import RunSettings
 
 ADDRESS = f"objective.{GENERATOR}"
@@ -27,15 +28,25 @@ def read_generator(generator: Mapping[str, Any], vocab: int) -> Spec:
         return check_model(generator)
     if "vocab" in generator:
         rule = "is set, but the generator has the vocabulary of the model"
-        raise ConfigError(Problem(f"{ADDRESS}.vocab", rule, help="leave it out"))
-    knobs = {knob: value for knob, value in generator.items() if knob != "model"}
-    changes = [f"{knob}={value if isinstance(value, str) else json.dumps(value)}" for knob, value in knobs.items()]
+        raise config_error(f"{ADDRESS}.vocab", rule, "leave it out")
+    changes = [override_text(knob, value) for knob, value in generator.items() if knob != "model"]
     try:
         composed = compose_model(generator["model"], changes).with_vocab(vocab)
         return check_model(composed.model, composed.sources)
     except ConfigError as error:
         problems = [replace(problem, address=f"{ADDRESS}: {problem.address}") for problem in error.problems]
         raise ConfigError(problems) from None
+
+
+def trained_network(spec: Spec, objective: ObjectiveSettings, vocab: int) -> Network:
+    """Return the network that a run trains, without values: the model, with the generator of a run that has one.
+
+    Raises ConfigError.
+    """
+    network = network_without_values(spec)
+    if isinstance(objective, ReplacedTokenSettings):
+        attach_generator(network, network_without_values(read_generator(objective.generator, vocab)))
+    return network
 
 
 def find_generator_problems(network: Network, replacer: Network, run: RunSettings, vocab: int) -> Iterator[Problem]:

@@ -14,20 +14,34 @@ from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.objectives import DistilSettings, ObjectiveSettings
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.errors import ConfigError, Problem, RunError, TfmError, suggest
+from tfm_blocks.errors import Problem, RunError, TfmError, config_error, listed, suggest
+from tfm_blocks.language.difference import find_changes
 from tfm_blocks.language.parametrisation import WHERE
 from tfm_blocks.language.spec import TARGET, Spec, format_shape, names
+from tfm_blocks.network.adapters import without_adapters
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.matching import WeightMatch, expect_weights, match_weights, weights_of
+from tfm_blocks.network.matching import (
+    NGRAMS,
+    WeightMatch,
+    expect_weights,
+    match_weights,
+    rehashed_weights,
+    weights_of,
+)
+from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.runs.folder import MODEL, TOKENIZER, WEIGHTS, expect_folder, kept_weights
-from tfm_blocks.runs.model import find_base, has_base, read_network, read_spec, read_tensors
+from tfm_blocks.runs.model import find_base, has_base, read_network, read_spec, read_tensors, without_generator
 from tfm_blocks.runs.records import Base, SavedModel
 from tfm_blocks.runs.saved_run import SavedRun
 
+# changes of a model that keep its function in evaluation mode; the tokenizers of a run and its base are compared
+KEPT_BY_ADAPTERS = {"dropout", "droppath", "balance", "ponder", "align", "initial weights", "vocab"}
+NAMED = 3  # changes that an error lists; the others are counted
+
 
 def find_weights(run: Path) -> Path:
-    """Return the file of a run's final weights, or of its last validation if training did not end. Raises RunError."""
+    """Return the file of a run's final weights, or of its last validation if it has none. Raises RunError."""
     expect_folder(run)
     return run / WEIGHTS if (run / WEIGHTS).is_file() else kept_weights(run, "last")
 
@@ -35,7 +49,7 @@ def find_weights(run: Path) -> Path:
 def expect_source(spec: Spec, run: Path) -> None:
     """Raise TfmError unless the weights of the run can initialise a model, before anything starts."""
     if not run.is_dir():
-        raise ConfigError(Problem("init_from", f"there is no run folder {run}", help="tfm runs lists all runs"))
+        raise config_error("init_from", f"there is no run folder {run}", "tfm runs lists all runs")
     final = find_weights(run) == run / WEIGHTS
     if not (run / MODEL).is_file():
         return
@@ -46,6 +60,8 @@ def expect_source(spec: Spec, run: Path) -> None:
         raise RunError(Problem("init_from", rule, help=help))
     if has_base(run):
         read_network(run, checkpoint=None if final else "last")  # its base may be missing
+    elif final:
+        SavedRun(run).expect_finished()
 
 
 def _parametrisation(model: Mapping[str, Any]) -> str:
@@ -63,11 +79,28 @@ def expect_base(spec: Spec, tokenizer: Tokenizer, init_from: str | None) -> Base
     if has_base(run):
         rule = f"is {run}, which has adapters itself, but adapters change the weights of a run without them"
         raise RunError(Problem("init_from", rule, help=f"tfm merge {run} -o RUN, then init_from=RUN"))
+    if (run / MODEL).is_file():
+        _expect_same_model(spec, run)
     base = find_base(spec, run)
     if not _have_same_ids(load_tokenizer(run / TOKENIZER), tokenizer):
         rule = f"is {run}, whose tokenizer has other ids, but adapters change the weights of the same vocabulary"
         raise RunError(Problem("init_from", rule, help=f"data.tokenizer={run}"))
     return base
+
+
+def _expect_same_model(spec: Spec, run: Path) -> None:
+    """Raise RunError if the model of the run is not the model without its adapters."""
+    ngrams = {node.address for node in spec.nodes if node.block == NGRAMS}  # hash functions follow from their vocab
+    changes = [
+        f"{change.key and f'{change.key} of '}{change.where}: {change.before} → {change.after}"
+        for change in find_changes(read_spec(run), without_adapters(spec), REGISTRY)
+        if change.key.rpartition(".")[2].removeprefix("attention_").removeprefix("activation_") not in KEPT_BY_ADAPTERS
+        or (change.key == "vocab" and ngrams.intersection(change.new.addresses))
+    ]
+    if changes:
+        rule = f"is {run}, whose model is different ({listed(changes, NAMED, '; ')}), but adapters need the same model"
+        help = "set the model as in that run, or first train this model without adapters from it, with its nodes frozen"
+        raise RunError(Problem("init_from", rule, help=help))
 
 
 def _have_same_ids(one: Tokenizer, other: Tokenizer) -> bool:
@@ -128,18 +161,21 @@ def load_matching_weights(network: Network, tokenizer: Tokenizer, run: Path) -> 
     """Copy every weight of the run whose address and shape match into `network`.
 
     Weights with a row for each subword take the rows of the subwords that both vocabularies have, even if the ids
-    differ. The adapters of the run are added to its weights. Raises RunError if the run is damaged.
+    differ. Tables of n-grams are new unless ids and hash functions are equal. The adapters of the run are added to its
+    weights. Raises RunError if the run is damaged.
     """
     path = find_weights(run)
     merged = has_base(run) and read_network(run, checkpoint=None if path == run / WEIGHTS else "last")
-    saved = weights_of(merged) if merged else read_tensors(path)
+    saved = weights_of(merged) if merged else without_generator(run, read_tensors(path))
     before = load_tokenizer(run / TOKENIZER)
     ids = {column: (tokenizer.of(column).ids, before.of(column).ids) for column in (SOURCE, TARGET)}
     pairs = {
         column: [[own[name], other[name]] for name in own if name in other] for column, (own, other) in ids.items()
     }
     sizes, saved_sizes = ({column: len(pair[side]) for column, pair in ids.items()} for side in (0, 1))
-    match = match_weights(network, sizes, {name: tensor.shape for name, tensor in saved.items()}, saved_sizes)
+    has_hashes = NGRAMS in network.spec.blocks and _have_same_ids(tokenizer, before) and (run / MODEL).is_file()
+    rehashed = rehashed_weights(network, read_spec(run) if has_hashes else None)
+    match = match_weights(network, sizes, {name: tensor.shape for name, tensor in saved.items()}, saved_sizes, rehashed)
     weights = weights_of(network)
     for name in match.loaded:
         if column := match.tables.get(name):

@@ -11,18 +11,26 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
+from tfm_blocks.compose.resolve import recorded_config
 from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.objectives import NoisyPairSettings
 from tfm_blocks.data.prepare import Prepared, with_saved_tokenizer
 from tfm_blocks.devices import choose_device
-from tfm_blocks.distributed.cluster import find_rank_info
+from tfm_blocks.distributed.cluster import RankInfo, find_rank_info, on_all_nodes
 from tfm_blocks.distributed.consistency import config_fingerprint, expect_same, fingerprint
 from tfm_blocks.distributed.processes import spawn_ranks
 from tfm_blocks.distributed.rendezvous import Json, Rendezvous
 from tfm_blocks.distributed.signals import StoppedError, exit_on_signals
 from tfm_blocks.errors import counted, file_error, print_warnings, printable
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.launch.check import CheckedRun, check_lengths, plugins_of_model, warn_about_warmup, with_locations
+from tfm_blocks.launch.check import (
+    CheckedRun,
+    check_lengths,
+    check_resumed_run,
+    plugins_of_model,
+    warn_about_schedule,
+    with_locations,
+)
 from tfm_blocks.launch.cooldown import open_branch
 from tfm_blocks.launch.facts import reason_of
 from tfm_blocks.launch.finalize import expect_kept_weights
@@ -41,7 +49,7 @@ from tfm_blocks.launch.run_spec import (
     write_config,
 )
 from tfm_blocks.network.build import count_parameters, network_without_values
-from tfm_blocks.runs.checkpoints import NEVER, Checkpoint, newest_intact, restore_weights
+from tfm_blocks.runs.checkpoints import NEVER, newest_intact, restore_weights
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS, TOKENIZER, claim_folder
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import write_model
@@ -57,7 +65,7 @@ TYPED = ("python", "train.py")
 
 def train_or_resume(
     run: CheckedRun,
-    saved: SavedRun | tuple[SavedRun, Checkpoint] | None,
+    saved: SavedRun | tuple[SavedRun, int] | None,
     typed: Sequence[str] = TYPED,
     callbacks: Callbacks = (),
 ) -> Path:
@@ -72,16 +80,16 @@ def train(
     run: CheckedRun,
     root: Path = Path("runs"),
     typed: Sequence[str] = TYPED,
-    until: int | None = None,
     callbacks: Callbacks = (),
-    branch: tuple[SavedRun, Checkpoint] | None = None,
+    branch: tuple[SavedRun, int] | None = None,
 ) -> Path:
     """Train a new run in a new folder below `root`, and return the folder.
 
-    `typed` is the command line. If a launcher restarted the processes, resume the run that they began. After `until`
-    steps, the run stops as if a stop signal had come. A `branch` begins with the checkpoint of another run. Raises
-    ConfigError or DataError before anything starts, DivergedError if the loss is not finite, and PreemptedError after a
-    stop signal.
+    `typed` is the command line. If a launcher restarted the processes, resume the run that they began. A `branch`
+    begins with a checkpoint of another run, after a step.
+
+    Raises ConfigError or DataError before anything starts, DivergedError if the loss is not finite, and PreemptedError
+    after a stop signal.
     """
     rendezvous = _connect(run)
     name, command = str(run.composed.mapping["name"]), shlex.join(typed)
@@ -95,12 +103,15 @@ def train(
         return [str(saved.folder), saved.start.to_json(), saved.config, saved.state, saved.reason]
 
     if (fields := rendezvous.decide("restarted run", find)) is None:
-        return _begin(rendezvous, run, root, typed, until, callbacks)
+        return _begin(rendezvous, run, root, typed, callbacks)
     folder, start, config, state, reason = fields
     saved = SavedRun(Path(folder), start=RunFile.from_json(start), config=config, state=state, reason=reason)
     if state == "done":
+        if rendezvous.rank_info.rank == 0:
+            print(printable(f"resume: {folder} is done"))
         return saved.folder
-    return _resume(rendezvous, run.with_config(config), saved, typed, until if branch else None, callbacks)
+    recorded = check_resumed_run(recorded_config(config, run.composed.sources))  # conf/ may differ by now
+    return _resume(rendezvous, recorded, saved, typed, callbacks)
 
 
 def resume(run: CheckedRun, saved: SavedRun, typed: Sequence[str] = TYPED, callbacks: Callbacks = ()) -> Path:
@@ -108,7 +119,7 @@ def resume(run: CheckedRun, saved: SavedRun, typed: Sequence[str] = TYPED, callb
 
     Raises the errors of `train`, and RunError if the text changed since the run began.
     """
-    return _resume(_connect(run), run, saved, typed, None, callbacks)
+    return _resume(_connect(run), run, saved, typed, callbacks)
 
 
 def _connect(run: CheckedRun) -> Rendezvous:
@@ -122,13 +133,11 @@ def _connect(run: CheckedRun) -> Rendezvous:
     return rendezvous
 
 
-def _begin(
-    rendezvous: Rendezvous, run: CheckedRun, root: Path, typed: Sequence[str], until: int | None, callbacks: Callbacks
-) -> Path:
+def _begin(rendezvous: Rendezvous, run: CheckedRun, root: Path, typed: Sequence[str], callbacks: Callbacks) -> Path:
     """Train a new run in a new folder."""
     settings, mapping, rank_info = run.settings, run.composed.mapping, rendezvous.rank_info
     if rank_info.rank == 0:
-        warn_about_warmup(settings)
+        warn_about_schedule(settings)
         print_warnings(run.spec.warnings)
     with with_locations(run.composed):
         vocab, source = run.composed.vocabulary
@@ -151,8 +160,8 @@ def _begin(
         text = fingerprint(settings.seed, prepared, planned_corpus, settings.objective)
         origin = (shlex.join(typed),), rank_info.launch, dict(sized.composed.choices), text
         start = RunFile(mapping["vocab"], _wandb_id(), *origin, match=mapping.get("match", {}))
-        fields = config, folder, start, resume_command(typed, folder, settings), _precision(settings.trainer)
-        return RunSpec(*fields, until=until, asked_parameters=count_parameters(run.spec))
+        fields = config, folder, start, resume_command(typed, folder, settings, rank_info), _precision(settings.trainer)
+        return RunSpec(*fields, asked_parameters=count_parameters(run.spec))
 
     job = _decide(rendezvous, claim)
     with _lock(rendezvous, job.folder), _record_end(rendezvous, job):
@@ -167,7 +176,6 @@ def _resume(
     run: CheckedRun,
     saved: SavedRun,
     typed: Sequence[str],
-    until: int | None,
     callbacks: Callbacks,
 ) -> Path:
     """Resume a run from its newest intact checkpoint."""
@@ -176,7 +184,7 @@ def _resume(
         with with_locations(run.composed):
             prepared = rendezvous.prepare(with_saved_tokenizer(run.settings.data, folder), saved.start.vocab)
             expect_teacher(run.spec, prepared.tokenizer, run.settings.objective)
-        job = _decide(rendezvous, lambda: _spec_of_resume(run, saved, prepared, typed, until))
+        job = _decide(rendezvous, lambda: _spec_of_resume(run, saved, prepared, typed, rendezvous.rank_info))
         with _record_end(rendezvous, job):
             if rendezvous.rank_info.rank == 0:
                 write_config(folder, job.config)
@@ -192,7 +200,11 @@ def _resume(
 
 
 def _spec_of_resume(
-    run: CheckedRun, saved: SavedRun, prepared: Prepared, typed: Sequence[str], until: int | None
+    run: CheckedRun,
+    saved: SavedRun,
+    prepared: Prepared,
+    typed: Sequence[str],
+    rank_info: RankInfo,
 ) -> RunSpec:
     """Return the spec of a resume from the newest intact checkpoint. Raises ConfigError or RunError if it cannot."""
     settings, folder, start = run.settings, saved.folder, saved.start
@@ -200,7 +212,7 @@ def _spec_of_resume(
     step, path = (newest.step, folder / CHECKPOINTS / newest.file) if newest else (0, None)
     expect_resumable(saved, settings, step)
     if path:
-        expect_kept_weights(settings.trainer, path)
+        expect_kept_weights(settings, path)
     else:
         expect_untrained(saved)
     expect_same_text(saved, prepared, run.spec, settings)
@@ -209,8 +221,8 @@ def _spec_of_resume(
     restart = step if prolonged and path else start.prolonged
     start = replace(start, commands=(*start.commands, shlex.join(typed)), prolonged=restart)
     precision = recorded_precision(saved) or _precision(settings.trainer)
-    fields = run.composed.mapping, folder, start, resume_command(typed, folder, settings), precision
-    return RunSpec(*fields, path, until, count if isinstance(count, int) else None, prolonged)
+    fields = run.composed.mapping, folder, start, resume_command(typed, folder, settings, rank_info), precision
+    return RunSpec(*fields, path, count if isinstance(count, int) else None, prolonged)
 
 
 def _decide(rendezvous: Rendezvous, make: Callable[[], RunSpec]) -> RunSpec:
@@ -246,11 +258,11 @@ def _lock(rendezvous: Rendezvous, folder: Path) -> AbstractContextManager[None]:
     return hold(folder, wait=rendezvous.rank_info.restarts > 0) if rendezvous.rank_info.rank == 0 else nullcontext()
 
 
-def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings) -> str:
+def resume_command(typed: Sequence[str], folder: Path, settings: RunSettings, rank_info: RankInfo) -> str:
     """Return the command that resumes the run. It names the plug-ins, because a run folder never imports code."""
     program = [word for word in typed[:2] if "=" not in word]
     plugins = [f"plugins=[{','.join(settings.plugins)}]"] if settings.plugins else []
-    return shlex.join([*program, f"resume={folder}", *plugins])
+    return shlex.join(on_all_nodes([*program, f"resume={folder}", *plugins], rank_info))
 
 
 @contextmanager
@@ -272,16 +284,17 @@ def _record_end(rendezvous: Rendezvous, job: RunSpec) -> Iterator[None]:
             error = preempted(error.number, job.command)
         if isinstance(error, OSError):
             error = file_error(error, str(job.folder)) or error
+        agreed = (PreemptedError, DivergedError)  # all ranks raise these
         if rendezvous.rank_info.rank == 0:
             states = {PreemptedError: "preempted", StoppedError: "stopped", DivergedError: "diverged"}
             state = next((states[kind] for kind in states if isinstance(error, kind)), "failed")
             with suppress(OSError):  # the disk may not be writable
                 Status(state, reason_of(error), job.command).write_end(job.folder)
-            if not isinstance(error, (PreemptedError, DivergedError)):
+            if not isinstance(error, agreed):
                 print(printable(f"resume: {job.command}"), file=sys.stderr)
         if on_all_ranks:
             rendezvous.leave_together()
-        if rendezvous.rank_info.rank and isinstance(error, (PreemptedError, DivergedError)):
+        if rendezvous.rank_info.rank and isinstance(error, agreed):
             # only rank 0 prints the error
             raise SystemExit(error.exit_status) from None
         raise error from None

@@ -21,7 +21,7 @@ from tfm_blocks.compose.run import compose_request
 from tfm_blocks.devices import AUTO, choose_device, fork_generators
 from tfm_blocks.distributed.signals import StoppedError, temporary_handlers
 from tfm_blocks.distributed.workers import fork_server_restored, main_hidden
-from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.errors import Problem, RunError, config_error
 from tfm_blocks.launch.check import check_request
 from tfm_blocks.launch.job import train_or_resume
 from tfm_blocks.launch.process_settings import return_freed_memory, set_library_defaults
@@ -38,9 +38,11 @@ def restore_caller() -> Iterator[None]:
     """Restore what a run sets for its whole process.
 
     These are handlers of signals, the environment, logging levels, warning filters, random generators, the fork server
-    of multiprocessing, and how the C library treats freed memory.
+    of multiprocessing, how the C library treats freed memory, and the autocast of backward passes that torch compiles.
     """
     with ExitStack() as stack:
+        compiler = torch._functorch.config
+        stack.callback(setattr, compiler, "backward_pass_autocast", compiler.backward_pass_autocast)
         stack.callback(return_freed_memory)
         stack.callback(_restore_environment, dict(os.environ))
         for name in LOGGERS:
@@ -74,7 +76,7 @@ class Run:
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """Return the last value of each metric, such as `test/loss` or `val/bleu`, for the final weights."""
+        """Return the last value of each metric, such as `test/loss` of the final weights, or `val/bleu`."""
         scores: Mapping[str, float] = self.status["scores"]
         return scores
 
@@ -97,7 +99,7 @@ def train(
         folder = path.parent.parent
         if path.parent.name != "model" or (config_dir and config_dir.resolve() != folder.resolve()):
             rule = f"a model file must be at {config_dir or 'FOLDER'}/model/{path.name}, but is {path}"
-            raise ConfigError(Problem("model", rule, help="move it there, or build it alone with tfm.build"))
+            raise config_error("model", rule, "move it there, or build it alone with tfm.build")
         model, config_dir = path.stem, folder
     try:
         with restore_caller():
@@ -125,11 +127,11 @@ def _expect_callbacks(callbacks: Sequence[object]) -> None:
         name = type(callback).__name__
         if not isinstance(callback, Callback):
             rule = f"must be Lightning callbacks, but one is a {name}"
-            raise ConfigError(Problem("callbacks", rule, help="derive it from lightning.pytorch.Callback"))
+            raise config_error("callbacks", rule, "derive it from lightning.pytorch.Callback")
         if isinstance(callback, (Checkpoint, ProgressBar)):
             rule = f"has {name}, but a run writes its own checkpoints and progress"
             help = "remove it: trainer.keep_last and trainer.checkpoint_every set which checkpoints are kept"
-            raise ConfigError(Problem("callbacks", rule, help=help))
+            raise config_error("callbacks", rule, help)
 
 
 def _expect_picklable(callbacks: Callbacks) -> None:
@@ -143,4 +145,4 @@ def _expect_picklable(callbacks: Callbacks) -> None:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             rule = f"{name} cannot be sent to the processes of trainer.devices: {error}"
         if rule:
-            raise ConfigError(Problem("callbacks", rule, help="move its class to a module and import it from there"))
+            raise config_error("callbacks", rule, "move its class to a module and import it from there")

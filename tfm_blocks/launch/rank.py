@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
-from rich.console import Console
 
 from tfm_blocks.data.objectives import ReplacedTokenSettings
 from tfm_blocks.data.plan import Ranks
@@ -28,7 +25,7 @@ from tfm_blocks.distributed.consistency import ExpectSameRun, fingerprint
 from tfm_blocks.distributed.rendezvous import cluster_environment
 from tfm_blocks.distributed.signals import StoppedError, defer_signals, install_handlers, pending_signal
 from tfm_blocks.distributed.workers import worker_options
-from tfm_blocks.errors import printable
+from tfm_blocks.errors import file_error, printable
 from tfm_blocks.exchange.folder import inherit_record
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Spec
@@ -43,6 +40,7 @@ from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import fill, is_of_generator, saved_weights
 from tfm_blocks.network.weights import attach_generator
 from tfm_blocks.registry.plugins import load_plugins
+from tfm_blocks.report.screen import Screen
 from tfm_blocks.runs.folder import CHECKPOINTS, METRICS
 from tfm_blocks.runs.lock import hold
 from tfm_blocks.runs.model import read_base
@@ -53,7 +51,7 @@ from tfm_blocks.training.data import PlannedCorpus, plan_corpus
 from tfm_blocks.training.data_module import RunData
 from tfm_blocks.training.early_stopping import EarlyStopping, StoppedEarly
 from tfm_blocks.training.fsdp2 import FSDP2Strategy, WholeWhileScored, fill_shares, full_tensors
-from tfm_blocks.training.groups import assign, describe_group, group_rows
+from tfm_blocks.training.groups import assign, count_trained, describe_group, group_rows
 from tfm_blocks.training.heartbeat import Heartbeat
 from tfm_blocks.training.memory_check import MemoryCheck, copies_of
 from tfm_blocks.training.module import TrainingModule
@@ -77,8 +75,7 @@ class RestoreSignalHandlers(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         install_handlers()
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        install_handlers()
+    on_test_start = on_validation_start
 
 
 def _strategy(settings: TrainerSettings, world: int, device: torch.device) -> Strategy:
@@ -96,12 +93,13 @@ def spawned_main(ranks: Ranks, job: RunSpec, callbacks: Callbacks = ()) -> None:
     try:
         load_plugins(job.config["plugins"], warn=lambda text: None)  # the parent printed the warnings
         settings = read_run(job.config)
-        data = with_saved_tokenizer(settings.data, job.folder)
-        prepared = prepare(data, job.start.vocab, tell=lambda text: None)
+        prepared = prepare(with_saved_tokenizer(settings.data, job.folder), job.start.vocab, tell=lambda text: None)
         spec = read_model(job.config["model"], Sources())
         train_rank(torchrun_rank_info(os.environ, "local"), job, settings, spec, prepared, callbacks)
     except StoppedError as error:
         raise preempted(error.number, job.command) from None
+    except OSError as error:
+        raise file_error(error, str(job.folder)) or error from None
     except PreemptedError:
         if ranks.rank == 0:  # all ranks agreed to stop; rank 0 reports it after it closed its loggers
             raise
@@ -128,75 +126,72 @@ class _Rank:
 
     def fit_and_test(self, loggers: list[LightningLogger], callbacks: Callbacks) -> None:
         """Train, load the final weights, and score them; rank 0 writes the results."""
-        settings, prepared, ranks, folder = self.settings, self.prepared, self.info.ranks, self.job.folder
-        precision = self.print_run()
-        planned_corpus = plan_corpus(self.network.spec, prepared, settings.data, settings.objective)
+        settings, prepared, network, job, ranks = self.settings, self.prepared, self.network, self.job, self.info.ranks
+        folder = job.folder
+        self.print_run()
+        planned_corpus = plan_corpus(network.spec, prepared, settings.data, settings.objective)
         skipped = folder / SKIPPED
         non_finite = NonFiniteSteps(skipped if self.leads else None, prepared.train, settings.trainer.patience_nan)
-        module = TrainingModule(self.network, prepared, settings, ranks, non_finite, pending_signal)
+        module = TrainingModule(network, prepared, settings, ranks, non_finite, pending_signal)
         data = _data(ranks, planned_corpus, prepared, settings)  # its fork server starts during the memory check
         self.heartbeat.doing("checking the memory")
-        self.report(build_memory_check(self.info, module, planned_corpus, precision).run(settings.seed))
-        until, logs = self.job.until, (folder / METRICS, skipped)
+        self.report(build_memory_check(self.info, module, planned_corpus, job.precision).run(settings.seed))
 
-        def stop() -> int:
-            """Return the pending stop signal, or 0. Reaching `until` counts as SIGTERM."""
-            return pending_signal() or (signal.SIGTERM if until is not None and module.global_step >= until else 0)
-
-        checkpoints = Checkpoints(folder / CHECKPOINTS, logs, settings.trainer, stop, self.job.command, self.job.until)
-        same_run = ExpectSameRun(fingerprint(settings.seed, prepared, planned_corpus, settings.objective))
-        early = StoppedEarly(callbacks, prolonged=self.job.prolonged)
-        trainer = self.build_trainer(precision, loggers, [checkpoints, same_run, early, *callbacks])
+        logs = folder / METRICS, skipped
+        checkpoints = Checkpoints(folder / CHECKPOINTS, logs, settings.trainer, pending_signal, job.command)
+        hashes = prepared, planned_corpus, settings.objective
+        same_run = [ExpectSameRun(fingerprint(settings.seed, *hashes))] if self.info.world > 1 else []
+        early = StoppedEarly(callbacks, prolonged=job.prolonged)
+        trainer = self.build_trainer(loggers, [checkpoints, *same_run, early, *callbacks])
         with freeze_loaded_objects():
             with defer_signals():
-                trainer.fit(module, datamodule=data, ckpt_path=self.job.checkpoint, weights_only=True)
+                trainer.fit(module, datamodule=data, ckpt_path=job.checkpoint, weights_only=True)
+            if number := pending_signal():  # received after the last agreement of the ranks
+                raise StoppedError(number, is_second=False)
             every, step = settings.trainer.validate_every, trainer.global_step
             if checkpoints.validation_interrupted or (step % every and module.validated != step):
                 trainer.validate(module, datamodule=data, verbose=False)
         trainer.strategy.barrier()  # so that all ranks see the files of rank 0
-        fill_shares(self.network, final_weights(settings.trainer, folder / CHECKPOINTS, trainer.global_step))
+        fill_shares(network, final_weights(settings.trainer, folder / CHECKPOINTS, trainer.global_step))
         trainer.test(module, datamodule=data, verbose=False)
-        weights = full_tensors(saved_weights(self.network))
+        saved = full_tensors(saved_weights(network))
+        weights = {name: weight for name, weight in saved.items() if not is_of_generator(network, name)}
         self.heartbeat.doing("scoring the translations")
         if self.leads:
-            finish(self.job, module, weights, loggers, early.reason)
+            finish(job, module, weights, loggers, early.reason)
 
     def report(self, text: object) -> None:
         if self.leads:
             print(printable(str(text)))
 
-    def print_run(self) -> Precision:
+    def print_run(self) -> None:
         """Print the run's devices, size, precision and folder, and load the weights of `init_from`."""
-        settings, device = self.settings, self.device.type
+        settings, network, job, device = self.settings, self.network, self.job, self.device.type
         if self.info.local_rank == 0:
             backend = f"{torch.distributed.get_default_backend_for_device(device)} on " if self.info.world > 1 else ""
             print(f"cluster: {self.info}, {backend}{device}")
-        precision = self.job.precision
-        named = list(self.network.named_parameters())
-        parameters = [parameter for name, parameter in named if not is_of_generator(self.network, name)]
-        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-        total = sum(parameter.numel() for parameter in parameters)
+        learned = assign(settings.optimizer, network)
+        own = [one for one in learned if not is_of_generator(network, one.weight.name)]
+        trained, total = count_trained(own), sum(one.weight.size for one in own)
         self.report(f"model: {total:,} parameters" + f", {trained:,} of them trained" * (trained < total))
-        if self.network.replacer:
-            own = sum(parameter.numel() for name, parameter in named if is_of_generator(self.network, name))
-            self.report(f"generator: {own:,} parameters, besides the embeddings, which it shares with the model")
-        if self.network.spec.adapted:
-            fill(self.network, read_base(self.network, self.job.folder))
+        if network.replacer:
+            rest = sum(one.weight.size for one in learned) - total
+            self.report(f"generator: {rest:,} parameters, besides the embeddings, which it shares with the model")
+        source = Path(settings.init_from) if settings.init_from and not job.checkpoint else None
+        if network.spec.adapted:
+            fill(network, read_base(network, job.folder))
             self.report(f"base: {settings.init_from}")
-            if self.leads and not self.job.checkpoint:
-                inherit_record(Path(settings.init_from or ""), self.job.folder)
-        elif settings.init_from and not self.job.checkpoint:
-            self.report(load_matching_weights(self.network, self.prepared.tokenizer, Path(settings.init_from)))
-            if self.leads:
-                inherit_record(Path(settings.init_from), self.job.folder)
-        rows = group_rows(assign(settings.optimizer, self.network))
+        elif source:
+            self.report(load_matching_weights(network, self.prepared.tokenizer, source))
+        if source and self.leads:
+            inherit_record(source, job.folder)
+        rows = group_rows(learned)
         for row in rows if len({row["group"] for row in rows}) > 1 else ():
             self.report(describe_group(row))
-        self.report(precision)
-        self.report(f"folder: {self.job.folder}")
-        return precision
+        self.report(job.precision)
+        self.report(f"folder: {job.folder}")
 
-    def build_trainer(self, precision: Precision, loggers: list[LightningLogger], callbacks: list[Callback]) -> Trainer:
+    def build_trainer(self, loggers: list[LightningLogger], callbacks: list[Callback]) -> Trainer:
         """Return Lightning's Trainer with all callbacks of the run."""
         info, settings = self.info, self.settings.trainer
         image_loggers = [logger for logger in loggers if logger.shows_pictures]
@@ -208,7 +203,7 @@ class _Rank:
             plugins=[
                 cluster_environment(info),
                 CheckpointFiles(settings.checkpoint_keep, settings.checkpoint_at),
-                *([MixedPrecision("bf16-mixed", self.device.type)] if precision.name == "bf16" else []),
+                *([MixedPrecision("bf16-mixed", self.device.type)] if self.job.precision.name == "bf16" else []),
             ],
             logger=loggers or False,
             callbacks=[
@@ -217,7 +212,7 @@ class _Rank:
                 *([LogAttention(image_loggers), LogConfusion(image_loggers)] if image_loggers else []),
                 BestWeights(self.job.folder / CHECKPOINTS, settings.keep_last, settings.average),
                 WholeWhileScored(),
-                *([ShowProgress(Console(), self.heartbeat)] if self.leads else []),
+                *([ShowProgress(Screen(), self.heartbeat)] if self.leads else []),
                 *([MovingAverage(settings.ema)] if settings.ema else []),
             ],
             max_steps=settings.steps,
@@ -283,5 +278,4 @@ def _data(ranks: Ranks, feed: PlannedCorpus, prepared: Prepared, settings: RunSe
     workers = settings.trainer.workers if settings.trainer.workers is not None else 2 * (kind != CPU)
     loading = {"pin_memory": pins_memory(kind), **worker_options(workers)}
     even = settings.trainer.strategy == "fsdp2"
-    options: dict[str, Any] = {"seed": settings.seed, "ranks": ranks, "loading": loading, "even": even}
-    return RunData(prepared, feed.layout, settings.data, **options)
+    return RunData(prepared, feed.layout, settings.data, seed=settings.seed, ranks=ranks, loading=loading, even=even)

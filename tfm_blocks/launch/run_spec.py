@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 import yaml
@@ -26,7 +27,8 @@ from tfm_blocks.runs.metrics import read_metric_names, read_rows
 from tfm_blocks.runs.records import RunFile, SavedModel, Status
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.training.data import plan_corpus
-from tfm_blocks.training.schedules import PeakSettings
+from tfm_blocks.training.non_finite import IN_A_ROW
+from tfm_blocks.training.schedules import PeakSettings, ScheduleSettings
 from tfm_blocks.training.settings import RunSettings, read_run
 
 CONFIG_KINDS = {"name": str, "vocab": int, "seed": int, "plugins": list, "model": dict, "data": dict, "trainer": dict}
@@ -51,9 +53,9 @@ class RunSpec(JsonFile):
     """A run whose folder exists, as plain data that can be sent to any process.
 
     `start` is the content of run.json before the facts of this start. `command` resumes the run after a stop. Rank 0
-    chose the `precision`. `checkpoint` is the file to resume from, or None. After `until` steps the run stops as after
-    a signal. `asked_parameters` are the parameters with the requested vocabulary, or None if they are unknown. A
-    `prolonged` run trains on after a checkpoint at which a callback stopped it.
+    chose the `precision`. `checkpoint` is the file to resume from, or None. `asked_parameters` are the parameters with
+    the requested vocabulary, or None if they are unknown. A `prolonged` run trains on after a checkpoint at which a
+    callback stopped it.
     """
 
     config: Mapping[str, Any]
@@ -62,7 +64,6 @@ class RunSpec(JsonFile):
     command: str
     precision: Precision
     checkpoint: Path | None = None
-    until: int | None = None
     asked_parameters: int | None = None
     prolonged: bool = False
 
@@ -120,21 +121,29 @@ def is_prolonged(saved: SavedRun, settings: RunSettings, step: int) -> bool:
 def expect_resumable(saved: SavedRun, settings: RunSettings, step: int) -> None:
     """Raise ConfigError if there is nothing left to train after `step`, or if the run would repeat its failure."""
     steps, schedule = settings.trainer.steps, settings.schedule
-    if saved.state == "diverged":
-        rule = f"diverged ({saved.reason}), and a resumed run would diverge too, because it repeats the steps"
-        raise ConfigError(Problem("resume", rule, help="start a new run with a lower learning rate"))
     before = read_run(saved.config)
+    skipped = saved.reason.endswith(IN_A_ROW)
+    if saved.state == "diverged" and not (skipped and settings.trainer.patience_nan > before.trainer.patience_nan):
+        rule = f"diverged ({saved.reason}), and a resumed run would diverge too, because it repeats the steps"
+        help = "start a new run with a lower learning rate"
+        help += ", or skip more steps with a higher trainer.patience_nan" if skipped else ""
+        raise ConfigError(Problem("resume", rule, help=help))
     unchanged = (settings.callbacks, settings.trainer.steps) == (before.callbacks, before.trainer.steps)
     if _stopped_early(saved) and settings.callbacks.early_stopping.patience and unchanged:
         help = "write a higher callbacks.early_stopping.patience, or null"
         raise ConfigError(Problem("resume", saved.reason, help=help))
+    branch = f"start a new run with a longer schedule from its weights: init_from={saved.folder}"
     if steps < step or (steps == step and saved.state == "done"):
-        rule = f"is {steps}, but the run already has {counted(step, 'step')}"
-        help = f"train longer: trainer.steps={2 * max(step, steps)}"
+        rule, longer = f"is {steps}, but the run already has {counted(step, 'step')}", 2 * max(step, steps)
+        help = branch if _has_ended(schedule, longer) else f"train longer: trainer.steps={longer}"
         raise ConfigError(Problem("trainer.steps", rule, help=help))
-    if isinstance(schedule, PeakSettings) and not schedule.rate(steps):
+    if steps > before.trainer.steps and _has_ended(schedule, steps):
         rule = f"is {steps}, but the learning rate of this run is 0 after step {schedule.steps}"
-        raise ConfigError(Problem("trainer.steps", rule, help="start a new run with a longer schedule"))
+        raise ConfigError(Problem("trainer.steps", rule, help=branch))
+
+
+def _has_ended(schedule: ScheduleSettings, step: int) -> TypeGuard[PeakSettings]:
+    return isinstance(schedule, PeakSettings) and not schedule.rate(step)
 
 
 def expect_untrained(saved: SavedRun) -> None:
@@ -175,7 +184,8 @@ def read_saved_run(run: Path) -> SavedRun:
     if missing := [module for module in config["plugins"] if not is_loaded(str(module))]:
         raise ConfigError(missing_plugins(missing, config["plugins"]))
     read_run(config)
-    if _with_text_keys(config["model"]) != saved_model.model:
+    # the key of `at: {0: …}` is 0 in YAML, and "0" in model.json
+    if json.loads(json.dumps(config["model"], default=repr, skipkeys=True)) != saved_model.model:
         rule = f"has a different model from {MODEL}, to which the weights belong"
         raise RunError(Problem(str(run / CONFIG), rule, help="restore it, or start a new run"))
     if (run / METRICS).exists():
@@ -183,26 +193,22 @@ def read_saved_run(run: Path) -> SavedRun:
     return saved
 
 
-def _with_text_keys(value: Any) -> Any:
-    """Return the value with its keys as JSON has them: the key of `at: {0: …}` is 0 in YAML and "0" in model.json."""
-    if isinstance(value, dict):
-        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
-    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
-
-
 def find_restarted_run(root: Path, name: str, rank_info: RankInfo, command: str) -> SavedRun | None:
     """Return the run that this command began before its launcher restarted it, or None.
 
-    The command must match too, because a batch script may start several runs with the same name.
+    The command must match too, because a batch script may start several runs with the same name. One ID in common is
+    enough, because without --rdzv-id a node that replaces another one has a different ID. torchrun does not count a
+    restart for a node that joins, so such a restart is not detected.
     """
     if not rank_info.restarts:
         return None
-    number = re.compile(rf"{re.escape(name)}(?:-(\d+))?")
+    number, launches = re.compile(rf"{re.escape(name)}(?:-(\d+))?"), set(rank_info.launch.splitlines())
     folders = {int(match[1] or 1): path for path in root.glob(f"{name}*") if (match := number.fullmatch(path.name))}
     for _, folder in sorted(folders.items(), reverse=True):
         with suppress(RunError):
             start = RunFile.read(folder)
-            if start.launch == rank_info.launch and start.commands[:1] == (command,):
+            is_same = not launches.isdisjoint(start.launch.splitlines())
+            if is_same and start.commands[:1] == (command,):
                 return read_saved_run(folder)
     return None
 
@@ -212,11 +218,10 @@ def expect_same_text(saved: SavedRun, prepared: Prepared, spec: Spec, settings: 
     planned_corpus = plan_corpus(spec, prepared, settings.data, settings.objective)
     current = fingerprint(settings.seed, prepared, planned_corpus, settings.objective)
     for name, value in saved.start.text.items():
-        if value != current.get(name) and name == TEACHER:
-            rule = (
-                f"the weights of the teacher changed since the run began: {shown(saved.config['objective']['teacher'])}"
-            )
-            raise RunError(Problem("objective.teacher", rule, help="restore the teacher, or start a new run"))
         if value != current.get(name):
+            if name == TEACHER:
+                teacher = shown(saved.config["objective"]["teacher"])
+                rule = f"the weights of the teacher changed since the run began: {teacher}"
+                raise RunError(Problem("objective.teacher", rule, help="restore the teacher, or start a new run"))
             rule = f"the {name} changed since the run began: {shown(saved.config.get('data', {}).get('dir'))}"
             raise RunError(Problem("data", rule, help="restore the text, or start a new run"))

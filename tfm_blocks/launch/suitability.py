@@ -43,14 +43,15 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
     if mismatch := _objective_problem(data, objective):
         yield mismatch
         return
+    inputs, sources = names(spec.inputs), names(spec.sources)
     if isinstance(objective, HidingSettings):
         yield from find_hiding_problems(spec, objective.name)
     elif isinstance(objective, NoisyPairSettings):
         yield from _pair_problems(spec, objective)
     elif isinstance(objective, LabelSettings):
         yield from _label_problems(spec, data, objective)
-    elif TARGET not in names(spec.inputs) and not isinstance(data, ProbeSettings):
-        rule = f"training predicts {TARGET}, but the inputs are {', '.join(names(spec.inputs))}"
+    elif TARGET not in inputs and not isinstance(data, ProbeSettings):
+        rule = f"training predicts {TARGET}, but the inputs are {', '.join(inputs)}"
         help = "objective=masked trains an encoder on text, and probe tasks, such as data=parity, a model without tgt"
         yield Problem("model.inputs", rule, help=help)
     yield from _ahead_problems(spec, objective)
@@ -58,7 +59,12 @@ def find_data_problems(spec: Spec, data: DataSettings | None, objective: Objecti
         yield from _probe_problems(spec, data)
     columns = columns_of(data) if data else ()
     if isinstance(objective, NoisyPairSettings) or (isinstance(objective, HidingSettings) and len(columns) == 1):
-        columns = (*columns, *names(spec.sources))  # the objective makes the source, or a text has one column
+        columns = (*columns, *sources)  # the objective makes the source, or a text has one column
+    reads_all = not isinstance(objective, HidingSettings | NoisyPairSettings | LabelSettings)
+    unread = [name for name in columns if name not in (TARGET, *sources)]
+    if reads_all and sources and unread and {*sources} < {*columns}:
+        rule = f"has the column {unread[0]}, but the model reads {', '.join(inputs)}"
+        yield Problem("data.train", rule, help=f"leave {unread[0]} out of all splits, or use a model with this input")
     for source in spec.sources:
         address = f"model.inputs.{source.name}"
         if not source.tokens:
@@ -105,17 +111,30 @@ def find_vocabulary_problems(
         yield Problem(SOURCE_VOCAB, rule, help=f"{help}, or objective=next_token")
     owners = {node.address: node for node in spec.nodes}
     table_of = {node.address: owners[node.owner].tie or node.owner for node in spec.nodes}
-    of_sources = {table_of[node.address]: node for node in spec.tables if node.entry != TARGET}
-    for node in (*(node for node in spec.tables if node.entry == TARGET), spec.sink):
-        if source := of_sources.get(table_of[node.address]):
-            rule = f"has the weights of {source.address}, whose rows are ids of {source.entry}, not of {TARGET}"
-            place, own = (node.key, "{same: null, block: embedding}") if node.shares else (f"{node.key}.tie", "null")
+    of_sources = {table_of[node.address]: (node, name) for node, name in spec.tables if name != TARGET}
+    for node in (*(node for node, name in spec.tables if name == TARGET), spec.sink):
+        if node_and_name := of_sources.get(table_of[node.address]):
+            source, name = node_and_name
+            rule = f"has the weights of {source.address}, whose rows are ids of {name}, not of {TARGET}"
+            own = f"{{same: null, block: {node.block}}}"
+            place, own = (node.key, own) if node.shares else (f"{node.key}.tie", "null")
             yield Problem(place, rule, help=f"write {place}={own}")
-    for node in spec.tables:
-        size, knob = (vocab, "vocab") if node.entry == TARGET else (source_vocab, SOURCE_VOCAB)
+    for node, name in spec.tables:
+        size, knob = (vocab, "vocab") if name == TARGET else (source_vocab, SOURCE_VOCAB)
         if node.arguments["vocab"] != size and not node.shares:
-            rule = f"has {node.arguments['vocab']} ids, but {node.entry} has {size}"
+            rule = f"has {node.arguments['vocab']} ids, but {name} has {size}"
             yield Problem(f"{node.key}.vocab", rule, help=f"write {node.key}.vocab='${{{knob}}}'")
+
+
+def find_small_tables(spec: Spec, vocab: int) -> Iterator[Problem]:
+    """Yield a problem for each node whose `vocab` is below the number of ids of the input that it reads."""
+    inputs = names(spec.inputs)
+    for key, node in {node.key: node for node in spec.nodes if not node.shares}.items():
+        name = next((name for name in node.read if name in inputs), None)
+        size = node.arguments.get("vocab", vocab)
+        if name and size < vocab and node.arguments.get("unknown_id") is None:
+            help = f"write {key}.vocab='${{vocab}}'"
+            yield Problem(f"{key}.vocab", f"has {size} ids, but {name} has {vocab}", help=help)
 
 
 def _pair_problems(spec: Spec, objective: NoisyPairSettings) -> Iterator[Problem]:
@@ -220,14 +239,14 @@ def _label_problems(spec: Spec, data: DataSettings | None, objective: LabelSetti
 
 def _weight_problems(data: LabelsSettings, objective: LabelSettings) -> Iterator[Problem]:
     """Yield a problem unless each class has a weight, if there are weights."""
-    if isinstance(objective.weights, dict) and set(objective.weights) != set(data.labels or ()):
-        labels, weighted = set(data.labels or ()), set(objective.weights)
-        wrong = [f"{shown(label)} has none" for label in sorted(labels - weighted)]
-        wrong += [f"{shown(label)} is not a label" for label in sorted(weighted - labels)]
+    weights, labels = objective.weights, set(data.labels or ())
+    if isinstance(weights, dict) and weights.keys() != labels:
+        wrong = [f"{shown(label)} has none" for label in sorted(labels - weights.keys())]
+        wrong += [f"{shown(label)} is not a label" for label in sorted(weights.keys() - labels)]
         rule = f"must have a weight for each of data.labels and no others, but {listed(wrong, 3)}"
         yield Problem("objective.weights", rule, help="write objective.weights={CLASS: WEIGHT}, or balanced, or null")
-    elif objective.weights and data.predict == "number":
-        rule = f"is {objective.weights}, but data.predict=number has no classes"
+    elif weights and data.predict == "number":
+        rule = f"is {weights}, but data.predict=number has no classes"
         yield Problem("objective.weights", rule, help="write objective.weights=null")
 
 
@@ -238,7 +257,7 @@ def find_loss_problems(spec: Spec, run: RunSettings) -> Iterator[Problem]:
         if getattr(losses, name) is not None and name not in run.objective.losses:
             rule = f"is a weight of {needed.partition(' ')[0]}, but {objective} has no such loss"
             yield Problem(f"losses.{name}", rule, help=f"leave it out, or write {needed}")
-    if isinstance(run.objective, LabelSettings) and losses.is_on("z_loss"):
+    if isinstance(run.objective, LabelSettings) and losses.has_z_loss:
         yield Problem("losses.z_loss", f"is a loss of predicted tokens, but {objective} has none", help="write 0")
     predict = getattr(run.data, "predict", "class")
     if predict in ("several", "number") and run.label_smoothing:

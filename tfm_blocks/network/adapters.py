@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import torch
 
+from tfm_blocks.blocks.layers.linear import StackedMaps
 from tfm_blocks.config.settings import Above0, Fraction, Rank, Settings, Where, read_settings
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Adapter, Quantization, Spec
 from tfm_blocks.language.tree import MODEL
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.selection import LinearMap, select_maps
+from tfm_blocks.network.selection import select_maps
 
 CHANGES = ("adapt", "quantize")  # keys of a model
 
@@ -65,18 +66,19 @@ def change_maps(network: Network, sources: Sources) -> Spec:
     adapters: dict[str, dict[str, Adapter]] = {node.owner: {} for node in spec.nodes}
     quantized: dict[str, dict[str, Quantization]] = {node.owner: {} for node in spec.nodes}
     chosen = {name: (group.where, group.parts or ()) for name, group in groups.adapt.items()}
-    for name, one in select_maps(network, sources, "adapt", chosen):
+    adapted, warnings = select_maps(network, sources, "adapt", chosen)
+    for name, one in adapted:
         group = groups.adapt[name]
         parts = one.chosen(group.parts or ())
         named = tuple(dict.fromkeys(one.parts[part] for part in parts))
         adapters[one.weight.node.owner][one.path] = Adapter(parts, named, group.rank, group.scale, group.dropout)
     rounded = {name: (group.where, ()) for name, group in groups.quantize.items()}
-    for name, one in select_maps(network, sources, "quantize", rounded):
+    for name, one in select_maps(network, sources, "quantize", rounded)[0]:
         formats = groups.quantize[name]
         named = tuple(dict.fromkeys(one.parts))
         quantized[one.weight.node.owner][one.path] = Quantization(named, formats.weights, formats.activations)
     nodes = (replace(node, adapters=adapters[node.owner], quantized=quantized[node.owner]) for node in spec.nodes)
-    return replace(spec, nodes=tuple(nodes))
+    return replace(spec, nodes=tuple(nodes), warnings=(*spec.warnings, *warnings))
 
 
 def _read_groups(model: Mapping[str, Any], sources: Sources) -> _Changes:
@@ -107,10 +109,10 @@ def without_adapters(spec: Spec) -> Spec:
 def merge_adapters(network: Network) -> Network:
     """Add the adapters of a network to its weights, in place, and return the network, whose model has none then."""
     for module in network.modules():
-        if isinstance(module, LinearMap) and module.adapter is not None:
+        if isinstance(module, StackedMaps) and module.adapter is not None:
             module.weight.copy_(module.merged_weight())
             module.adapter = None
     network.spec = without_adapters(network.spec)
-    for call, node in zip((*network.calls, *network.head_calls), network.spec.nodes, strict=True):
+    for call, node in zip(network.all_calls, network.spec.nodes, strict=True):
         call.node = node
     return network.requires_grad_()

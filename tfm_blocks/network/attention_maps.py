@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tfm_blocks.blocks.layers.state import HasAttentionWeights
 from tfm_blocks.language.spec import Axis, Shape, Size
-from tfm_blocks.network.call import Call
 from tfm_blocks.network.graph import Network
 
 
@@ -27,9 +26,14 @@ def attention_nodes(network: Network) -> dict[str, AttentionMap]:
     maps: dict[str, AttentionMap] = {}
     shapes = network.spec.shapes
     for call in network.calls:
-        if isinstance(call.block, HasAttentionWeights) and len(_attended(call, shapes)) < 2:
-            ports = [name for key in call.sees for name in key.split("|") if name in call.node.reads]
-            keys = call.node.reads[ports[0]][0] if ports else call.node.entry  # `kv` if it is connected
+        if not isinstance(call.block, HasAttentionWeights):
+            continue
+        reads = call.node.reads
+        connected = (next((name for name in key.split("|") if name in reads), "") for key in call.sees)
+        seen = [reads[name][0] for name in connected if name]  # `kv` if it is connected
+        attended = {str(shapes[address][1]) for address in seen if isinstance(shapes[address][0], Axis)}
+        if len(attended) < 2:  # one softmax covers two sequences if a prefix precedes the sequence itself
+            keys = seen[0] if seen else call.node.entry
             map = AttentionMap(_sequence(shapes[call.node.entry]), _sequence(shapes[keys]))
             maps |= {call.address: map} if all(map) else {}
     return maps
@@ -54,13 +58,6 @@ def _sequence(shape: Shape) -> str:
     """Return the input whose positions a tensor has, or the name of a derived axis; "" for an axis of fixed size."""
     axis = shape[1]
     return "" if not isinstance(axis, Axis) else axis.name if axis.parts else axis.inputs[0]
-
-
-def _attended(call: Call, shapes: Mapping[str, Shape]) -> set[str]:
-    """Return the sequences that one softmax covers: two if a prefix precedes the sequence itself."""
-    connected = [next((name for name in key.split("|") if name in call.node.reads), "") for key in call.sees]
-    seen = [shapes[call.node.reads[name][0]] for name in connected if name]
-    return {str(shape[1]) for shape in seen if isinstance(shape[0], Axis)}
 
 
 @torch.inference_mode()

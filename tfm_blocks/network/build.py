@@ -11,8 +11,9 @@ from torch import nn
 import tfm_blocks.blocks  # noqa: F401  registers them
 from tfm_blocks.blocks.layers.add_norm import Branch
 from tfm_blocks.blocks.layers.linear import LowRank
-from tfm_blocks.errors import ConfigError, Problem, expect_none
+from tfm_blocks.errors import ConfigError, Problem, expect_none, suggest
 from tfm_blocks.language.check import check
+from tfm_blocks.language.parametrisation import expect_valid_base
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec
 from tfm_blocks.language.tree import MODEL
@@ -28,9 +29,13 @@ from tfm_blocks.registry.blocks import REGISTRY
 def check_model(model: Mapping[str, Any], sources: Sources | None = None) -> Spec:
     """Return the checked spec of a resolved model mapping. Raises ConfigError; no tensor is allocated."""
     sources = sources or Sources()
-    spec = read_model(model, sources)
-    problems = trace(spec, sources)
-    expect_none(problems)
+    plain = check(model, REGISTRY, sources)
+    expect_none(trace(plain, sources))
+    spec = _with_changed_maps(plain, sources)
+    if spec is not plain:
+        expect_none(trace(spec, sources))
+    if spec.base is not None:
+        expect_valid_base(trace(spec.base, sources), sources)
     by_address = {node.address: node for node in spec.nodes}
     with torch.device("meta"):
         for node in spec.nodes:
@@ -50,11 +55,15 @@ def weight_rules(spec: Spec, sources: Sources | None = None) -> dict[str, Weight
 
 def read_model(model: Mapping[str, Any], sources: Sources) -> Spec:
     """Return the spec of a model that was traced before. Raises ConfigError."""
-    spec = check(model, REGISTRY, sources)
-    if not any(model.get(key) for key in CHANGES):
+    return _with_changed_maps(check(model, REGISTRY, sources), sources)
+
+
+def _with_changed_maps(spec: Spec, sources: Sources) -> Spec:
+    """Return the spec with the adapters and quantisation of its model. Raises ConfigError."""
+    if not any(spec.mapping.get(key) for key in CHANGES):
         return spec
-    if model.get("adapt") and spec.base is not None:
-        rule = f"has no rule of width transfer, but the model has parametrisation: {model['parametrisation']}"
+    if spec.mapping.get("adapt") and spec.base is not None:
+        rule = f"has no rule of width transfer, but the model has parametrisation: {spec.parametrisation}"
         raise ConfigError(sources.problem((*MODEL, "adapt"), rule, help="write parametrisation: standard"))
     return change_maps(network_without_values(spec), sources)
 
@@ -81,7 +90,7 @@ def network_without_values(spec: Spec, device: str = "meta") -> Network:
 
 def count_parameters(spec: Spec) -> int:
     """Return the number of parameters; tied and shared ones count once."""
-    return sum(parameter.numel() for parameter in network_without_values(spec).parameters())
+    return network_without_values(spec).parameter_count
 
 
 def _network(spec: Spec, seed: int) -> Network:
@@ -110,13 +119,23 @@ def _network(spec: Spec, seed: int) -> Network:
 
 
 def _tie(node: Node, source: Node, module: nn.Module, source_module: nn.Module, sources: Sources) -> None:
-    """Replace the parameter of `node` by the parameter of `source`. Raises ConfigError if their shapes differ."""
-    assert isinstance(module, Branch) and isinstance(source_module, Branch)
-    name, source_name = (REGISTRY.blocks[tied.block or ""].tieable or "" for tied in (node, source))
-    replaced, shared = getattr(module.block, name), getattr(source_module.block, source_name)
+    """Replace the parameter of `node` by the parameter of `source`.
+
+    Raises ConfigError if their shapes differ, or if a block has no parameter of the declared name.
+    """
+    parameters = []
+    for tied, owner in ((node, module), (source, source_module)):
+        assert isinstance(owner, Branch)
+        name = REGISTRY.blocks[tied.block or ""].tieable or ""
+        parameter = owner.block._parameters.get(name)
+        if parameter is None:
+            rule = f"cannot be tied: the block {tied.block} has no parameter {name}, which it declares as tieable"
+            raise ConfigError(sources.problem(tied.path, rule, help=suggest(name, owner.block._parameters)))
+        parameters.append((owner.block, name, parameter))
+    (block, name, replaced), (_, _, shared) = parameters
     if replaced.shape != shared.shape:
         shapes = f"its matrix is {list(replaced.shape)}, the matrix of {node.tie} is {list(shared.shape)}"
         rule = f"cannot be tied to {node.tie}: {shapes}"
         help = "give both the same width and vocabulary, or remove tie with tie: null"
         raise ConfigError(sources.problem(node.path, rule, help=help))
-    setattr(module.block, name, shared)
+    setattr(block, name, shared)

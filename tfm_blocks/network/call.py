@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers import rounding
 from tfm_blocks.blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
-from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
-from tfm_blocks.blocks.layers.linear import Dropout, Linear
+from tfm_blocks.blocks.layers.linear import Dropout, StackedMaps
 from tfm_blocks.blocks.layers.state import Stepping, apply_order, reading_order, restore_order
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec, Step
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
@@ -71,11 +70,12 @@ class Call:
         self.sees = info.sees if info else {}
         self.gives_loss = bool(info and info.signature.loss)
         self.ports: list[Operand] = []
-        for port in info.signature.ports if info else ():
-            unread = info is not None and info.sight(port.name, node.reads, node.arguments) == "nothing"
-            if (addresses := node.reads.get(port.name)) and not unread:
-                depends = any(address in target_addresses for address in addresses)
-                self.ports.append(Operand(info.parameters[port.name] if info else "", addresses, port.many, depends))
+        if info:
+            for port in info.signature.ports:
+                unread = info.sight(port.name, node.reads, node.arguments) == "nothing"
+                if (addresses := node.reads.get(port.name)) and not unread:
+                    depends = any(address in target_addresses for address in addresses)
+                    self.ports.append(Operand(info.parameters[port.name], addresses, port.many, depends))
         self.moving_ports = [port for port in self.ports[1:] if port.depends_on_target]
         self.fixed_ports = [port for port in self.ports[1:] if not port.depends_on_target]
         self.mask_axes = {f"{KEEP}{letter}": str(node.axes.get(letter)) for letter in (info.keeps if info else ())}
@@ -92,6 +92,13 @@ class Call:
     def block(self) -> nn.Module:
         """Return the registered block, without the add & norm operations around it."""
         return self.module.block if isinstance(self.module, Branch) else self.module
+
+    @property
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the node once, without the parameters of nodes inside it, such as branches."""
+        module = self.module
+        parts = (module.pre, module.block, module.post) if isinstance(module, Branch) else (module,)
+        return [*dict.fromkeys(parameter for part in parts for parameter in part.parameters())]
 
     def __call__(self, values: Values, keeps: PaddingMasks, losses: Values | None = None) -> Tensor:
         """Compute the node's output from the values and keep masks that it reads, and add its loss to `losses`."""
@@ -151,11 +158,11 @@ def _has_padding(keep_BN: Tensor) -> bool:
 
 
 def _concatenated(info: BlockInfo | None, node: Node, shapes: Mapping[str, Shape]) -> list[str]:
-    """Return the axes of the sequences that the node concatenates."""
+    """Return the axes of the sequences that the node concatenates, if there are several."""
     if info is None:
         return []
     sequences = info.signature.sequences
-    return [
+    axes = [
         str(shapes[address][place])
         for port in info.signature.ports
         for place, letter in enumerate(port.axes)
@@ -163,6 +170,7 @@ def _concatenated(info: BlockInfo | None, node: Node, shapes: Mapping[str, Shape
         for address in node.reads.get(port.name, ())
         if address in shapes
     ]
+    return axes if len(axes) > 1 else []
 
 
 def pad_last(x_BND: Tensor, keeps: list[Tensor]) -> Tensor:
@@ -210,11 +218,11 @@ def module_of(node: Node) -> nn.Module:
     module = Branch(_steps(node.pre), block, _steps(node.post))
     for path, adapter in node.adapters.items():
         linear = module.get_submodule(path)
-        assert isinstance(linear, Linear | ExpertLinear)
+        assert isinstance(linear, StackedMaps)
         linear.adapt(adapter.parts, adapter.rank, adapter.scale, adapter.dropout)
     for path, formats in node.quantized.items():
         linear = module.get_submodule(path)
-        assert isinstance(linear, Linear | ExpertLinear)
+        assert isinstance(linear, StackedMaps)
         linear.round_weight = rounding.WEIGHTS[formats.weights]
         linear.round_input = rounding.ACTIVATIONS[formats.activations] if formats.activations else None
     return module
@@ -233,7 +241,7 @@ def _step(step: Step) -> nn.Module:
             return Gain(step.value, step.width if step.per_channel else None)
         case "add":
             return Add(step.value, step.width if step.per_channel else None)
-        case "scale":
+        case "scale" | "depth":
             return Scale(step.value)
         case "droppath":
             return DropPath(step.value)

@@ -23,13 +23,13 @@ def multiply_adds(network: Network, lengths: Mapping[str, int]) -> dict[str, int
     `network` is on the meta device; `lengths` are by axis, such as S. As in `FlopCounterMode`, whose counts are halved,
     matrix products and attention count; elementwise operations do not.
     """
-    values, keeps = network.begin(_inputs(network.spec.inputs, lengths))
+    values, keeps = network.begin(inputs_of_lengths(network.spec.inputs, lengths))
     counts: dict[str, int] = {}
     shapes = network.spec.shapes
     ids = {tensor.name for tensor in network.spec.inputs if tensor.tokens}
     alike: dict[str, str] = {}  # address of the first node of each kind; a tensor on the meta device is only a shape
     with torch.no_grad():
-        for call in (*network.calls, *network.head_calls):
+        for call in network.all_calls:
             first = alike.setdefault(node_kind(call.node, shapes, ids), call.address)
             if first == call.address:
                 counter = FlopCounterMode(display=False)
@@ -50,13 +50,13 @@ def decoding_state(network: Network, lengths: Mapping[str, int]) -> int:
         return 0
     length = lengths[str(network.spec.input(TARGET).shape[1])]
     with torch.no_grad():
-        decoding = start(network, _inputs(network.spec.sources, lengths), length, sentences=1)
+        decoding = start(network, inputs_of_lengths(network.spec.sources, lengths), length, sentences=1)
     states = decoding.states.values()
     parts = [decoding.values, *(part for state in states for part in (state.fixed, state.caches, state.moving))]
     return sum(tensor.numel() for part in parts for tensor in part.values() if tensor.is_floating_point())
 
 
-def _inputs(inputs: Iterable[Input], lengths: Mapping[str, int]) -> dict[str, Tensor]:
+def inputs_of_lengths(inputs: Iterable[Input], lengths: Mapping[str, int]) -> dict[str, Tensor]:
     """Return one row of each input on the meta device; axes without a length have length 1."""
     return {
         tensor.name: torch.ones(
@@ -77,13 +77,13 @@ def axis_lengths(network: Network, requested: Mapping[str, int]) -> dict[str, in
     for tensor in network.spec.inputs:
         for axis in tensor.sequences:
             lengths[axis.name] = max(lengths.get(axis.name, 0), requested.get(tensor.name, 0))
-    return {axis: _length(network, axis, length) for axis, length in lengths.items()}
+    return {axis: _length(network, axis, length, requested) for axis, length in lengths.items()}
 
 
-def _length(network: Network, axis: str, requested: int) -> int:
+def _length(network: Network, axis: str, requested: int, others: Mapping[str, int]) -> int:
     inputs = [tensor.name for tensor in network.spec.inputs if axis in {each.name for each in tensor.sequences}]
-    most = min((network.longest(name) for name in inputs), key=lambda bound: bound.tokens)
+    most = min((network.longest(name, others) for name in inputs), key=lambda bound: bound.tokens)
     if most.node and requested > most.tokens:
-        rule = f"has {most.tokens} positions, but {inputs[0]} has {requested}"
+        rule = f"has {most.positions(inputs[0], others)}, but {inputs[0]} has {requested}"
         raise ConfigError(Problem(most.node.address, rule, help=f"measure at most {most.tokens}"))
     return requested or int(min(LENGTH, most.tokens))

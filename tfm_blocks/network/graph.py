@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.blocks.layers.add_norm import Branch
 from tfm_blocks.blocks.layers.state import Bounded
-from tfm_blocks.language.spec import TARGET, Axis, Node, Size, Spec, names
+from tfm_blocks.language.spec import TARGET, Axis, Spec, names
+from tfm_blocks.network.bounds import Longest, find_longest
 from tfm_blocks.network.call import Call, PaddingMasks, Values, derive_mask
 from tfm_blocks.registry.blocks import REGISTRY
 
@@ -71,14 +72,6 @@ class LayerCalls:
         return {address: values[address] for address in self.outputs}, losses
 
 
-@dataclass(frozen=True)
-class Longest:
-    """A bound on the tokens of an input, and the node that sets it."""
-
-    tokens: float
-    node: Node | None
-
-
 class Network(nn.ModuleDict):
     """Modules at their addresses (`encoder.3.attn.block.qkv`), run in the order of `spec.nodes`: trunk, then head.
 
@@ -91,7 +84,7 @@ class Network(nn.ModuleDict):
 
     def __init__(self, spec: Spec, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        for address in sorted(modules, key=lambda address: address.count(".")):  # parents first
+        for address in sorted(modules, key=partial(_depth, {node.address: node.tie for node in spec.nodes})):
             _place(self, address.split("."), modules[address])
         self.spec = spec
         self.recomputes = self.by_layer = False
@@ -99,7 +92,7 @@ class Network(nn.ModuleDict):
         self._frozen: tuple[nn.Module, ...] = ()
         target_addresses = {TARGET, *(node.address for node in spec.nodes if node.sees != "nothing")}
         shapes = spec.shapes
-        calls = [Call(node, modules[node.owner], target_addresses, shapes) for node in spec.nodes]
+        self.all_calls = calls = [Call(node, modules[node.owner], target_addresses, shapes) for node in spec.nodes]
         self.calls = calls[: len(calls) - spec.head]
         self.head_calls = calls[len(calls) - spec.head :]
         self.bounded = [(call.node, call.block.max_length) for call in calls if isinstance(call.block, Bounded)]
@@ -109,6 +102,11 @@ class Network(nn.ModuleDict):
     def device(self) -> torch.device:
         """Return the device of the weights."""
         return next(self.parameters()).device
+
+    @property
+    def parameter_count(self) -> int:
+        """Return the number of parameters; tied and shared ones count once."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def replacer(self) -> Network | None:
@@ -139,6 +137,8 @@ class Network(nn.ModuleDict):
         else:
             for call in self.calls:
                 values[call.address] = call(values, keeps, losses)
+        if self.by_layer and torch.is_grad_enabled() and not values[self.exit].requires_grad:
+            values[self.exit].requires_grad_()  # else FSDP would not hand the gradients of the head to their shards
         return values[self.exit], losses | {f"{TAP}{address}": values[address] for address in self.tapped}
 
     def tap(self, addresses: Iterable[str]) -> None:
@@ -150,7 +150,17 @@ class Network(nn.ModuleDict):
     def stack_layers(self) -> list[LayerCalls]:
         """Return the calls of the trunk in order, grouped by layers of stacks."""
         containers = {name: module for name, module in self.named_modules() if isinstance(module, Container)}
-        return calls_by_layer(self.calls, {self.exit, *self.tapped}, containers)
+        layers = []
+        for layer, calls in groupby(self.calls, lambda call: _layer(call.address)):
+            group = tuple(calls)
+            inside = {call.address for call in group}
+            others = _read(call for call in self.calls if call.address not in inside)
+            outputs = tuple(inside & {self.exit, *self.tapped, *others})
+            reads = tuple(address for address in _read(group) if address not in inside)
+            owners = {_layer(call.node.owner) for call in group}
+            container = containers.get(owners.pop()) if len(owners) == 1 else None
+            layers.append(LayerCalls(group, reads, outputs, is_layer=bool(layer), container=container))
+        return layers
 
     @cached_property
     def output_calls(self) -> list[Call]:
@@ -202,7 +212,7 @@ class Network(nn.ModuleDict):
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the head uses, tied ones included."""
-        return [*dict.fromkeys(parameter for call in self.head_calls for parameter in call.module.parameters())]
+        return [*dict.fromkeys(parameter for call in self.head_calls for parameter in call.own_parameters)]
 
     def keep_masks(self, inputs: Mapping[str, Tensor], keep: Mapping[str, Tensor] | None = None) -> PaddingMasks:
         """Return keep_BN of every sequence axis of the inputs: from `keep`, else ids that are not 0, else all true.
@@ -225,8 +235,7 @@ class Network(nn.ModuleDict):
                 elif tensor.tokens:
                     masks[axis.name] = value != 0
                 else:
-                    ones = torch.ones(value.shape[0], value.shape[position], dtype=torch.bool, device=value.device)
-                    masks[axis.name] = ones
+                    masks[axis.name] = value.new_ones(value.shape[0], value.shape[position], dtype=torch.bool)
         derived = {axis.name: derive_mask(axis, masks) for axis in self.derived}
         masks |= {name: mask for name, mask in derived.items() if mask is not None}
         return PaddingMasks(masks, frozenset(masks) - explicit)
@@ -245,11 +254,12 @@ class Network(nn.ModuleDict):
             actual = f"{mask.dtype} with the shape {list(mask.shape)}"
             raise TypeError(f"keep[{name!r}] must be torch.bool with the shape {shape}, but is {actual}")
 
-    def longest(self, name: str) -> Longest:
-        """Return the maximum length of the input `name`, the least `max_length` of the blocks that read it."""
-        axis = self.spec.input(name).shape[1]
-        bounds = [Longest(_most(node.shape[1], axis, most), node) for node, most in self.bounded]
-        return min(bounds, key=lambda bound: bound.tokens, default=Longest(math.inf, None))
+    def longest(self, name: str, lengths: Mapping[str, int] = MappingProxyType({})) -> Longest:
+        """Return the maximum length of the input `name`, the least `max_length` of the blocks that read it.
+
+        For concatenated sequences, it depends on the `lengths` of the other inputs, which are by default as long.
+        """
+        return find_longest(self.spec.inputs, self.bounded, name, lengths)
 
     def expect(self, inputs: Mapping[str, Tensor], expected: Iterable[str]) -> None:
         """Raise TypeError unless the names of `inputs` equal `expected`."""
@@ -257,16 +267,6 @@ class Network(nn.ModuleDict):
         if set(inputs) != expected:
             read, passed = (", ".join(sorted(names)) or "nothing" for names in (expected, inputs))
             raise TypeError(f"the model reads {read}, but received {passed}")
-
-
-def _most(size: Size, axis: Size, most: float) -> float:
-    """Return the maximum length of `axis` if `size`, which may be derived from it, is at most `most`."""
-    if size == axis:
-        return most
-    if not isinstance(size, Axis) or len(size.inputs) != 1 or not size.parts:
-        return math.inf
-    added = sum(part for part in size.parts if isinstance(part, int))
-    return _most(size.parts[-1], axis, most * size.stride - added)
 
 
 @contextmanager
@@ -278,6 +278,12 @@ def evaluating(network: nn.Module) -> Iterator[None]:
         yield
     finally:
         network.train(was_training)
+
+
+def _depth(ties: Mapping[str, str | None], address: str) -> int:
+    """Return a rank: greater than the rank of the module around an address, and at least the rank of its tie."""
+    outer, tie = address.rpartition(".")[0], ties.get(address)
+    return max(_depth(ties, outer) + 1 if outer else 0, _depth(ties, tie) if tie else 0)
 
 
 def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
@@ -292,30 +298,8 @@ def _place(root: nn.Module, address: list[str], module: nn.Module) -> None:
     root.add_module(address[-1], module)
 
 
-def calls_by_layer(
-    calls: Sequence[Call], outside: Iterable[str], containers: Mapping[str, Container]
-) -> list[LayerCalls]:
-    """Group the calls by layers, some read from `outside`. `containers` are the network's containers by address."""
-    groups = [(layer, tuple(group)) for layer, group in groupby(calls, lambda call: _layer(call.address))]
-    layers = []
-    for layer, group in groups:
-        inside = {call.address for call in group}
-        read_by_others = {*outside, *_read(call for call in calls if call.address not in inside)}
-        owners = {_layer(call.node.owner) for call in group}
-        layers.append(
-            LayerCalls(
-                group,
-                reads=tuple(address for address in _read(group) if address not in inside),
-                outputs=tuple(address for address in inside if address in read_by_others),
-                is_layer=bool(layer),
-                container=containers.get(owners.pop()) if len(owners) == 1 else None,
-            )
-        )
-    return layers
-
-
 def _read(calls: Iterable[Call]) -> Iterable[str]:
-    return dict.fromkeys(address for call in calls for address in (*call.node.read, call.node.residual))
+    return dict.fromkeys(address for call in calls for address in call.node.dependencies)
 
 
 def _layer(address: str) -> str:
@@ -323,7 +307,5 @@ def _layer(address: str) -> str:
     return match[0] if match else ""
 
 
-REGISTRY.reserve(dir(Network))
-REGISTRY.reserve(dir(Branch))
-REGISTRY.reserve(["spec", "recomputes", "by_layer", "tapped", "calls", "head_calls", "bounded", "derived", "training"])
-REGISTRY.reserve(["pre", "block", "post", "last"])
+REGISTRY.reserve([*dir(Network), *dir(Branch), "spec", "recomputes", "by_layer", "tapped", "calls", "head_calls"])
+REGISTRY.reserve(["all_calls", "bounded", "derived", "training", "pre", "block", "post", "last"])

@@ -72,7 +72,7 @@ def prefill(network: Network, ids_BP: Tensor, decoding: Decoding) -> tuple[Tenso
     assert decoding.position == 0 and decoding.hypotheses == 1, "only a new decoding can be prefilled"
     values, keeps = _target(network, ids_BP, decoding)
     for call in _calls_per_step(network):
-        values[call.address] = _prefill(call, values, keeps, decoding.states[call.address])
+        values[call.address] = _prefill(call, values, keeps, decoding)
     decoding.position = ids_BP.shape[1]
     return values[network.exit], decoding
 
@@ -81,10 +81,14 @@ def step(network: Network, ids_B: Tensor, decoding: Decoding) -> tuple[Tensor, D
     """Read the next target token of each row; return x_BD, from which the head computes the next token's logits."""
     values, keeps = _target(network, ids_B[:, None], decoding)
     for call in _calls_per_step(network):
+        if call.stepping is None:
+            values[call.address] = call(values, keeps)
+            continue
         state = decoding.states[call.address]
         state.position, state.hypotheses = decoding.position, decoding.hypotheses
         state.path_BMTM = decoding.path_BMTM if decoding.hypotheses > 1 else None
-        values[call.address] = _step(call, values, keeps, state)
+        y, decoding.states[call.address] = call.stepping.step(call.first(values), state, **_moving(call, values))
+        values[call.address] = call.after(y, values)
     decoding.position += 1
     return values[network.exit][:, -1], decoding
 
@@ -177,29 +181,22 @@ def _start(call: Call, values: Values, keeps: PaddingMasks, shape: CacheShape) -
     return block.start(**fixed, **masks, room=shape)
 
 
-def _step(call: Call, values: Values, keeps: PaddingMasks, state: State) -> Tensor:
-    block = call.stepping
-    if block is None:
-        return call(values, keeps)
-    y, _ = block.step(call.first(values), state, **_moving(call, values))
-    return call.after(y, values)
-
-
-def _prefill(call: Call, values: Values, keeps: PaddingMasks, state: State) -> Tensor:
+def _prefill(call: Call, values: Values, keeps: PaddingMasks, decoding: Decoding) -> Tensor:
     """Read several positions in one pass, or step by step if the block has no `prefill`."""
     block = call.stepping
     if block is None:
         return call(values, keeps)
-    read, moving = call.first(values), _moving(call, values)
+    read, moving, state = call.first(values), _moving(call, values), decoding.states[call.address]
     if isinstance(block, Prefilling):
-        y_BPD, _ = block.prefill(read, state, **moving)
+        y_BPD, decoding.states[call.address] = block.prefill(read, state, **moving)
         return call.after(y_BPD, values)
     outputs = []
     for position in range((read[0] if isinstance(read, list) else read).shape[1]):
         state.position = position
         others = {name: _at(value, position) for name, value in moving.items()}
-        y_B1D, _ = block.step(_at(read, position), state, **others)
+        y_B1D, state = block.step(_at(read, position), state, **others)
         outputs.append(y_B1D)
+    decoding.states[call.address] = state
     return call.after(torch.cat(outputs, 1), values)
 
 

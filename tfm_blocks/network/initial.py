@@ -27,7 +27,7 @@ def initialise(network: Network, seed: int) -> None:
                 if id(parameter) not in done:
                     _fill(module, name, seed)
                     done.add(id(parameter))
-        for call in (*network.calls, *network.head_calls):
+        for call in network.all_calls:
             if call.node.shrink != 1 and not call.node.shares:
                 for module in call.block.modules():
                     if isinstance(module, Shrinks):
@@ -35,25 +35,20 @@ def initialise(network: Network, seed: int) -> None:
 
 
 def _fill(module: nn.Module, address: str, seed: int) -> None:
-    number = address_seed(seed, address)
+    number, name = address_seed(seed, address), address.rpartition(".")[2]
     if isinstance(module, Initialises):
-        module.initialise(address.rpartition(".")[2], torch.Generator().manual_seed(number))
-    elif isinstance(module, Resets):
-        _reset(module, address.rpartition(".")[2], number)
+        module.initialise(name, torch.Generator().manual_seed(number))
+    elif isinstance(module, Resets):  # fills all parameters, so the values of the others are restored
+        others = {key: value.clone() for key, value in module.named_parameters(recurse=False) if key != name}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number)
+            module.reset_parameters()
+        for key, value in others.items():
+            module.get_parameter(key).copy_(value)
     else:
         raise TypeError(
             f"{type(module).__name__} at {address} does not define its initial values: add initialise(name, generator)"
         )
-
-
-def _reset(module: nn.Module, name: str, number: int) -> None:
-    """Initialise one parameter; `reset_parameters` fills all of them, so the values of the others are restored."""
-    others = {key: value.clone() for key, value in module.named_parameters(recurse=False) if key != name}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number)
-        module.reset_parameters()  # type: ignore[operator]
-    for key, value in others.items():
-        module.get_parameter(key).copy_(value)
 
 
 def address_seed(seed: int, address: str) -> int:

@@ -15,6 +15,7 @@ from tfm_blocks.blocks.layers.linear import Linear, Product
 from tfm_blocks.errors import ConfigError, Problem
 from tfm_blocks.network.graph import Network
 
+PACKING_OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")  # of torch.ops.mkldnn, which are private
 INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")  # of torch.ops.onednn
 SMALL = 1 << 16  # elements of a weight; below, MKL is faster for few rows: docs/decisions/07
 FEW = 1 << 20  # multiply-adds of a product by a small weight; below, MKL is faster
@@ -28,7 +29,14 @@ def packed(network: Network) -> AbstractContextManager[None]:
     change between two searches but not within one. Maps that are already packed are skipped. docs/decisions/07 has the
     speed.
     """
-    return _with_products(_unpacked_maps(network) if _can_pack(next(network.parameters())) else [], float32_product)
+    weight = next(network.parameters())
+    can_pack = (
+        weight.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and _has_onednn(weight.device)
+        and all(hasattr(torch.ops.mkldnn, name) for name in PACKING_OPERATORS)
+    )
+    return _with_products(_unpacked_maps(network) if can_pack else [], float32_product)
 
 
 def quantized(network: Network) -> AbstractContextManager[None]:
@@ -38,8 +46,16 @@ def quantized(network: Network) -> AbstractContextManager[None]:
     Raises ConfigError if the device has no such product, or if the model has no map of that size.
     """
     linears = [linear for linear in _unpacked_maps(network) if linear.weight.numel() >= SMALL]
-    _expect_int8(network.device, linears)
-    return _with_products(linears, int8_product)
+    if network.device.type != "cpu":
+        rule, help = f"int8 needs the CPU, but the model is on {network.device}", "--device cpu, or --precision bf16"
+    elif not _has_onednn(network.device) or not all(hasattr(torch.ops.onednn, name) for name in INT8_OPERATORS):
+        rule, help = "int8 needs an x86 CPU and a torch with oneDNN", "leave it out"
+    elif not linears:
+        rule = f"int8 needs a linear map of at least {SMALL:,} weights, but the model has none"
+        help = "leave it out"
+    else:
+        return _with_products(linears, int8_product)
+    raise ConfigError(Problem("--precision", rule, help=help))
 
 
 @contextmanager
@@ -54,38 +70,14 @@ def _with_products(linears: list[Linear], make: Callable[[Tensor, Tensor | None]
 
 
 def _unpacked_maps(network: Network) -> list[Linear]:
-    return [module for module in network.modules() if isinstance(module, Linear) and module.packed is None]
-
-
-def _can_pack(weight: Tensor) -> bool:
-    """Return True if torch has its private packing operators and they support this weight."""
-    operators = ("_reorder_linear_weight", "_linear_pointwise")
-    return (
-        weight.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and _has_onednn(weight.device)
-        and all(hasattr(torch.ops.mkldnn, name) for name in operators)
-    )
+    maps = (module for module in network.modules() if isinstance(module, Linear) and module.packed is None)
+    return [linear for linear in maps if linear.selectable]  # the other weights are read without the product
 
 
 def _has_onednn(device: torch.device) -> bool:
     """Return True on an x86 CPU for which torch was built with oneDNN."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     return device.type == "cpu" and x86 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-
-
-def _expect_int8(device: torch.device, linears: list[Linear]) -> None:
-    """Raise ConfigError if int8 does not apply."""
-    if device.type != "cpu":
-        rule, help = f"int8 needs the CPU, but the model is on {device}", "--device cpu, or --precision bf16"
-    elif not _has_onednn(device) or not all(hasattr(torch.ops.onednn, name) for name in INT8_OPERATORS):
-        rule, help = "int8 needs an x86 CPU and a torch with oneDNN", "leave it out"
-    elif not linears:
-        rule = f"int8 needs a linear map of at least {SMALL:,} weights, but the model has none"
-        help = "leave it out"
-    else:
-        return
-    raise ConfigError(Problem("--precision", rule, help=help))
 
 
 def float32_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:

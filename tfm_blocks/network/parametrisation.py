@@ -7,17 +7,20 @@ Sources: Yang et al. 2022 (mup), tables 3 and 8; Dey et al. 2025 (CompleteP), ta
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from tfm_blocks.blocks.layers.expert_linear import ExpertLinear
 from tfm_blocks.blocks.layers.state import MatchesBase
 from tfm_blocks.errors import Problem, RuleError, expect_none
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import Axis, Node
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.cost import inputs_of_lengths
+from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.weights import LOOKED_UP, Fill, Weight, declared_of, initial_fills, list_weights
 
 ELEMENTWISE = frozenset({"bias", "gain", "scalar"})
@@ -112,22 +115,41 @@ def find_rules(network: Network, base: Network, sources: Sources) -> dict[str, W
 
 
 def _growing_blocks(network: Network, base: Network, sources: Sources) -> list[Problem]:
-    """Return the problems of nodes whose widths differ from the base's, if a module of theirs has no rule for that."""
-    assert base.spec.nodes
+    """Return the problems of modules without a rule for widths that differ from the base, if their widths differ."""
+    owners = {call.node.owner: call.node for call in reversed(network.all_calls)}
+    reasons = {
+        name: reason
+        for name, module in network.named_modules()
+        if (reason := getattr(type(module), "width_rules", {}).get(""))
+    }
+    own, small = (_widths(each, reasons) for each in (network, base)) if reasons else ({}, {})
     problems = []
-    for call, small in zip(network.spec.nodes, base.spec.nodes, strict=True):
-        if _widths(call) == _widths(small) or call.shares:
-            continue
-        for module in network.get_submodule(call.address).modules():
-            if reason := getattr(type(module), "width_rules", {}).get(""):
-                rule = f"no rule is known for {type(module).__name__} with a width that differs from the base: {reason}"
-                problems.append(sources.problem(call.path, rule, help=KEEP))
+    for name, reason in reasons.items():
+        if own[name] != small[name]:
+            node = owners[max((owner for owner in owners if f"{name}.".startswith(f"{owner}.")), key=len)]
+            kind = type(network.get_submodule(name)).__name__
+            rule = f"no rule is known for {kind} with a width that differs from the base: {reason}"
+            problems.append(sources.problem(node.path, rule, help=KEEP))
     return problems
 
 
-def _widths(node: Node) -> list[object]:
-    sizes = [size for size in (*node.shape, *node.axes.values()) if not isinstance(size, Axis)]
-    return [*sizes, *(step.width for step in (*node.pre, *node.post))]
+def _widths(network: Network, names: Iterable[str]) -> dict[str, set[int]]:
+    """Run the network on the meta device, and return the widths of inputs, outputs and parameters of these modules."""
+    modules = {module: name for name, module in network.named_modules()}
+    widths = {
+        name: {size for weight in module.parameters() for size in weight.shape} for module, name in modules.items()
+    }
+
+    def record(module: nn.Module, arguments: Any, named: Any, result: Any) -> None:
+        tensors = (each for each in tree_leaves((arguments, named, result)) if isinstance(each, Tensor) and each.ndim)
+        widths[modules[module]].update(tensor.shape[-1] for tensor in tensors)
+
+    hooks = [network.get_submodule(name).register_forward_hook(record, with_kwargs=True) for name in names]
+    with torch.no_grad(), evaluating(network):
+        network(**inputs_of_lengths(network.spec.inputs, {}))
+    for hook in hooks:
+        hook.remove()
+    return widths
 
 
 def _rule(network: Network, weight: Weight, base: Weight, own: Sequence[Fill], small: Sequence[Fill]) -> WeightRule:
@@ -170,12 +192,13 @@ def _name(network: Network, weight: Weight, growth: Sequence[float]) -> tuple[st
             raise RuleError("its output head does not divide its logits", "add match_base to the block of the head")
     if roles & LOOKED_UP:
         return ("fixed" if growth[-1] == 1 else "input"), 1.0, growth[-1]
-    skipped = 1 if isinstance(module, ExpertLinear) or "experts" in roles else 0
-    if skipped and growth[0] != 1:
+    of_heads = "recurrent" in roles and len(growth) == 3  # a map for each head, side by side
+    skipped = 1 if isinstance(module, ExpertLinear) or "experts" in roles or of_heads else 0
+    if skipped and growth[0] != 1 and not of_heads:
         raise RuleError(
             "the number of experts differs from the base", "take the knob of their number out of model.base"
         )
-    inputs, outputs = math.prod(growth[skipped + 1 :]), growth[skipped]
+    inputs, outputs = math.prod(growth[skipped + 1 :]), math.prod(growth[: skipped + 1])
     if declared == "output":
         inputs, outputs = math.prod(growth), 1.0  # whichever axis grows is summed over
     known = declared or declared_of(network, weight.name, "weight_roles")[1]

@@ -82,12 +82,8 @@ class _Trace:
                 yield f"the parameter {name} does not affect the output, so it could not learn"
 
     def _run(self, call: Call, batch: int, length: int) -> str:
-        longest = call.block.max_length if isinstance(call.block, Bounded) else math.inf
-        sizes = {axis.name: batch for axis in self.axes if not axis.inputs}
-        sequences = [axis.name for axis in self.axes if axis.inputs and not axis.parts]
-        sizes |= {name: int(min(length + 2 * place, longest)) for place, name in enumerate(sequences)}
-        sizes |= {axis.name: axis.length(sizes) for axis in self.axes if axis.parts}
-        values = {address: self._tensor(address, sizes) for address in (*self.node.read, self.node.residual)}
+        sizes = {axis.name: batch for axis in self.axes if not axis.inputs} | self._lengths(call, length)
+        values = {address: self._tensor(address, sizes) for address in self.node.dependencies}
         masks = {axis.name: torch.ones(batch, sizes[axis.name], dtype=torch.bool) for axis in self.axes if axis.inputs}
         expected, losses = _real(self.node.shape, sizes), dict[str, Tensor]()
 
@@ -111,6 +107,17 @@ class _Trace:
             if hook:
                 hook.remove()
         return _wrong_result(out, expected, None)
+
+    def _lengths(self, call: Call, length: int) -> dict[str, int]:
+        """Return the length of each sequence, at most `length` for the first, and within the node's `max_length`."""
+        longest = call.block.max_length if isinstance(call.block, Bounded) else math.inf
+        sequences = [axis.name for axis in self.axes if axis.inputs and not axis.parts]
+        for shorter in range(length + 2 * len(sequences)):
+            sizes = {name: max(1, length - shorter + 2 * place) for place, name in enumerate(sequences)}
+            sizes |= {axis.name: axis.length(sizes) for axis in self.axes if axis.parts}
+            if longest == math.inf or sizes[str(self.node.shape[1])] <= longest:
+                break
+        return sizes
 
     def _tensor(self, address: str, sizes: Mapping[str, int]) -> Tensor:
         shape: Any = _real(self.shapes[address], sizes)

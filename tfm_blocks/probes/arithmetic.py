@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
+from numpy.random import Generator
 
 from tfm_blocks.probes.task import (
     GENERATED_ANSWERS,
@@ -26,7 +27,7 @@ OPERATORS = "+-*"
 class ArithmeticTask(NumberTask):
     """An expression over the integers modulo `modulus`. Its value is expected at the token after it."""
 
-    presets: ClassVar = tracking(39, 63, 127, 255)
+    presets = tracking(39, 63, 127, 255)
     least: ClassVar = {"modulus": 2}
     marks: ClassVar[tuple[str, ...]] = (*OPERATORS, "=")
     modulus: int = 5
@@ -42,12 +43,12 @@ class ArithmeticTask(NumberTask):
     def numbers(self) -> int:
         return self.modulus
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         expressions, values = self.draw(rng, length, count)
         return at_blanks(expressions, values[:, None], blank=len(self.alphabet) - 1)
 
     @abstractmethod
-    def draw(self, rng: np.random.Generator, length: int, count: int) -> tuple[Ids, Ids]:
+    def draw(self, rng: Generator, length: int, count: int) -> tuple[Ids, Ids]:
         """Draw expressions, and their values."""
 
 
@@ -60,19 +61,19 @@ class Arithmetic(ArithmeticTask):
     operators: the operators to draw from: any of +-*.
     """
 
-    source: ClassVar = "Delétang et al. 2023 (modular arithmetic, simple); sizes of Grazzi et al. 2024"
+    source = "Delétang et al. 2023 (modular arithmetic, simple); sizes of Grazzi et al. 2024"
 
     def misfit(self, length: int) -> str:
         return "must be odd, since digits and operators alternate" if length < 1 or not length % 2 else ""
 
-    def draw(self, rng: np.random.Generator, length: int, count: int) -> tuple[Ids, Ids]:
+    def draw(self, rng: Generator, length: int, count: int) -> tuple[Ids, Ids]:
         digits = integers(rng, 0, self.modulus, (count, length // 2 + 1))
-        known = np.array([self.alphabet.index(operator) for operator in self.operators])
+        known = np.array(list(map(self.alphabet.index, self.operators)))
         operators = known[integers(rng, 0, len(self.operators), (count, length // 2))]
         expressions = np.empty((count, length), np.int64)
         expressions[:, 0::2], expressions[:, 1::2] = digits, operators
         # from left to right: the sum of finished terms, and the signed product of the open one
-        plus, minus, times = (self.alphabet.index(operator) for operator in OPERATORS)
+        plus, minus, times = map(self.alphabet.index, OPERATORS)
         total, term = np.zeros_like(digits[:, 0]), digits[:, 0]
         for operator, digit in zip(operators.T, digits.T[1:], strict=True):
             total = np.where(operator == times, total, total + term)
@@ -89,11 +90,11 @@ class ArithmeticBrackets(ArithmeticTask):
     operators: the operators to draw from: any of +-*.
     """
 
-    source: ClassVar = "Delétang et al. 2023 (modular arithmetic); sizes of Grazzi et al. 2024"
-    presets: ClassVar = tracking(40, 64, 128, 256)
-    marks: ClassVar = (*OPERATORS, "(", ")", "=")
+    source = "Delétang et al. 2023 (modular arithmetic); sizes of Grazzi et al. 2024"
+    presets = tracking(40, 64, 128, 256)
+    marks = (*OPERATORS, "(", ")", "=")
 
-    def draw(self, rng: np.random.Generator, length: int, count: int) -> tuple[Ids, Ids]:
+    def draw(self, rng: Generator, length: int, count: int) -> tuple[Ids, Ids]:
         ids = {symbol: number for number, symbol in enumerate(self.alphabet)}
         rows = [self._expression(iter(numbers), length) for numbers in rng.random((count, length)).tolist()]
         expressions = np.array([[ids[symbol] for symbol in symbols] for symbols, _ in rows], np.int64)
@@ -119,12 +120,12 @@ class Addition(NumberTask):
     The answer is generated, from the first digit on. No number begins with 0, except the number 0.
     """
 
-    source: ClassVar = "after Kazemnejad et al. 2023"
-    presets: ClassVar = GENERATED_ANSWERS
-    marks: ClassVar = ("+",)
+    source = "after Kazemnejad et al. 2023"
+    presets = GENERATED_ANSWERS
+    marks = ("+",)
     numbers = 10
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         digits = integers(rng, 0, 10, (count, 2 * length + 1))
         digits[:, [0, length + 1]] = integers(rng, int(length > 1), 10, (count, 2))
         digits[:, length] = self.numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tfm_blocks.probes.task import (
@@ -62,16 +63,16 @@ class InContextRecall(KeyValueTask):
     vocab: tokens; the first half are keys, the rest are values.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD)"
-    presets: ClassVar = mad(128, 64)
-    shows_answers: ClassVar = True
+    source = "Poli et al. 2024 (MAD)"
+    presets = mad(128, 64)
+    shows_answers = True
     least: ClassVar = {"vocab": 4}
-    further: ClassVar = ()
+    further = ()
 
     def misfit(self, length: int) -> str:
         return "must be even and at least 4, for two pairs" if length < 4 or length % 2 else ""
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         pairs, first_value = length // 2, self._keys
         noisy = self._noisy_pairs(rng, count, pairs)
         keys = np.where(noisy, -1, integers(rng, 0, first_value, (count, pairs)))
@@ -84,7 +85,7 @@ class InContextRecall(KeyValueTask):
         questions[noisy] = integers(rng, self._symbols, self.vocab, (int(noisy.sum()), 2))
         return at_positions(questions.reshape(count, length), labels)
 
-    def _noisy_pairs(self, rng: np.random.Generator, count: int, pairs: int) -> NDArray[np.bool_]:
+    def _noisy_pairs(self, rng: Generator, count: int, pairs: int) -> NDArray[np.bool_]:
         return np.zeros((count, pairs), np.bool_)
 
 
@@ -118,14 +119,14 @@ class NoisyRecall(InContextRecall):
     def _symbols(self) -> int:
         return self.vocab - self.noise_tokens
 
-    def _noisy_pairs(self, rng: np.random.Generator, count: int, pairs: int) -> NDArray[np.bool_]:
+    def _noisy_pairs(self, rng: Generator, count: int, pairs: int) -> NDArray[np.bool_]:
         noisy = rng.random((count, pairs)) < self.noise
         noisy[np.arange(count), integers(rng, 0, pairs - 1, (count,))] = False
         noisy[:, -1] = False
         return noisy
 
 
-def _one_present(rng: np.random.Generator, keys: Ids, count: int) -> Ids:
+def _one_present(rng: Generator, keys: Ids, count: int) -> Ids:
     """Draw a key uniformly from the different keys of each row; -1 is not a key."""
     present = np.zeros((len(keys), count + 1), np.bool_)  # the last column belongs to -1
     np.put_along_axis(present, keys, True, axis=1)
@@ -153,9 +154,9 @@ class FuzzyRecall(KeyValueTask):
     motif: the maximum number of tokens of a key or a value.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD)"
-    presets: ClassVar = mad(128, 64, motif=2)
-    shows_answers: ClassVar = True
+    source = "Poli et al. 2024 (MAD)"
+    presets = mad(128, 64, motif=2)
+    shows_answers = True
     least: ClassVar = {"motif": 1, "vocab": 0}
     motif: int = 3
 
@@ -170,7 +171,7 @@ class FuzzyRecall(KeyValueTask):
         least = 4 * self.motif
         return f"must be at least {least}, for two pairs of the longest motifs" if length < least else ""
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         keys = self._motifs(rng, 0, self._keys, count, length)
         values = self._motifs(rng, self._keys, self.vocab - 1, count, length)
         last = rng.random(count).tolist()
@@ -182,7 +183,7 @@ class FuzzyRecall(KeyValueTask):
             labels[row, : len(recalled) - 1] = recalled[1:]
         return at_positions(questions, labels)
 
-    def _motifs(self, rng: np.random.Generator, low: int, high: int, count: int, length: int) -> list[list[Motif]]:
+    def _motifs(self, rng: Generator, low: int, high: int, count: int, length: int) -> list[list[Motif]]:
         """Draw for each row the largest number of motifs that can fit."""
         motifs = length // 2
         sizes = integers(rng, 1, self.motif + 1, (count, motifs)).tolist()
@@ -218,7 +219,7 @@ class Mqar(SampledTask):
     filler: tokens at the other places: blank or random.
     """
 
-    source: ClassVar = "Arora et al. 2023 (Zoology), figure 2"
+    source = "Arora et al. 2023 (Zoology), figure 2"
     presets: ClassVar = {
         "paper": Preset(100_000, 3000, 3000, (64, 64), (64,)),
         "lite": Preset(20_000, 1000, 1000, (64, 64), (64,), {"vocab": 64}),
@@ -249,7 +250,7 @@ class Mqar(SampledTask):
             return f"must be even and at least {4 * self.pairs}, to hold {self.pairs} pairs and {self.pairs} queries"
         return ""
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         half, begin = self.vocab // 2, 2 * self.pairs
         keys = distinct(rng, 1, half, count, self.pairs)
         values = distinct(rng, half, self.vocab, count, self.pairs)
@@ -276,7 +277,7 @@ class Memorisation(KeyValueTask):
     map: seed of the random mapping, separate from data.seed. Different keys map to different values.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD)"
+    source = "Poli et al. 2024 (MAD)"
     presets: ClassVar = {
         "paper": Preset(256, 1280, 1280, (32, 32), (32,)),
         "lite": Preset(256, 640, 640, (32, 32), (32,)),
@@ -292,7 +293,7 @@ class Memorisation(KeyValueTask):
     def misfit(self, length: int) -> str:
         return "must be even and at least 2, for a key and a blank" if length < 2 or length % 2 else ""
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         keys = integers(rng, 0, self._keys, (count, length // 2))
         questions, labels = np.full((count, length), self.vocab - 1), np.full((count, length), -1)
         questions[:, 0::2] = keys

@@ -35,7 +35,7 @@ class Scan(ProbeTask):
     held_out: number of distinct training commands used for validation instead of training; jump is never held out.
     """
 
-    source: ClassVar = "Lake and Baroni 2018; around_right: Loula et al. 2018; cutoffs: Newman et al. 2020"
+    source = "Lake and Baroni 2018; around_right: Loula et al. 2018; cutoffs: Newman et al. 2020"
     presets: ClassVar = {
         "paper": Preset(20_910, 1000, 20_910),
         "lite": Preset(20_910, 300, 500, settings={"held_out": 300}),

@@ -7,6 +7,7 @@ from itertools import combinations, permutations
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.random import Generator
 
 from tfm_blocks.probes.task import (
     CHOMSKY,
@@ -35,10 +36,10 @@ class SelectiveCopying(NumberTask):
     tokens: number of tokens to copy.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD)"
-    presets: ClassVar = mad(256, 64, tokens=8)
+    source = "Poli et al. 2024 (MAD)"
+    presets = mad(256, 64, tokens=8)
     least: ClassVar = {"vocab": 4, "tokens": 1}
-    marks: ClassVar = ("_", "copy")
+    marks = ("_", "copy")
     vocab: int = 16
     tokens: int = 16
 
@@ -50,7 +51,7 @@ class SelectiveCopying(NumberTask):
         least = 2 * self.tokens + 1
         return f"must be at least {least}, to hold {self.tokens} tokens twice" if length < least else ""
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         before, blank = length - self.tokens - 1, self.numbers
         places = np.sort(distinct(rng, 0, before, count, self.tokens), axis=1)
         tokens = integers(rng, 0, blank, (count, self.tokens))
@@ -69,10 +70,10 @@ class Compression(NumberTask):
     vocab: tokens; the last is the compression token. Lengths include the first compression token.
     """
 
-    source: ClassVar = "Poli et al. 2024 (MAD)"
-    presets: ClassVar = mad(32, 16)
+    source = "Poli et al. 2024 (MAD)"
+    presets = mad(32, 16)
     least: ClassVar = {"vocab": 3}
-    marks: ClassVar = ("=",)
+    marks = ("=",)
     vocab: int = 16
 
     @property
@@ -82,15 +83,15 @@ class Compression(NumberTask):
     def misfit(self, length: int) -> str:
         return "must be at least 2, for a token and the compression token" if length < 2 else ""
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         return super().batch(rng, length - 1, count)
 
 
 class StringTask(NumberTask):
     """A string of uniform symbols, and its answer at the blanks after it."""
 
-    source: ClassVar = "Delétang et al. 2023"
-    presets: ClassVar = CHOMSKY
+    source = "Delétang et al. 2023"
+    presets = CHOMSKY
     least: ClassVar = {"symbols": 2}
     symbols: int = 2
 
@@ -102,12 +103,12 @@ class StringTask(NumberTask):
 class GeneratedStringTask(StringTask):
     """A string of uniform symbols, after which the answer is generated."""
 
-    source: ClassVar = "after Kazemnejad et al. 2023"
-    presets: ClassVar = GENERATED_ANSWERS
-    marks: ClassVar = ()
+    source = "after Kazemnejad et al. 2023"
+    presets = GENERATED_ANSWERS
+    marks = ()
     symbols: int = 26
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         strings = integers(rng, 0, self.symbols, (count, length))
         return generated(strings, self.answers(strings))
 
@@ -151,17 +152,14 @@ class Copy(GeneratedStringTask):
     """
 
 
-class Reverse(GeneratedStringTask):
+class Reverse(GeneratedStringTask, ReverseString):
     """The answer is the string backwards. It is generated token by token; reverse_string answers at positions.
 
     symbols: number of different symbols.
     """
 
-    def answers(self, strings: Ids) -> Ids:
-        return strings[:, ::-1]
 
-
-class Sort(GeneratedStringTask):
+class Sort(GeneratedStringTask, BucketSort):
     """The answer lists the numbers of the question in ascending order. It is generated; each number is one token.
 
     symbols: number of different numbers.
@@ -169,15 +167,12 @@ class Sort(GeneratedStringTask):
 
     symbols: int = 100
 
-    def answers(self, strings: Ids) -> Ids:
-        return np.sort(strings, axis=1)
-
 
 class BitTask(NumberTask):
     """A string of uniform bits, and one bit as the answer."""
 
-    source: ClassVar = "Delétang et al. 2023"
-    presets: ClassVar = CHOMSKY
+    source = "Delétang et al. 2023"
+    presets = CHOMSKY
     marks: ClassVar[tuple[str, ...]] = ("=",)
     numbers = 2
 
@@ -188,8 +183,8 @@ class Parity(BitTask):
     Each 1 flips the state, which a linear recurrence with positive eigenvalues and finite precision cannot track.
     """
 
-    source: ClassVar = "Delétang et al. 2023; sizes of Grazzi et al. 2024"
-    presets: ClassVar = tracking(40, 64, 128, 256)
+    source = "Delétang et al. 2023; sizes of Grazzi et al. 2024"
+    presets = tracking(40, 64, 128, 256)
 
     def answers(self, strings: Ids) -> Ids:
         odd: Ids = strings.sum(axis=1, keepdims=True) % 2
@@ -214,17 +209,17 @@ class CycleNavigation(NumberTask):
     modulus: number of places in the cycle.
     """
 
-    source: ClassVar = "Delétang et al. 2023"
-    presets: ClassVar = CHOMSKY
+    source = "Delétang et al. 2023"
+    presets = CHOMSKY
     least: ClassVar = {"modulus": 2}
-    marks: ClassVar = ("stay", "+1", "-1", "=")
+    marks = ("stay", "+1", "-1", "=")
     modulus: int = 5
 
     @property
     def numbers(self) -> int:
         return self.modulus
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         moves = integers(rng, 0, 3, (count, length))
         places = np.array([0, 1, -1])[moves].sum(axis=1, keepdims=True) % self.modulus
         return at_blanks(moves + self.modulus, places, blank=self.modulus + 3)
@@ -236,12 +231,12 @@ class MissingDuplicate(BitTask):
     The model predicts the hidden bit at a token after the strings.
     """
 
-    marks: ClassVar = ("?", "=")
+    marks = ("?", "=")
 
     def misfit(self, length: int) -> str:
         return "must be even and at least 2, for two equal strings" if length < 2 or length % 2 else ""
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         strings = np.tile(integers(rng, 0, 2, (count, length // 2)), 2)
         hidden = integers(rng, 0, length, (count, 1))
         answers = np.take_along_axis(strings, hidden, axis=1)
@@ -258,12 +253,12 @@ class StackManipulation(SampledTask):
     of bits is drawn uniformly from 1, …, length - 1.
     """
 
-    source: ClassVar = "Delétang et al. 2023"
-    presets: ClassVar = CHOMSKY
+    source = "Delétang et al. 2023"
+    presets = CHOMSKY
     alphabet = ("0", "1", "pop", "push0", "push1", "end", "_")
     chance = 1 / 3
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         sizes = integers(rng, 1, max(length, 2), (count, 1))
         bits, operations = integers(rng, 0, 2, (count, length)), integers(rng, POP, END, (count, length))
         strings = np.where(np.arange(length) < sizes, bits, operations)
@@ -288,7 +283,7 @@ class WordProblem(SampledTask):
     group: S3 and S5 are all permutations of three and five items, A5 the even permutations of five items.
     """
 
-    source: ClassVar = "Merrill et al. 2024"
+    source = "Merrill et al. 2024"
     presets: ClassVar = {
         "paper": Preset(1_000_000, 8192, 8192, (20, 20), (20,)),
         "lite": Preset(64_000, 1000, 1000, (3, 32), (16, 32, 64, 128), {"group": "S3"}),
@@ -303,7 +298,7 @@ class WordProblem(SampledTask):
     def chance(self) -> float:
         return 1 / len(self.alphabet)
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         _, products = group_table(self.group)
         words = integers(rng, 0, len(products), (count, length))
         labels = words.copy()

@@ -16,9 +16,10 @@ from itertools import islice
 from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 
-from tfm_blocks.errors import ConfigError, Problem, TfmError, place_of
+from tfm_blocks.errors import ConfigError, Problem, TfmError, config_error, place_of
 
 BLOCK = 1000  # examples per random stream; any block can be generated without the blocks before it
 LONGEST = 10_000  # tokens; a block of such strings must fit into memory
@@ -60,19 +61,19 @@ def generated(strings: Ids, answers: Ids) -> list[Example]:
     ]
 
 
-def random_stream(seed: int, *names: str | int) -> np.random.Generator:
+def random_stream(seed: int, *names: str | int) -> Generator:
     """Return the generator for a seed and names such as the split, the length and the block of examples."""
     digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
     key = tuple(np.frombuffer(digest, "<u4").tolist())
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+    return Generator(PCG64(SeedSequence(seed, spawn_key=key)))
 
 
-def integers(rng: np.random.Generator, low: int, high: int, shape: tuple[int, ...]) -> Ids:
+def integers(rng: Generator, low: int, high: int, shape: tuple[int, ...]) -> Ids:
     """Draw integers uniformly from low, …, high - 1."""
     return low + (rng.random(shape) * (high - low)).astype(np.int64)
 
 
-def distinct(rng: np.random.Generator, low: int, high: int, count: int, each: int) -> Ids:
+def distinct(rng: Generator, low: int, high: int, count: int, each: int) -> Ids:
     """Draw `count` rows of `each` different integers from low, …, high - 1, in random order.
 
     Floyd's algorithm (Bentley and Floyd 1987), for all rows at once, draws each set with equal probability.
@@ -85,7 +86,7 @@ def distinct(rng: np.random.Generator, low: int, high: int, count: int, each: in
     return low + np.take_along_axis(rows, order(rng, (count, each)), axis=1)
 
 
-def order(rng: np.random.Generator, shape: tuple[int, int]) -> Ids:
+def order(rng: Generator, shape: tuple[int, int]) -> Ids:
     """Draw a random permutation of the columns for each row."""
     return np.argsort(rng.random(shape), axis=1, kind="stable")
 
@@ -176,7 +177,7 @@ class SampledTask(ProbeTask):
     """
 
     @abstractmethod
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         """Draw `count` examples of a length that fits."""
 
     def examples(self, seed: int, split: str, lengths: Sequence[int], count: int) -> Iterator[Example]:
@@ -220,7 +221,7 @@ class NumberTask(SampledTask):
         """Return the answer to each row of uniform numbers."""
         return strings
 
-    def batch(self, rng: np.random.Generator, length: int, count: int) -> list[Example]:
+    def batch(self, rng: Generator, length: int, count: int) -> list[Example]:
         strings = integers(rng, 0, self.numbers, (count, length))
         return at_blanks(strings, self.answers(strings), blank=self.numbers)
 
@@ -253,7 +254,7 @@ def fitting_lengths(task: ProbeTask, low: int, high: int) -> tuple[int, ...]:
 def check_length(task: ProbeTask, address: str, length: int) -> None:
     """Raise ConfigError if the length does not fit the task."""
     if rule := f"must be at most {LONGEST:,}" if length > LONGEST else task.misfit(length):
-        raise ConfigError(Problem(address, f"{rule}, but is {length}", help=_nearest_fit(task, length)))
+        raise config_error(address, f"{rule}, but is {length}", _nearest_fit(task, length))
 
 
 def _nearest_fit(task: ProbeTask, length: int) -> str:
@@ -264,7 +265,7 @@ def _nearest_fit(task: ProbeTask, length: int) -> str:
 
 def setting_error(setting: str, rule: str, help: str) -> ConfigError:
     """Return the error for a setting of a task whose value breaks the rule."""
-    return ConfigError(Problem(f"data.{setting}", rule, help=help))
+    return config_error(f"data.{setting}", rule, help)
 
 
 def require_at_least(task: ProbeTask, **least: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from tfm_blocks.errors import shown, suggest
-from tfm_blocks.registry.expression import names_in, split_rule
+from tfm_blocks.registry.expression import names_in_rule
 from tfm_blocks.registry.signature import (
     KEEP,
     RIGHT_PADDED,
@@ -27,6 +27,21 @@ GRAMMAR = frozenset(
     ["block", "same", "layer", "repeat", "in", "tie", "args", "add_norm", "at", "before", "after", "parallel", "join"]
 )
 CATEGORIES = ("norm", "activation", "join", "position", "scores", "selection", "gate", "router")
+
+ALIASES = {  # names of activations in transformers
+    "swish": "silu",
+    "relu2": "squared_relu",
+    "linear": "identity",
+    "gelu_10": "clipped_gelu",
+    "sqrtsoftplus": "sqrt_softplus",
+    "gelu_python": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
+}
+RENAMED = {  # blocks that became arguments of another
+    "gated_moe": "moe with gated: true",
+    "clamped_moe": "moe with gated: true and a limit",
+    "shared_gate_moe": "moe with shared_gate: true",
+}
 
 Cls = TypeVar("Cls", bound=type)
 Sees = Literal["nothing", "itself", "past", "all"]
@@ -67,6 +82,11 @@ class BlockInfo:
         return self.cls(*sizes, **arguments)
 
     @property
+    def mixes_positions(self) -> bool:
+        """Return True if outputs combine positions. Experts that choose among positions process each one alone."""
+        return bool(self.sees) and "experts" not in self.arguments
+
+    @property
     def description(self) -> str:
         """Return the docstring of the class."""
         return inspect.getdoc(self.cls) or ""
@@ -87,18 +107,12 @@ class BlockInfo:
         return self.cls.__module__.startswith("tfm_blocks.")
 
     @property
-    def positionwise(self) -> bool:
-        """Return True if an output position depends only on its input position, independent of its index."""
-        merges_sequences = any(port.sums & self.signature.sequences for port in self.signature.ports)
-        return not (
-            self.sees or merges_sequences or hasattr(self.cls, "step")
-        )  # which reads the state of past positions
-
-    @property
     def alone(self) -> bool:
         """Return True if the block maps each vector separately: position-wise, without ids, masks and losses."""
         signature = self.signature
-        return self.positionwise and not (self.keeps or self.right_padded or signature.loss or signature.ports[0].ids)
+        if self.sees or hasattr(self.cls, "step") or any(port.sums & signature.sequences for port in signature.ports):
+            return False
+        return not (self.keeps or self.right_padded or signature.loss or signature.ports[0].ids)
 
 
 @dataclass
@@ -130,7 +144,15 @@ class Registry:
         return [name for name, info in self.blocks.items() if info.category == category]
 
     def suggest(self, name: object, known: Iterable[str]) -> str:
-        """Return the help for an unknown name: the nearest of `known`, and the plug-ins that failed to load."""
+        """Return the help for an unknown name: the nearest of `known`, and the plug-ins that failed to load.
+
+        For the name of an activation in transformers, the nearest is the activation.
+        """
+        known = [*known]
+        if "moe" in known and (block := RENAMED.get(str(name))):
+            return f"write {block}"
+        if (alias := ALIASES.get(str(name))) in known:
+            name = alias
         failed = [f"it may be a block of the plug-in {plugin}, which failed to load" for plugin in sorted(self.broken)]
         return "; ".join([suggest(str(name), known), *failed])
 
@@ -144,9 +166,19 @@ class Registry:
             value.block, {name: self.complete(inner) for name, inner in {**defaults, **value.arguments}.items()}
         )
 
-    def make(self, part: Part, *sizes: int) -> Any:
-        """Construct the module of a part, with the first of `sizes` that its constructor takes."""
+    def make(self, part: Part | None, *sizes: int, kinds: tuple[type, ...] = ()) -> Any:
+        """Construct the module of a part, with the first of `sizes` that its constructor takes; None without a part.
+
+        Raises ValueError unless the module is one of `kinds`, if there are any.
+        """
+        if part is None:
+            return None
         info = self.blocks[part.block]
+        if kinds and not issubclass(info.cls, kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise ValueError(
+                f"{part.block} must be a {names} of {kinds[0].__module__}, as this {info.category} is used"
+            )
         return info.make(*sizes[: len(info.sizes)], **part.arguments)
 
 
@@ -176,9 +208,9 @@ def block(
 
     A block that reads other positions of a port lists the port in `sees`, and needs `start` and `step` if the output
     has that axis. A `weightless` block has no parameters; its arguments may use `i` in a layer with shared weights.
-    `where` maps each rule, such as `D % heads == 0`, to its reason in an error message. A rule may end in
-    `unless ARGUMENT`, which disables the rule if that argument is set. `source` cites the paper. add & norm surrounds
-    a `branch`.
+    `where` maps each rule, a single comparison such as `D % heads == 0`, to its reason in an error message. A rule may
+    end in `unless ARGUMENT`, which disables the rule if that argument is set. `source` cites the paper. add & norm
+    surrounds a `branch`.
 
     Raises TypeError at import if a declaration breaks these rules.
     """
@@ -230,12 +262,15 @@ def _check_names(info: BlockInfo) -> None:
     unknown = {axis for axis in named if not is_letter(axis)} - set(arguments)
     unknown |= (set(info.sizes) | set(info.keeps) | set(info.right_padded)) - letters
     try:
-        named_in_rules = {name for rule in info.where for part in split_rule(rule) for name in names_in(part)}
+        named_in_rules = {name for rule in info.where for name in names_in_rule(rule)}
     except ValueError as error:
         raise TypeError(f"block {info.name!r}: where: {error}") from error
     unknown |= named_in_rules - letters - set(arguments)
     unknown |= {port for key in info.sees for port in key.split("|")} - ports
-    unknown |= set(info.sees.values()) - {"nothing", "past", "all"} - set(arguments)
+    sights = {"nothing", "past", "all"} | set(arguments)
+    if wrong := {str(sight) for sight in info.sees.values()} - sights:
+        choices = ", ".join(sorted(sights))
+        raise TypeError(f"block {info.name!r}: sees must name one of {choices}, but names {', '.join(sorted(wrong))}")
     if info.category and info.category not in CATEGORIES:
         raise TypeError(f"block {info.name!r}: there is no category {info.category!r}: {', '.join(CATEGORIES)}")
     if clashes:

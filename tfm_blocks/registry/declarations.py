@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,10 @@ def _block(name: str, declaration: Mapping[str, Any]) -> BlockInfo:
 
 
 def _argument(name: str, record: Mapping[str, Any]) -> Argument:
-    kind = _kind(record["kind"])
     default = record.get("default", REQUIRED)
-    return Argument(name, kind, Part(**default) if isinstance(default, dict) else default)
+    return Argument(name, _kind(record["kind"]), Part(**default) if isinstance(default, dict) else default)
 
 
 def _kind(record: Mapping[str, Any]) -> Kind:
     element = _kind(record["element"]) if record.get("element") else None
-    plain = {field.name: record[field.name] for field in fields(Kind) if field.name in record}
-    return Kind(**{**plain, "options": tuple(record.get("options", ())), "element": element})
+    return Kind(**{**record, "options": tuple(record.get("options", ())), "element": element})

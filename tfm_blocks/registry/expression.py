@@ -64,13 +64,23 @@ def evaluate(value: str | Number, lookup: Callable[[str], Number]) -> Number:
 def names_in(text: str) -> list[str]:
     """Return the names in an expression, in order of appearance."""
     nodes = list(ast.walk(_parse(text)))
-    functions = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    return list(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in functions))
+    functions = [node.func for node in nodes if isinstance(node, ast.Call)]
+    names = [node for node in nodes if isinstance(node, ast.Name) and node not in functions]
+    return list(dict.fromkeys(node.id for node in sorted(names, key=lambda node: (node.lineno, node.col_offset))))
 
 
 def split_rule(rule: str) -> tuple[str, ...]:
     """Split a `where` rule into its comparison and, if it ends in `unless NAME`, the argument that disables it."""
     return tuple(rule.split(" unless "))
+
+
+def names_in_rule(rule: str) -> set[str]:
+    """Return the names in a `where` rule. Raises ValueError if the rule is not a single comparison."""
+    comparison, *exception = split_rule(rule)
+    match _parse(comparison):
+        case ast.Compare(ops=[sign]) if type(sign) in COMPARISONS and len(exception) <= 1:
+            return {*names_in(comparison), *exception}
+    raise ValueError(f"{shown(rule)} must be a single comparison: == < <= > >=")
 
 
 def _parse(text: str) -> ast.expr:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 Make = TypeVar("Make", bound=Callable[..., Any])
-RESERVED = ("name", "groups", "others", "where", "train", "rate", "cautious", "independent_decay", "params", "lr")
+RESERVED = (
+    *("name", "groups", "others", "where", "train", "rate", "cautious", "independent_decay"),  # settings of all
+    *("params", "lr", "parts", "peak_decay", "peak_momentum", "cautious_decay"),  # keys of parameter groups
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,7 @@ def optimizer(
 
     `decoupled`: each step subtracts `lr · weight_decay` times the weights, apart from the gradient. `roles`: the
     optimizer takes only weights of these roles, and the settings `others` describe the optimizer of the other weights.
+    Its parameter groups contain `parts`, the widths of the maps that each of their weights stacks, or None.
 
     If a module is reloaded, its optimizers replace the earlier ones. Raises TypeError at import if a declaration
     breaks these rules.
@@ -60,14 +64,14 @@ def optimizer(
             )
         if not re.fullmatch(r"[a-z]\w*", name) or not inspect.getdoc(make):
             raise TypeError(f"optimizer {name!r} needs a docstring, and a name of letters, digits and _")
-        function = vars(make)["__init__"] if isinstance(make, type) else make
+        function = inspect.getattr_static(make, "__init__") if isinstance(make, type) else make
         hints = get_type_hints(function, include_extras=True)
         settings = {}
         for parameter in inspect.signature(make).parameters.values():
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 continue
             if parameter.name in RESERVED:
-                raise TypeError(f"optimizer {name!r}: {parameter.name} is the name of a setting of every optimizer")
+                raise TypeError(f"optimizer {name!r}: {parameter.name} has a reserved name; rename this parameter")
             if parameter.name not in hints or parameter.default is parameter.empty:
                 raise TypeError(f"optimizer {name!r}: {parameter.name} needs an annotation and a default")
             settings[parameter.name] = hints[parameter.name], parameter.default

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, cut, place_of, shown
+from tfm_blocks.errors import LONGEST_LINE, ConfigError, Problem, cut, place_of, print_on_rank_0, shown
 from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.registry.optimizers import OPTIMIZERS
 
@@ -27,7 +27,7 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] | None =
     ConfigError if one of `modules` cannot be imported.
     """
     for entry in entry_points(group=GROUP):
-        _import_installed(entry, warn or (lambda text: print(f"warning: {text}", file=sys.stderr)))
+        _import_installed(entry, warn or (lambda text: print_on_rank_0(f"warning: {text}")))
     folder = str(Path.cwd())
     if modules and folder not in sys.path:
         sys.path.insert(0, folder)
@@ -39,17 +39,16 @@ def load_plugins(modules: Sequence[str], *, warn: Callable[[str], None] | None =
             before = registrations().keys()
             importlib.import_module(module)
             _registered.setdefault(module, set()).update(registrations().keys() - before)
-        except ImportError as error:
-            rule = f"the module {shown(module)} cannot be imported: {error}"
-            help = f"install {error.name or module}, or put it into this folder, or its folder on PYTHONPATH"
-            raise ConfigError(Problem("plugins", rule, place_of(error, module), help=help)) from error
-        except SystemExit as error:
-            rule = f"the module {shown(module)} ends the process when it is imported"
-            help = "put commands that are not declarations below the line if __name__ == '__main__':"
-            raise ConfigError(Problem("plugins", rule, place_of(error, module), help=help)) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             rule = f"the module {shown(module)} fails when it is imported: {type(error).__name__}: {error}"
             help = f"python -c 'import {module}' prints the whole traceback"
+            if isinstance(error, ImportError):
+                rule = f"the module {shown(module)} cannot be imported: {error}"
+                help = f"install {error.name or module}, or put it into this folder, or its folder on PYTHONPATH"
+                help = f"leave .py out: {module.removesuffix('.py')}" if Path(module).is_file() else help
+            elif isinstance(error, SystemExit):
+                rule = f"the module {shown(module)} ends the process when it is imported"
+                help = "put commands that are not declarations below the line if __name__ == '__main__':"
             raise ConfigError(Problem("plugins", rule, place_of(error, module), help=help)) from error
 
 

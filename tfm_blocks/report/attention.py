@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from PIL import Image
 
-from tfm_blocks.errors import ConfigError, DataError, Problem, TfmError
+from tfm_blocks.errors import DataError, Problem, TfmError, config_error
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.report.assets import asset, content_policy, page_template
-from tfm_blocks.report.differences import Group
+from tfm_blocks.report.differences import Groups
 from tfm_blocks.runs.files import write_bytes
 from tfm_blocks.runs.row_results import TranslatedLine
 from tfm_blocks.runs.saved_run import SavedRun
@@ -62,11 +62,11 @@ def save_attention(attention: SentenceAttention, path: Path) -> list[str]:
 def check_path(path: Path) -> None:
     """Raise ConfigError unless `path` ends in .html or .png, is not a folder, and lies in an existing folder."""
     if path.suffix not in (".html", ".png"):
-        raise ConfigError(Problem("-o", f"must end in .html or .png, but is {path}"))
+        raise config_error("-o", f"must end in .html or .png, but is {path}")
     if path.is_dir():
-        raise ConfigError(Problem("-o", f"is a folder: {path}", help="name a file"))
+        raise config_error("-o", f"is a folder: {path}", "name a file")
     if not path.parent.is_dir():
-        raise ConfigError(Problem("-o", f"there is no folder {path.parent}", help="make it first"))
+        raise config_error("-o", f"there is no folder {path.parent}", "make it first")
 
 
 def render_attention(attention: SentenceAttention) -> str:
@@ -154,10 +154,7 @@ def _draw_kind(axes: Axes, image: np.ndarray, attention: SentenceAttention, addr
 
 
 def pictures_of(
-    groups: Sequence[Group],
-    lines: Mapping[Path, Sequence[TranslatedLine]],
-    sentence: str | None,
-    plugins: Sequence[str],
+    groups: Groups, lines: Mapping[Path, Sequence[TranslatedLine]], sentence: str | None, plugins: Sequence[str]
 ) -> list[dict[str, str]]:
     """Return a picture for the first finished run of each of at most MOST_PICTURES groups, or why there is none.
 

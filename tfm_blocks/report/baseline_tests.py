@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -20,13 +20,13 @@ from tfm_blocks.data.cache import cache_folder, cache_key, find_or_build
 from tfm_blocks.data.settings import LabelsSettings, read_data
 from tfm_blocks.errors import ConfigError, RunError
 from tfm_blocks.metric_schema import FINAL_SCORES, PSEUDO, TOKEN_ACCURACY
-from tfm_blocks.report.differences import Group, ModelGrid
-from tfm_blocks.runs.folder import TRANSLATIONS
+from tfm_blocks.report.differences import Group, Groups, ModelGrid
+from tfm_blocks.runs.folder import LOSSES, TRANSLATIONS
 from tfm_blocks.runs.records import scores_folder
 from tfm_blocks.runs.row_results import read_losses, read_losses_of_corpora, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.corpus import MEASURES, Statistics, answer_statistics, line_statistics, loss_statistics
-from tfm_blocks.scoring.labels import Floats, label_statistics
+from tfm_blocks.scoring.labels import Floats, label_statistics, rank_statistics
 from tfm_blocks.scoring.paired_test import System, interval_over_sentences, p_of_sacrebleu, p_over_sentences
 from tfm_blocks.scoring.significance import correct, seed_test
 
@@ -42,6 +42,7 @@ class BaselineTest:
     `sentences` and `seeds` are p-values over test sentences and over seeds, each with the 95 % interval of the
     difference. The corrected p-values account for all rows of the same score. `sacrebleu` is the p-value of sacreBLEU's
     paired bootstrap, for one run on each side. `least` is the smallest p-value that this number of seeds can reach.
+    `seeds_without_score` counts seeds of both sides, without which the difference may be too favourable.
     """
 
     group: Group
@@ -55,9 +56,10 @@ class BaselineTest:
     seeds_corrected: float | None = None
     least: float = 0.0
     sacrebleu: float | None = None
+    seeds_without_score: int = 0
 
 
-def compare_groups(groups: Sequence[Group], baseline: Group, grid: ModelGrid) -> tuple[list[BaselineTest], list[str]]:
+def compare_groups(groups: Groups, baseline: Group, grid: ModelGrid) -> tuple[list[BaselineTest], list[str]]:
     """Test every group that has scores against the runs of the baseline's model on its test set.
 
     Return also why some groups are not tested.
@@ -100,9 +102,9 @@ def _rows(group: Group, baseline: Group, before: System, after: System) -> Itera
     for name in [*MEASURES, *(f"{name}/{corpus}" for corpus in corpora for name in MEASURES if name in shown)]:
         values, others = group.scores_over_seeds(name), baseline.scores_over_seeds(name)
         if values and others and group.methods(name) == baseline.methods(name):
-            row = BaselineTest(group, name, fmean(values) - fmean(others))
-            complete = len(values) == len(group.counted) and len(others) == len(baseline.counted)
-            if complete and (test := seed_test(others, values)):
+            missing = len(group.counted) + len(baseline.counted) - len(values) - len(others)
+            row = BaselineTest(group, name, fmean(values) - fmean(others), seeds_without_score=missing)
+            if not missing and (test := seed_test(others, values)):
                 row = replace(row, seeds=test.p, seeds_interval=test.interval, least=test.least)
             if name in p_values:
                 single = len(before) == len(after) == 1 and name.partition("/")[0] in CORPUS_SCORES
@@ -125,14 +127,12 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
     statistics: dict[str, Floats] = {}
     try:
         if run.settings.get("data.kind") == "labels" and run.scored_on:
-            lines = read_translations(run.folder)
-            texts = [line.output for line in lines], [line.reference for line in lines]
+            texts = _read_texts(run.folder)
             data = read_data(run.config["data"])
             assert isinstance(data, LabelsSettings), "it has the kind of labels"
             statistics |= label_statistics(*texts, data.coder)
         elif "accuracy" in run.scores:
-            lines = read_translations(run.folder)
-            statistics |= answer_statistics([line.output for line in lines], [line.reference for line in lines])
+            statistics |= answer_statistics(*_read_texts(run.folder))
         elif run.scores.keys() - {TOKEN_ACCURACY.name, PSEUDO}:
             statistics |= _of_translations(run.translated_in or run.folder, tokenizer)
         if PSEUDO in run.scores:
@@ -142,27 +142,42 @@ def run_statistics(run: SavedRun, tokenizer: str, notes: list[str]) -> dict[str,
     except (ConfigError, RunError) as error:
         notes.append(f"{error.problems[0].address} {error.problems[0].rule}")
         return statistics
+    if losses_N6 is None and not run.translated_in and {"loss", "perplexity"} & {*run.scores, *run.values}:
+        notes.append(f"{run.folder / LOSSES} is missing, so its losses are not tested over sentences")
     if losses_N6 is not None:
         of_losses = loss_statistics(losses_N6)
         statistics |= {name: of_losses[name] for name in of_losses if name in run.scores or name in run.values}
-    whole = {name: stats_NK for name, stats_NK in statistics.items() if len(stats_NK) == len(corpora)}
+    return statistics | statistics_of_corpora(statistics, corpora)
+
+
+def statistics_of_corpora(statistics: Mapping[str, Floats], corpora: Sequence[str]) -> dict[str, Floats]:
+    """Return the statistics of the rows of each corpus of a mix, as `NAME/CORPUS`; ranks are among these rows."""
+    parts: dict[str, Floats] = {}
     for corpus in dict.fromkeys(corpora):
         is_of_it_N = np.array(corpora) == corpus
-        statistics |= {f"{name}/{corpus}": stats_NK[is_of_it_N] for name, stats_NK in whole.items()}
-    return statistics
+        for name, stats_NK in statistics.items():
+            if len(stats_NK) == len(corpora):
+                part_NK = stats_NK[is_of_it_N]
+                parts[f"{name}/{corpus}"] = rank_statistics(*part_NK.T[:2]) if name == "spearman" else part_NK
+    return parts
 
 
 def _of_translations(folder: Path, tokenizer: str) -> dict[str, Floats]:
     """Return the statistics of the translations, from the cache if it is usable, since TER is slow."""
-    lines = read_translations(folder)
-    outputs, references = [line.output for line in lines], [line.reference for line in lines]
+    texts = _read_texts(folder)
     text = hashlib.sha256((folder / TRANSLATIONS).read_bytes()).hexdigest()
     key = cache_key(FORMAT, version("sacrebleu"), tokenizer, text)
 
     def build(place: Path) -> None:
-        np.savez_compressed(place / FILE, **line_statistics(outputs, references, tokenizer))  # type: ignore[arg-type]
+        np.savez_compressed(place / FILE, **line_statistics(*texts, tokenizer))  # type: ignore[arg-type]
 
     kept = cache_folder(None) / "line-statistics" / key
     with suppress(ConfigError, OSError), np.load(find_or_build(kept, build) / FILE) as arrays:
         return dict(arrays)
-    return line_statistics(outputs, references, tokenizer)
+    return line_statistics(*texts, tokenizer)
+
+
+def _read_texts(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the outputs of a run, and the references."""
+    lines = read_translations(folder)
+    return [line.output for line in lines], [line.reference for line in lines]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import yaml
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import config_error
 from tfm_blocks.network.contract.case import HOSTS, guess
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.signature import Argument
@@ -25,7 +25,8 @@ This page lists every block that a model file can name, by category. `tfm blocks
 
 Attention, recurrences, convolutions and feed-forward networks are branches: [add & norm](language.md#add--norm)
 surrounds them. Blocks of a category, such as `norm`, are used as arguments of other blocks or in `args`.
-In examples, `node` is a name of yours, and `args` below `model` give the width, the heads and the vocabulary."""
+In examples, `node` is a name of yours, and `args` below `model` give the width, the heads and the vocabulary.
+Costs are multiply-adds of matrix products; elementwise operations do not count. d is the width."""
 TITLES = {
     "attention": "Attention",
     "sequence": "Recurrences and convolutions",
@@ -33,6 +34,13 @@ TITLES = {
     "node": "Embeddings, maps and other nodes",
 }
 ARGUMENT = ("argument", "type", "default")
+FIGURES = {  # of blocks: the model in tests/models whose two layers docs/generate.py draws, and the caption
+    "mamba": ("mamba", "Mamba in the place of self-attention"),
+    "rg_lru": ("griffin", "The recurrent layers of Griffin"),
+    "rwkv7": ("rwkv7_values", "RWKV-7, whose later layers mix their values with the values of the first"),
+    "read_streams": ("hyper_connections", "Hyper-connections: each branch reads all streams and writes to all"),
+    "shared_attention": ("value_residual", "Values of each layer, mixed with the values of the first"),
+}
 FEWEST = 3  # equal arguments for which a reference replaces the rows
 
 
@@ -56,8 +64,10 @@ def facts(info: BlockInfo) -> Iterator[tuple[str, str]]:
         yield "can be tied", f"its parameter {info.tieable}"
     yield from ((name.lower(), text) for name, text in fields(info).items() if name != "Example")
     if cost := COMPLEXITY.get(info.name):
-        layer, sequential, path = map(shortened, (cost.layer, cost.sequential, cost.path))
+        layer, sequential, path = map(shortened, cost)
         yield "cost of n positions", f"{layer} multiply-adds, {sequential} sequential operations, longest path {path}"
+    elif info.shipped and "Cost" not in fields(info):
+        yield "cost", "no matrix products"
     yield "source", info.source
 
 
@@ -75,7 +85,7 @@ def example(info: BlockInfo) -> str:
         return _flow({"node": {"block": host.name, **_values(host), info.category: value}})
     first, *others = info.signature.ports
     first_port = {"in": ["NODE", "OTHER"]} if first.many and "in" not in values else {}
-    ports = {port.name: "NODE" for port in others if not port.optional}
+    ports = {port.name: "src" if port.ids else "NODE" for port in others if not port.optional}
     return _flow({"node": {**node, **first_port, **ports}})
 
 
@@ -114,7 +124,9 @@ def _section(info: BlockInfo) -> str:
         return info.category
     if not info.branch:
         return "node"
-    return "attention" if hasattr(info.cls, "weights") else "sequence" if info.sees else "position-wise"
+    if hasattr(info.cls, "weights"):
+        return "attention"
+    return "sequence" if info.mixes_positions else "position-wise"
 
 
 def _title(name: str) -> str:
@@ -125,10 +137,12 @@ def _entry(info: BlockInfo) -> str:
     base = _base(info)
     rules = [f"- rule: {rule}: {text}" for rule, text in info.where.items() if not base or rule not in base.where]
     lines = [*(f"- {label}: {text}" for label, text in facts(info)), *rules]
+    model, caption = FIGURES.get(info.name, ("", ""))
     parts = [
         f"### {info.name}",
         f"`{info.signature.text}`",
         description(info),
+        f"![{caption}](figures/{model}.svg)" if model else "",
         f"    {example(info)}",
         "\n".join(lines),
     ]
@@ -180,8 +194,7 @@ def show_block(name: str) -> None:
     """Print the declaration of one block. Raises ConfigError for an unknown name."""
     info = REGISTRY.blocks.get(name)
     if info is None:
-        help = REGISTRY.suggest(name, REGISTRY.blocks)
-        raise ConfigError(Problem("block", f"no block is called {name!r}", help=help))
+        raise config_error("block", f"no block is called {name!r}", REGISTRY.suggest(name, REGISTRY.blocks))
     console = screen()
     console.print(f"{name}   {info.signature.text}\n\n{description(info)}\n")
     console.print(f"example: {example(info)}", soft_wrap=True)

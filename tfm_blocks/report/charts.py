@@ -65,15 +65,15 @@ def line_over(axis: str, label: str, values: Mapping[float, Sequence[float]]) ->
     return Line(label, {axis: np.array(x, np.float64)}, *(np.array(column, np.float64) for column in columns))
 
 
-def line_through(axis: str, label: str, curves: Sequence[Mapping[str, Floats]]) -> Line:
-    """Return the line through the means of curves. Each curve has its values `y` over several axes.
+def line_through(label: str, curves: Sequence[Mapping[str, Floats]]) -> Line:
+    """Return the line through the means of curves. Each curve has its values `y` over `steps` and other axes.
 
     Between the points of a curve, its values are interpolated. The means leave out curves that end before a point.
     """
-    x_N = np.unique(np.concatenate([curve[axis] for curve in curves]))
+    x_N = np.unique(np.concatenate([curve["steps"] for curve in curves]))
     across = {}
     for name in curves[0]:
-        columns = [np.interp(x_N, curve[axis], curve[name], left=np.nan, right=np.nan) for curve in curves]
+        columns = [np.interp(x_N, curve["steps"], curve[name], left=np.nan, right=np.nan) for curve in curves]
         across[name] = np.ma.masked_invalid(columns)
     y_RN = across.pop("y")
     axes = {name: _plain(values_RN.mean(0)) for name, values_RN in across.items()}
@@ -87,8 +87,7 @@ def _plain(values_N: np.ma.MaskedArray[Any, Any]) -> Floats:
 def line_charts(comparison: Comparison, tasks: TaskGroups, matrix: Matrix | None) -> list[LineChart]:
     """Return the learning curves of these models, their accuracy over test lengths, and all models over their rates."""
     score = matrix.score if matrix else None
-    rates = rate_charts(comparison.grid, comparison.curves, score)
-    return [*learning_curves(tasks), *length_charts(tasks), *rates]
+    return [*learning_curves(tasks), *length_charts(tasks), *rate_charts(comparison.grid, comparison.curves, score)]
 
 
 def learning_curves(tasks: TaskGroups) -> list[LineChart]:
@@ -104,7 +103,7 @@ def learning_curves(tasks: TaskGroups) -> list[LineChart]:
             for label, runs in rows.items():
                 curves = [points(run, key) for run in runs]
                 if measured := [columns for columns, _ in curves if len(columns["y"])]:
-                    lines.append(line_through("steps", label, measured))
+                    lines.append(line_through(label, measured))
                     every = max(every, *(thinned for _, thinned in curves))
             charts.append(LineChart(key, task, lines, list(AXES), key, every=every, limits=_limits(key)))
     return [chart for chart in charts if chart.lines]
@@ -153,8 +152,7 @@ def length_charts(tasks: TaskGroups) -> list[LineChart]:
                     values[int(length)].append(accuracy)
             if len(values) > 1:
                 lines.append(line_over(LENGTH_AXIS, label, values))
-        title = f"test {unit} over length"
-        charts.append(LineChart(title, task, lines, [LENGTH_AXIS], unit, limits=_limits(unit)))
+        charts.append(LineChart(f"test {unit} over length", task, lines, [LENGTH_AXIS], unit, limits=_limits(unit)))
     return [chart for chart in charts if chart.lines]
 
 

@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfm_blocks.errors import ConfigError, Problem, counted, listed, shown, suggest
+from tfm_blocks.errors import config_error, counted, listed, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES
 from tfm_blocks.report.differences import (
     NO_MODELS,
-    Factor,
+    Factors,
     Group,
+    Groups,
     ModelGrid,
+    Runs,
     arrange,
     find_factors,
     group_seeds,
     label_runs,
+    makes_another,
 )
 from tfm_blocks.report.display import DISPLAY_ALL, Display
-from tfm_blocks.report.rates import RateCurve, best_groups, curve_of, leave_out_choosing_seeds, rate_curves, rate_notes
+from tfm_blocks.report.rates import (
+    Curves,
+    RateCurve,
+    best_groups,
+    curve_of,
+    leave_out_choosing_seeds,
+    rate_curves,
+    rate_notes,
+)
 from tfm_blocks.runs.listing import find_runs
 from tfm_blocks.runs.saved_run import SavedRun
 
@@ -38,18 +50,18 @@ SAME_TOKENS = 0.01  # relative difference below which numbers of tokens count as
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of runs. `notes` name what is missing or not comparable.
+    """A comparison of runs, which differ in `factors`. `notes` name what is missing or not comparable.
 
     `curves` have the validation losses over learning rates. `best_rate_groups` are the groups with the best rate of
     each curve, and those without a curve. `grid` arranges them by model and task. `matrix` has their scores, if a
     metric was requested or there are several models and several tasks. `renamed` groups have their names in the grid.
     """
 
-    runs: Sequence[SavedRun]
-    factors: Sequence[Factor]
-    groups: Sequence[Group]
-    curves: Sequence[RateCurve] = ()
-    best_rate_groups: Sequence[Group] = ()
+    runs: Runs
+    factors: Factors
+    groups: Groups
+    curves: Curves = ()
+    best_rate_groups: Groups = ()
     grid: ModelGrid = NO_MODELS
     matrix: Matrix | None = None
     baseline: Group | None = None
@@ -87,29 +99,29 @@ def compare_runs(
     """
     records = find_runs(paths)
     runs = _with_saved([run for run in records if run.settings or run.state != PRUNED] or records, scores)
-    factors = find_factors(runs)
+    differences = find_factors(runs)
+    factors = [factor for factor in differences if makes_another(factor.key)]
     groups = _shorten_labels(group_seeds(runs, factors), factors)
     curves = rate_curves(groups, factors)
-    place = groups.index(_find_group(groups, curves, baseline)) if baseline else None
+    chosen = _find_group(groups, curves, baseline) if baseline else None
     if held_out_seeds:
-        groups, curves = leave_out_choosing_seeds(groups, curves)
-    chosen, noted = None if place is None else groups[place], groups
-    compared = best_groups(groups, curves)
+        groups, curves, chosen = _hold_out(display, groups, curves, factors, chosen)
+    compared, noted = best_groups(groups, curves), groups
     whole = arrange(compared, factors)
     grid = display.apply(whole)
-    if display.only:
-        compared, curves, noted, chosen = _only_shown(whole, grid, groups, curves, chosen)
+    if display.only or display.order:
+        compared, curves, noted, chosen = _shown(display, whole, grid, groups, curves, chosen)
     notes = list(_find_notes(grid, noted, curves, held_out=held_out_seeds, several_lengths=several_lengths))
     notes += _absent(records, runs, scores)
     matrix = _score(grid, metric, chosen) if metric or grid.crossed else None
     notes += [NO_BASELINE] * bool(matrix and chosen and chosen not in compared)
-    tests, untested = _test(compared, chosen, grid) if chosen and tested else ([], [])
+    tests, untested = _test(compared, chosen, whole) if chosen and tested else ([], [])
     notes, renamed = [*notes, *untested], bool(display.names)
-    return Comparison(runs, factors, groups, curves, compared, grid, matrix, chosen, tests, notes, renamed)
+    return Comparison(runs, differences, groups, curves, compared, grid, matrix, chosen, tests, notes, renamed)
 
 
 def _find_notes(
-    grid: ModelGrid, groups: Sequence[Group], curves: Sequence[RateCurve], *, held_out: bool, several_lengths: bool
+    grid: ModelGrid, groups: Groups, curves: Curves, *, held_out: bool, several_lengths: bool
 ) -> Iterator[str]:
     """Yield what is missing or not comparable, and how learning rates were chosen."""
     columns: dict[int, list[Group]] = defaultdict(list)
@@ -120,22 +132,20 @@ def _find_notes(
     for part in parts if len(parts) > 1 else [runs]:
         yield from unlike(part, several_lengths=several_lengths)
     yield from find_notes(runs)
-    counted = {run.folder for group in groups for run in group.counted}
-    left = [run for group in groups for run in group.runs if run.folder not in counted]
-    if left:
+    if left := [run for group in groups for run in group.runs if run not in group.counted]:
         why = "a newer run, or one that is done, has the same settings and the same seed"
         yield f"not counted over seeds or against a baseline: {_names(left)}: {why}"
     if not several_lengths:
         yield from rate_notes(curves, list(columns.values()), held_out=held_out)
 
 
-def _test(groups: Sequence[Group], baseline: Group, grid: ModelGrid) -> tuple[list[BaselineTest], list[str]]:
+def _test(groups: Groups, baseline: Group, grid: ModelGrid) -> tuple[list[BaselineTest], list[str]]:
     from tfm_blocks.report.baseline_tests import compare_groups  # imports sacreBLEU
 
     return compare_groups(groups, baseline, grid)
 
 
-def _shorten_labels(groups: Sequence[Group], factors: Sequence[Factor]) -> list[Group]:
+def _shorten_labels(groups: Groups, factors: Factors) -> list[Group]:
     """Return the groups; those at the best rate are named only by what differs among them, such as no rate."""
     compared = best_groups(groups, rate_curves(groups, factors))
     varying = [factor for factor in factors if len({group.setting(factor) for group in compared}) > 1]
@@ -155,18 +165,18 @@ def _score(grid: ModelGrid, metric: str | None, baseline: Group | None) -> Matri
     return matrix if matrix.cells else None
 
 
-def _with_saved(runs: Sequence[SavedRun], name: str | None) -> Sequence[SavedRun]:
+def _with_saved(runs: Runs, name: str | None) -> Runs:
     """Return the runs with the scores of this name, if it is given. Raises ConfigError if no run has them."""
     if name is None:
         return runs
     known = sorted({name for run in runs for name in run.saved_names})
     if name not in known:
         help = suggest(name, known) if known else "tfm evaluate RUNS --beam 4 --test writes scores"
-        raise ConfigError(Problem("--scores", f"no run has scores called {shown(name)}", help=help))
+        raise config_error("--scores", f"no run has scores called {shown(name)}", help)
     return [run.with_saved_scores(name) for run in runs]
 
 
-def _find_group(groups: Sequence[Group], curves: Sequence[RateCurve], baseline: str) -> Group:
+def _find_group(groups: Groups, curves: Curves, baseline: str) -> Group:
     """Return the group with this label, or with a run of this name or folder, at the best rate of its model."""
     path = Path(baseline)
     for group in groups:
@@ -175,43 +185,58 @@ def _find_group(groups: Sequence[Group], curves: Sequence[RateCurve], baseline: 
                 return _at_best_rate(group, curves)
     rule = f"must be one of the runs that are compared, but is {baseline}"
     names = [run.name for group in groups for run in group.runs]
-    raise ConfigError(Problem("--baseline", rule, help=suggest(path.name, names)))
+    raise config_error("--baseline", rule, suggest(path.name, names))
 
 
-def _at_best_rate(group: Group, curves: Sequence[RateCurve]) -> Group:
+def _at_best_rate(group: Group, curves: Curves) -> Group:
     """Return the group with the best rate of the same model on the same task."""
     curve = curve_of(group, curves)
     return curve.best.group if curve else group
 
 
-def _only_shown(
-    whole: ModelGrid, grid: ModelGrid, groups: Sequence[Group], curves: Sequence[RateCurve], baseline: Group | None
-) -> tuple[list[Group], list[RateCurve], list[Group], Group | None]:
-    """Return what --only leaves: the compared groups, their curves, and the groups at all rates; and the baseline.
+def _hold_out(
+    display: Display, groups: Groups, curves: Curves, factors: Factors, baseline: Group | None
+) -> tuple[list[Group], list[RateCurve], Group | None]:
+    """Return the groups, curves and baseline without the seeds that chose the rates.
 
-    The place of a baseline that is not shown is taken by a shown group of its model, if there is one.
+    Raises ConfigError if a group that is shown, or against which one is tested, has no other seeds.
     """
-    compared = list(grid.groups.values())
-    curves = [curve for curve in curves if curve.best.group in compared]
+    grid = arrange(best_groups(groups, curves), factors)
+    shown = list(display.apply(grid).groups.values())
+    needed = [*shown, *(grid.counterpart(group, baseline) for group in shown if baseline)]
+    kept, reduced = leave_out_choosing_seeds(groups, curves, needed)
+    return kept, reduced, kept[groups.index(baseline)] if baseline else None
+
+
+def _shown(
+    display: Display, whole: ModelGrid, grid: ModelGrid, groups: Groups, curves: Curves, baseline: Group | None
+) -> tuple[list[Group], list[RateCurve], list[Group], Group | None]:
+    """Return the shown groups and their curves in the order of the grid, these groups at all rates, and the baseline.
+
+    --only leaves out groups whose settings are unknown. The place of a baseline that is not shown is taken by a shown
+    group of its model, if there is one.
+    """
+    compared = [group for _, group in sorted(grid.groups.items())]
+    if not display.only:
+        compared += [group for group in groups if not group.runs[0].settings]
+    curves = [curve for group in compared for curve in curves if curve.best.group == group]
     at_all_rates = [group for group in groups if _at_best_rate(group, curves) in compared]
     rows = {row for (row, _), group in whole.groups.items() if group is baseline}
     others = (group for (row, _), group in sorted(whole.groups.items()) if row in rows and group in compared)
     return compared, curves, at_all_rates, baseline if baseline in compared else next(others, baseline)
 
 
-def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterator[str]:
+def unlike(runs: Runs, *, several_lengths: bool = False) -> Iterator[str]:
     """Yield sentences on what is not comparable between runs that should be."""
     yield from _unlike(runs, "test set", lambda run: run.test_set, "their scores cannot be compared")
     yield from _unlike(runs, "tokenizer", lambda run: run.tokenizer, "loss and perplexity per token cannot be compared")
     yield from _unlike(runs, "objective", lambda run: run.predicted, "their losses cannot be compared")
     for name in (score.name for score in FINAL_SCORES if score.kind in ("corpus", "documents")):
-        scored = [run for run in runs if name in run.scores]
-        signatures = {id(run): run.scores[name].signature for run in scored}
-        of = f"way to compute {name}"
-        yield from _unlike(scored, of, lambda run, own=signatures: own[id(run)], f"{name} cannot be compared")  # type: ignore[misc]
-    data = {id(run): [item for item in sorted(run.settings.items()) if item[0].startswith("data.")] for run in runs}
-    vocabularies = {id(run): (run.tokenizer, run.start.text.get("vocabulary of sources")) for run in runs}
-    for those in _by(runs, lambda run: f"{vocabularies[id(run)]} {data[id(run)]}").values():
+        scored, what = [run for run in runs if name in run.scores], f"way to compute {name}"
+        yield from _unlike(scored, what, methodcaller("method_of", name), f"{name} cannot be compared")
+    for those in _by([run for run in runs if run.scored_on != "val"], _encoding).values():
+        yield from _unlike(those, "validation set", _validation_set, "their validation losses cannot be compared")
+    for those in _by(runs, _encoded_data).values():
         yield from _unlike(
             those,
             "training text",
@@ -223,13 +248,38 @@ def unlike(runs: Sequence[SavedRun], *, several_lengths: bool = False) -> Iterat
         seen = [run.numbers["tokens_seen"] for run in done]
         least, most = min(seen, default=0), max(seen, default=0)
         if most - least > SAME_TOKENS * most:
-            few, many = (
-                _names([run for run, one in zip(done, seen, strict=True) if one == end]) for end in (least, most)
-            )
+            few, many = (_names([run for run in done if run.numbers["tokens_seen"] == end]) for end in (least, most))
             yield f"not comparable: {few} trained on {least:,.0f} target tokens, and {many} on {most:,.0f}"
 
 
-def find_notes(runs: Sequence[SavedRun]) -> Iterator[str]:
+def _encoding(run: SavedRun) -> str:
+    """Return what turns a text into rows of ids: the vocabularies, and the context of packed text."""
+    return str((run.tokenizer, run.start.text.get("vocabulary of sources"), run.settings.get("data.context")))
+
+
+def _encoded_data(run: SavedRun) -> str:
+    """Return the settings of the data with the encoding."""
+    return str((_encoding(run), sorted(item for item in run.settings.items() if item[0].startswith("data."))))
+
+
+def _validation_set(run: SavedRun) -> str:
+    """Return a hash of the ids of the validation set, which depend on the encoding; empty if it is not known."""
+    return run.start.text.get("text of val", "")
+
+
+def share_validation_set(runs: Runs) -> bool:
+    """Return True unless runs of one encoding are known to have different validation sets."""
+    kinds = _by(runs, _encoding).values()
+    return all(len({_validation_set(run) for run in those} - {""}) < 2 for those in kinds)
+
+
+def unlike_contexts(runs: Runs, measure: str) -> Iterator[str]:
+    """Yield sentences on runs whose `measure` is of texts packed into rows of different lengths."""
+    so = f"a longer context lowers the {measure}"
+    yield from _unlike(runs, "data.context", lambda run: str(run.settings.get("data.context") or ""), so)
+
+
+def find_notes(runs: Runs) -> Iterator[str]:
     """Yield sentences on what is missing, and on versions of torch and precisions."""
     yield from _pooled(runs, ("versions", "torch"), "trained by several versions of torch")
     yield from _pooled(runs, ("precision", "name"), "trained in several precisions")
@@ -240,7 +290,7 @@ def find_notes(runs: Sequence[SavedRun]) -> Iterator[str]:
         yield f"not done: {_names(those)}: {reason}"
 
 
-def _absent(records: Sequence[SavedRun], runs: Sequence[SavedRun], scores: str | None) -> Iterator[str]:
+def _absent(records: Runs, runs: Runs, scores: str | None) -> Iterator[str]:
     """Yield sentences on runs without the requested scores, and on jobs that were pruned."""
     if missing := [run for run in runs if scores and run.state == "done" and not run.scored_on]:
         weights = f"{scores} of their final weights: {_names(missing)}"
@@ -254,14 +304,14 @@ def _ending(run: SavedRun) -> str:
     return f"{state} ({run.reason})" if run.reason else state
 
 
-def _by(runs: Sequence[SavedRun], of: Callable[[SavedRun], str]) -> dict[str, list[SavedRun]]:
+def _by(runs: Runs, of: Callable[[SavedRun], str]) -> dict[str, list[SavedRun]]:
     kinds: dict[str, list[SavedRun]] = {}
     for run in runs:
         kinds.setdefault(of(run), []).append(run)
     return kinds
 
 
-def _unlike(runs: Sequence[SavedRun], what: str, of: Callable[[SavedRun], str], so: str) -> Iterator[str]:
+def _unlike(runs: Runs, what: str, of: Callable[[SavedRun], str], so: str) -> Iterator[str]:
     """Yield a sentence for each set of runs whose value differs from the most frequent one."""
     kinds = _by([run for run in runs if of(run)], of).values()
     most = max(kinds, key=len, default=[])
@@ -270,7 +320,7 @@ def _unlike(runs: Sequence[SavedRun], what: str, of: Callable[[SavedRun], str], 
             yield f"not comparable: {_names(other)} used a different {what} from {_names(most)}; {so}"
 
 
-def _pooled(runs: Sequence[SavedRun], fact: tuple[str, str], how: str) -> Iterator[str]:
+def _pooled(runs: Runs, fact: tuple[str, str], how: str) -> Iterator[str]:
     """Yield a sentence if the runs differ in a fact of their start or resumes: `2.13.0`, or `2.13.0, then 2.14.0`."""
     kinds = _by(runs, lambda run: ", then ".join(run.start.values_of(*fact)))
     kinds.pop("", None)
@@ -286,5 +336,5 @@ def _size(run: SavedRun) -> str:
     return f"{size}, with {', '.join(changed)}" if size and changed else size
 
 
-def _names(runs: Sequence[SavedRun]) -> str:
+def _names(runs: Runs) -> str:
     return listed([run.name for run in runs], NAMED)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from tfm_blocks.errors import counted, listed, printable
 from tfm_blocks.metric_schema import FINAL_SCORES, METRIC_KEYS, OBJECTIVE, SPEED, find_key, find_score
-from tfm_blocks.report.comparison import Comparison
+from tfm_blocks.report.comparison import Comparison, share_validation_set
 from tfm_blocks.report.differences import ABSENT, SEED, Factor, Group, show_setting
 from tfm_blocks.report.matrix import Matrix
 from tfm_blocks.report.matrix_tables import aggregates_table, matrix_rows, matrix_table, mean_rows
@@ -18,8 +18,10 @@ from tfm_blocks.report.rates import RateCurve
 from tfm_blocks.report.screen import clock, print_json, print_table, screen, split_for_page
 from tfm_blocks.report.table import (
     COUNT,
+    P_VALUE,
     Cell,
     Column,
+    Rows,
     Table,
     Value,
     csv_text,
@@ -28,9 +30,10 @@ from tfm_blocks.report.table import (
     markdown_text,
     mean_cell,
     numbers,
+    p_cell,
     texts,
 )
-from tfm_blocks.runs.records import Measured
+from tfm_blocks.runs.records import Measured, clipped_interval, spread_text
 from tfm_blocks.runs.saved_run import SavedRun
 
 SCORES = {score.name: score for score in FINAL_SCORES}
@@ -44,7 +47,7 @@ TESTS = (
 )
 UNFOLDED = 2  # settings that only one value of a factor has and that are listed; more are counted
 LISTED = 4  # settings of a factor that a row lists; the others are counted
-SCORE, P_VALUE = "{:.2f}", "{:.4f}"  # forms
+SCORE = "{:.2f}"  # form
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
@@ -56,7 +59,7 @@ def tables_of(comparison: Comparison) -> list[Table]:
         tables.append(rates_table(comparison.curves))
     if any(len(group.counted) > 1 for group in comparison.best_rate_groups):
         tables.append(seeds_table(comparison))
-    if comparison.baseline:
+    if comparison.baseline and comparison.baseline_tests:
         tables.append(baseline_table(comparison, comparison.baseline))
     if comparison.matrix:
         tables += tables_of_matrix(comparison.matrix)
@@ -76,8 +79,8 @@ def runs_table(comparison: Comparison) -> Table:
     columns = [
         *texts("run", "state", *parents, *seeds, *(factor.key for factor in comparison.factors)),
         *numbers(COUNT, "parameters", "multiply-adds"),
-        *numbers(find_key(SPEED).form, "tokens/s"),
-        *numbers(COUNT, "time"),
+        Column("tokens/s", find_key(SPEED).form),
+        Column("time", COUNT),
         *numbers("{:.4g}", *(f"best {name}" for name in keys)),
     ]
     rows = [
@@ -110,7 +113,7 @@ def scores_table(comparison: Comparison) -> Table:
         if run.scored_on
     ]
     headings = [[SCORES[name].display for name in names] for names in (scores, values)]
-    columns = [*texts("run", "scored on"), *numbers(SCORE, *headings[0]), *numbers("{:.4g}", *headings[1])]
+    columns = texts("run", "scored on") + numbers(SCORE, *headings[0]) + numbers("{:.4g}", *headings[1])
     return Table("scores and their 95 % intervals", columns, rows)
 
 
@@ -127,39 +130,51 @@ def _scores(comparison: Comparison, names: Sequence[str]) -> list[str]:
 def rates_table(curves: Sequence[RateCurve]) -> Table:
     """Return a row for each learning rate of each model; a column marks the best rate."""
     form = find_key(OBJECTIVE).form
-    columns = [*texts("model", "setting", ""), *numbers("{:g}", "value"), *numbers(COUNT, "seeds")]
-    rows: list[list[Value]] = []
+    columns = texts("model", "setting", "") + numbers("{:g}", "value") + numbers(COUNT, "seeds")
+    rows: Rows = []
     for curve in curves:
         for rate in curve.rates:
             mark = f"{rate.diverged} diverged" if rate.diverged else ""
-            if rate is curve.best:
+            if curve.is_chosen and rate is curve.best:
                 mark = f"best, {curve.edge} of the grid" if curve.edge else "best"
             rows.append([curve.label, curve.key, mark, rate.value, len(rate.losses), mean_cell(rate.losses, form)])
     title = f"learning rates by the best {OBJECTIVE}: mean ± standard deviation"
-    return Table(title, [*columns, *numbers(form, OBJECTIVE)], rows)
+    return Table(title, columns + numbers(form, OBJECTIVE), rows)
 
 
 def seeds_table(comparison: Comparison) -> Table:
-    """Return a row for each group: means and standard deviations over its finished runs. One task has a best model."""
+    """Return a row for each group: means and standard deviations over its finished runs.
+
+    One task has a best model for each score that is computed in the same way for all groups.
+    """
     several_tasks = len(comparison.grid.tasks) > 1
     scores = [SCORES[name] for name in _scores(comparison, [*WITH_INTERVAL, *WITHOUT_INTERVAL]) if SCORES[name].mean]
     loss = find_key(OBJECTIVE).form
     columns = [
-        *texts("model"),
+        Column("model"),
         Column("seeds", COUNT),
         Column(f"best {OBJECTIVE}", loss, "" if several_tasks else "lower"),
         *(Column(score.display, score.mean, "" if several_tasks else score.better) for score in scores),
     ]
-    rows = []
-    for group in comparison.best_rate_groups:
+    groups, rows = comparison.best_rate_groups, []
+    validated = [run for group in groups for run in group.counted if OBJECTIVE in run.best]
+    methods: list[set[Any]] = [
+        {run.method_of("loss") for run in validated if share_validation_set(validated)},
+        *({method for group in groups for method in group.methods(score.name)} for score in scores),
+    ]
+    for group in groups:
         finished = [run for run in group.counted if run.scored_on]
         best = [run.best[OBJECTIVE].value for run in finished if OBJECTIVE in run.best]
         done = len(finished)
         means = [mean_cell(best, loss)]
         for score in scores:
             means.append(mean_cell(group.scores_over_seeds(score.name), score.mean))
-        means = [replace(cell, ranked=done == len(group.counted)) if cell else None for cell in means]
-        count = str(done) if done == len(group.counted) else f"{done} of {len(group.counted)}"
+        complete = done == len(group.counted)
+        means = [
+            replace(cell, ranked=complete and len(own) == 1) if cell else None
+            for cell, own in zip(means, methods, strict=True)
+        ]
+        count = str(done) if complete else f"{done} of {len(group.counted)}"
         rows.append([comparison.label(group), Cell(count, done), *means])
     return Table("over seeds: mean ± standard deviation", columns, rows)
 
@@ -167,16 +182,18 @@ def seeds_table(comparison: Comparison) -> Table:
 def baseline_table(comparison: Comparison, baseline: Group) -> Table:
     """Return a row for each score of each other group."""
     tests = [f"{what}, {over}" for over in ("sentences", "seeds") for what in ("95 %", "p", "corrected")]
-    columns = [*texts("model", "score"), *numbers(P_VALUE, "difference", *tests)]
-    rows: list[list[Value]] = []
+    columns = texts("model", "score") + numbers(P_VALUE, "difference", *tests)
+    rows: Rows = []
     for test in comparison.baseline_tests:
         score = find_score(test.score)
         form = score.difference
-        difference = Cell(form.format(test.difference), test.difference)
-        sentences = interval(test.sentences_interval, form), test.sentences, test.sentences_corrected
-        seeds = interval(test.seeds_interval, form), test.seeds, test.seeds_corrected
+        without = test.seeds_without_score
+        mark = f" ({counted(without, 'seed')} without score)" if without else ""
+        difference = Cell(form.format(test.difference) + mark, test.difference)
+        sentences = interval(test.sentences_interval, form), p_cell(test.sentences), p_cell(test.sentences_corrected)
+        seeds = interval(test.seeds_interval, form), p_cell(test.seeds), p_cell(test.seeds_corrected)
         rows.append([comparison.label(test.group), score.display, difference, *sentences, *seeds])
-    return Table(f"against {comparison.label(baseline)}", columns, rows, keys=2, note=TESTS if rows else "")
+    return Table(f"against {comparison.label(baseline)}", columns, rows, keys=2, note=TESTS)
 
 
 def interval(ends: tuple[float, float] | None, form: str) -> Cell | None:
@@ -218,24 +235,25 @@ def _time(seconds: float | None) -> Cell | None:
 
 
 def _score(score: Measured | None) -> Value:
-    """Format a score: `± x` if its interval is symmetric, as for BLEU; both ends for a fraction.
+    """Format a score: `± x` if its interval is symmetric, as for most BLEU; both ends for others and for a fraction.
 
     An interval without a width is not shown, because it comes from rows that do not vary.
     """
     if score is None or not score.high > score.low:
         return score.value if score else None
     if score.signature:
-        return Cell(f"{score.value:.2f} ± {score.value - score.low:.2f}", score.value)
+        return Cell(f"{score.value:.2f} {spread_text(score.value, score.low, score.high)}", score.value)
     return Cell(f"{score.value:.2f} ({score.low:.1f}–{score.high:.1f})", score.value)
 
 
 def _value(run: SavedRun, name: str) -> Value:
-    """Format a logged score and half of its interval, with four digits of the larger one, if both are known."""
+    """Format a logged score and its interval, if known: the larger of the score and half the width has four digits."""
     value, half = run.values.get(name), run.halves.get(name)
     if value is None or not half:
         return value
     decimals = max(0, 3 - math.floor(math.log10(max(abs(value), half))))
-    return Cell(f"{value:z.{decimals}f} ± {half:.{decimals}f}", value)
+    form = f"{{:z.{decimals}f}}"
+    return Cell(f"{form.format(value)} {spread_text(value, *clipped_interval(name, value, half), form)}", value)
 
 
 def show_tables(tables: Sequence[Table], notes: Sequence[str]) -> None:
@@ -300,7 +318,7 @@ def print_comparison_json(comparison: Comparison) -> None:
     curves: list[dict[str, Any]] = []
     for curve in comparison.curves:
         rates = [{"value": rate.value, "losses": list(rate.losses), "diverged": rate.diverged} for rate in curve.rates]
-        best = {"best": curve.best.value, "edge": curve.edge}
+        best = {"best": curve.best.value if curve.is_chosen else None, "edge": curve.edge}
         curves.append({"model": curve.label, "key": curve.key, **best, "values": rates})
     groups = []
     for group in comparison.groups:
@@ -316,7 +334,7 @@ def print_comparison_json(comparison: Comparison) -> None:
         "baseline": comparison.baseline.label if comparison.baseline else None,
         "matrix": list(matrix_rows(comparison.matrix)) if comparison.matrix else [],
         "all_tasks": list(mean_rows(comparison.matrix)) if comparison.matrix else [],
-        "against": [{**asdict(test), "group": test.group.label} for test in comparison.baseline_tests],
+        "against": [{**vars(test), "group": test.group.label} for test in comparison.baseline_tests],
         "notes": comparison.notes,
     }
     print_json(record)

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from tfm_blocks.data.labels import LabelCoder
 from tfm_blocks.data.settings import LabelsSettings, read_data
-from tfm_blocks.report.differences import Group
+from tfm_blocks.report.differences import Groups
 from tfm_blocks.report.samples import common_test_set
-from tfm_blocks.report.table import Column, Table, numbers
+from tfm_blocks.report.table import Table, numbers, texts
 
 MOST_CLASSES = 40  # of a picture or a table
 MOST_COUNTED = 15  # classes of a picture whose cells have their counts
@@ -58,16 +58,16 @@ def confusion_png(coder: LabelCoder, counts_CC: Counts) -> bytes:
     return target.getvalue()
 
 
-def confusions_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def confusions_of(groups: Groups) -> list[dict[str, Any]]:
     """Return the table of each group of runs of labels, summed over its runs with the same test set, with shades."""
     found = []
     for group in groups:
         data = read_data(group.runs[0].config.get("data"))
-        lines = [line for texts in common_test_set(group.runs).values() for line in texts]
+        lines = [line for own in common_test_set(group.runs).values() for line in own]
         if not lines or not isinstance(data, LabelsSettings) or not has_confusion(data.coder):
             continue
         counts_CC = count_confusions(data.coder, [one.output for one in lines], [one.reference for one in lines])
-        columns = [Column("reference"), *numbers("{:,.0f}", *data.coder.names)]
+        columns = texts("reference") + numbers("{:,.0f}", *data.coder.names)
         rows = [[name, *counts] for name, counts in zip(data.coder.names, counts_CC.tolist(), strict=True)]
         shades = {(row, column + 1): float(share) for (row, column), share in np.ndenumerate(_shares(counts_CC))}
         found.append({"table": Table(group.label, columns, rows), "shades": shades})

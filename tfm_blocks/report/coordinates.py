@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from tfm_blocks.errors import counted
 from tfm_blocks.report.drawing import PAGE, drawing_style, line_style, save_figure
 from tfm_blocks.report.screen import print_table, screen
-from tfm_blocks.report.table import Table, Value, numbers, texts
+from tfm_blocks.report.table import Rows, Table, numbers, texts
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE = 60  # characters of the curve in the terminal
@@ -80,18 +80,16 @@ def node_sizes(
     measured: Mapping[int, Sequence[Mapping[str, Sequence[float]]]], logits: Collection[str]
 ) -> Iterator[NodeSizes]:
     """Yield the sizes of each node from the measurements of each width, one for each seed; `logits` name logits."""
-    first = next(iter(measured.values()))[0]
-    for node in first:
+    for node in next(iter(measured.values()))[0]:
         means = [np.mean([seed[node] for seed in seeds], 0) for seeds in measured.values()]
         yield NodeSizes(node, list(measured), np.array(means, np.float64), head=node in logits)
 
 
 def show_coordinates(nodes: Sequence[NodeSizes], title: str, knob: str) -> None:
     """Print a row for each node: its mean at each width after the last step, two slopes, and the verdict."""
-    widths = nodes[0].widths
-    columns = [*texts("node"), *numbers("{:.3g}", *(f"{knob}={width}" for width in widths))]
-    columns += [*numbers("{:+.2f}", "slope at first", "slope"), *texts("verdict")]
-    rows: list[list[Value]] = [
+    columns = texts("node") + numbers("{:.3g}", *(f"{knob}={width}" for width in nodes[0].widths))
+    columns += numbers("{:+.2f}", "slope at first", "slope") + texts("verdict")
+    rows: Rows = [
         [node.node, *map(float, node.sizes_WT[:, -1]), node.slopes[0], node.slope, node.verdict] for node in nodes
     ]
     steps = len(nodes[0].slopes) - 1
@@ -159,8 +157,8 @@ class RunRates:
 
 def show_rates(run: RunRates, title: str) -> None:
     """Print a row for each group, and the curve of the schedule."""
-    columns = [*texts("group", "optimizer", "factor"), *numbers("{}", "step 1", "largest", "last step")]
-    rows: list[list[Value]] = []
+    columns = texts("group", "optimizer", "factor") + numbers("{}", "step 1", "largest", "last step")
+    rows: Rows = []
     for group, factors in run.groups.items():
         rates = (1.0, run.rates[0], run.rates.max(), run.rates[-1])
         spans = [" to ".join(dict.fromkeys(f"{factor * rate:.3g}" for factor in factors)) for rate in rates]

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+from tfm_blocks.compose.resumable import EQUAL_WEIGHTS
 from tfm_blocks.errors import printable
 from tfm_blocks.runs.files import Setting
-from tfm_blocks.runs.saved_run import NO_EXPERIMENT, SavedRun
+from tfm_blocks.runs.saved_run import EXTRA_SCORES, NO_EXPERIMENT, SavedRun
 
 MODEL = "model"
 TASK = "data.task"  # the name of a probe task
@@ -20,7 +22,9 @@ SEED = "seed"
 RATES = ("schedule.peak", "schedule.scale")  # settings that set the learning rate
 ABSENT = "–"
 DATA = "data"  # the config group of tasks
+RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
 EMPTY = ("null", "none")  # settings that leave something out, which a name need not say
+Runs = Sequence[SavedRun]
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,10 @@ class Factor:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ at most by their seed; `label` names what differs from the other groups."""
+    """Runs of one experiment, with their seeds; `label` names what differs from the other groups."""
 
     label: str
-    runs: Sequence[SavedRun]
+    runs: Runs
 
     @cached_property
     def counted(self) -> list[SavedRun]:
@@ -69,8 +73,8 @@ class Group:
         return factor.value_of(self.runs[0])
 
 
-def find_factors(runs: Sequence[SavedRun]) -> list[Factor]:
-    """Return the settings that differ between experiments, without the seed.
+def find_factors(runs: Runs) -> list[Factor]:
+    """Return the settings that differ between runs, without the seed.
 
     Settings that separate the runs in the same way form one factor. So do the model's name and the settings it
     determines, and the name of a probe task and the settings it determines.
@@ -90,7 +94,7 @@ def find_factors(runs: Sequence[SavedRun]) -> list[Factor]:
     together: dict[tuple[int, ...], list[str]] = {}
     for key in dict.fromkeys(key for settings in known for key in settings):
         parts = parts_of(key)
-        if _makes_another(key) and max(parts):
+        if _differs(key) and max(parts):
             # parts of the graph, and knobs that some models lack
             is_of_models = key.startswith(f"{MODEL}.") or any(key not in settings for settings in known)
             of_model = is_of_models and determines(names, parts)
@@ -98,8 +102,34 @@ def find_factors(runs: Sequence[SavedRun]) -> list[Factor]:
     return [_factor(group, known) for group in together.values()]
 
 
-def _makes_another(key: str) -> bool:
-    return key != SEED and key.partition(".")[0] not in NO_EXPERIMENT
+def _differs(key: str) -> bool:
+    return key != SEED and key not in EXTRA_SCORES and key.partition(".")[0] not in NO_EXPERIMENT
+
+
+def makes_another(key: str) -> bool:
+    """Return True if runs with different values are different experiments, and not seeds of one.
+
+    A setting that a resume may change without changing the weights makes no other experiment.
+    """
+    return _differs(key) and key not in EQUAL_WEIGHTS
+
+
+def names_models(key: str, texts: Iterable[str]) -> bool:
+    """Return True if a setting with these values distinguishes the models of a scaling law.
+
+    It changes the experiment, it is not a setting of a rung, and a value is not a number.
+    """
+    if key.partition(".")[0] in RUNG or not makes_another(key):
+        return False
+    return key == MODEL or not all(map(is_number, set(texts) - {"", ABSENT, "null"}))
+
+
+def is_number(text: str) -> bool:
+    """Return True if a setting that is shown as this text is a number."""
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False
 
 
 def settings_of(run: SavedRun) -> dict[str, Setting]:
@@ -109,7 +139,7 @@ def settings_of(run: SavedRun) -> dict[str, Setting]:
 
 def without_seed(run: SavedRun) -> dict[str, Hashable]:
     """Return the settings that make another experiment, as keys that distinguish 1 and true."""
-    return {key: _hashable(value) for key, value in settings_of(run).items() if _makes_another(key)}
+    return {key: _hashable(value) for key, value in settings_of(run).items() if makes_another(key)}
 
 
 def show_setting(value: Setting) -> str:
@@ -119,22 +149,20 @@ def show_setting(value: Setting) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-def group_seeds(runs: Iterable[SavedRun], factors: Sequence[Factor]) -> list[Group]:
+def group_seeds(runs: Iterable[SavedRun], factors: Factors) -> list[Group]:
     """Group runs that differ only by their seed, in the order of their first runs; keep runs without settings apart."""
     groups: dict[Hashable, list[SavedRun]] = {}
     for run in runs:
-        rest = frozenset(without_seed(run).items())
-        groups.setdefault(rest if run.settings else run.folder, []).append(run)
+        groups.setdefault(frozenset(without_seed(run).items()) if run.settings else run.folder, []).append(run)
     return [Group(label_runs(group, factors), group) for group in groups.values()]
 
 
-def label_runs(group: Sequence[SavedRun], factors: Sequence[Factor]) -> str:
+def label_runs(group: Runs, factors: Factors) -> str:
     """Return a label such as `prenorm, heads 4`; the model if nothing differs, the run if nothing is known."""
     first = group[0]
     if not first.settings or not factors:
         return (first.settings and first.model) or first.name
-    settings = settings_of(first)
-    values = [(factor.key, show_setting(settings.get(factor.key, ABSENT))) for factor in factors]
+    values = [(factor.key, factor.value_of(first)) for factor in factors]
     return ", ".join(value if key == MODEL else f"{key.rpartition('.')[2]} {value}" for key, value in values)
 
 
@@ -144,15 +172,18 @@ def _hashable(value: Setting) -> Hashable:
 
 
 def _factor(keys: Sequence[str], known: Sequence[Mapping[str, Setting]]) -> Factor:
-    def rank(key: str) -> tuple[bool, bool, bool, bool, int, bool, str]:
+    def rank(key: str) -> tuple[bool, bool, bool, bool, bool, int, bool, str]:
         """Put the names of the model and the task first, then other names, then keys with fewer parts.
+
+        Keys that make no other experiment are last.
 
         A key that each run has precedes others, such as the `name` of an optimizer and its own settings.
         """
         absent = any(key not in settings for settings in known)
         named = any(isinstance(settings.get(key), str) for settings in known)
         is_name = key.rpartition(".")[2] in ("name", "kind")
-        return key != MODEL, key != TASK, absent, not named, key.count("."), not is_name, key
+        is_last = not makes_another(key)
+        return is_last, key != MODEL, key != TASK, absent, not named, key.count("."), not is_name, key
 
     def repeats(key: str, other: str) -> bool:
         return key != other and all(settings.get(key, ABSENT) == settings.get(other, ABSENT) for settings in known)
@@ -167,6 +198,8 @@ def _factor(keys: Sequence[str], known: Sequence[Mapping[str, Setting]]) -> Fact
     return Factor(first, tuple(others), values)
 
 
+Factors = Sequence[Factor]
+Groups = Sequence[Group]
 TaskGroups = dict[str, dict[str, Group]]  # by task and by model
 
 
@@ -194,7 +227,9 @@ class ModelGrid:
         alike = [other for other in self.models if other[0] == model[0]]
         varying = [len(set(values)) > 1 for values in zip(*alike, strict=True)]
         settings = zip(self.keys, model, (True, *varying[1:]), strict=True)
-        names = [_named(key, value) for key, value, shown in settings if shown and value not in (ABSENT, *omitted)]
+        names = [
+            label_setting(key, value) for key, value, shown in settings if shown and value not in (ABSENT, *omitted)
+        ]
         return ", ".join(names) or model[0]
 
     def by_task(self) -> TaskGroups:
@@ -221,13 +256,13 @@ class ModelGrid:
 NO_MODELS = ModelGrid((), (), (), {})
 
 
-def _named(key: str, value: str) -> str:
+def label_setting(key: str, value: str) -> str:
     """Return a name as it is, and another value with its setting."""
     is_name = not value.replace(".", "").isdecimal() and value not in ("true", "false", *EMPTY)
     return value if is_name else f"{key.rpartition('.')[2]} {value}"
 
 
-def arrange(groups: Sequence[Group], factors: Sequence[Factor]) -> ModelGrid:
+def arrange(groups: Groups, factors: Factors) -> ModelGrid:
     """Arrange the groups with known settings. The keys are the fewest factors that distinguish groups of one task."""
     known = [group for group in groups if group.runs[0].settings]
     settings = [settings_of(group.runs[0]) for group in known]
@@ -265,18 +300,21 @@ def _distinguishing(keys: Sequence[str], rows: Sequence[Mapping[str, str]], with
     return chosen
 
 
-def _tasks(groups: Sequence[Group], settings: Sequence[Mapping[str, str]]) -> list[str]:
+def _tasks(groups: Groups, settings: Sequence[Mapping[str, str]]) -> list[str]:
     """Return for each group the name of its task, with the settings in which tasks of this name differ.
 
-    These are settings of the data that never differ between groups with a common test set.
+    These are settings of the data that never differ between groups with a common test set, also if they have no scores.
     """
     first_runs = [group.runs[0] for group in groups]
     names = [printable(str(run.settings.get(TASK) or run.start.choices.get(DATA) or ABSENT)) for run in first_runs]
-    common, alike = defaultdict(list), defaultdict(list)
+    common: dict[Hashable, list[Mapping[str, str]]] = defaultdict(list)
+    alike = defaultdict(list)
     for group, name, row in zip(groups, names, settings, strict=True):
         alike[name].append(row)
         if "" not in (known := test_sets(group)) and known:
             common[known].append(row)
+        if prepared := _prepared_test_set(group.runs[0]):
+            common[prepared].append(row)
     of_data = [key for key in dict.fromkeys(chain.from_iterable(settings)) if key.startswith(f"{DATA}.")]
     fixed = [key for key in of_data if not any(_varies(key, rows) for rows in common.values())]
     keys, tasks = _distinguishing(fixed, settings, names), []
@@ -284,6 +322,13 @@ def _tasks(groups: Sequence[Group], settings: Sequence[Mapping[str, str]]) -> li
         own = [f"{key.partition('.')[2]} {row.get(key, ABSENT)}" for key in keys if _varies(key, alike[name])]
         tasks.append(", ".join([name, *own]))
     return tasks
+
+
+def _prepared_test_set(run: SavedRun) -> tuple[str, str] | None:
+    """Return the vocabulary and the hash of the ids of the test set, known from the start; None if they are not."""
+    texts = run.start.text
+    prepared = texts.get("text of test") or (texts.get("text of val") if "text of test" in texts else None)
+    return (run.tokenizer, prepared) if prepared else None
 
 
 def _varies(key: str, rows: Sequence[Mapping[str, str]]) -> bool:

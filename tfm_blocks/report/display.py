@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import config_error, shown, suggest
 from tfm_blocks.report.differences import MODEL, ModelGrid
 
 
@@ -28,10 +28,10 @@ class Display:
             for name in given:
                 if name not in known:
                     rule = f"{shown(name)} is the name of no model and no task"
-                    raise ConfigError(Problem(option, rule, help=suggest(name, known)))
+                    raise config_error(option, rule, suggest(name, known))
         displayed = [self.names.get(name, name) for name in known]
         if self.names and (twice := [name for name in displayed if displayed.count(name) > 1]):
-            raise ConfigError(Problem("--names", f"gives two models or tasks the name {shown(twice[0])}"))
+            raise config_error("--names", f"gives two models or tasks the name {shown(twice[0])}")
         rows, columns = self._chosen(labels), self._chosen(grid.tasks)
         groups = {
             (rows.index(row), columns.index(column)): group
@@ -70,9 +70,9 @@ def _read(option: str, text: str | None, kind: type, example: str) -> Any:
         value = yaml.safe_load(path.read_text() if path.suffix in (".yaml", ".yml") else text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # ValueError: invalid UTF-8 or date
         reason = " ".join(str(error).split())
-        raise ConfigError(Problem(option, f"is not YAML: {reason}", help=f"{option} '{example}'")) from None
+        raise config_error(option, f"is not YAML: {reason}", f"{option} '{example}'") from None
     parts = [*value, *value.values()] if isinstance(value, dict) else value
     if not isinstance(value, kind) or not all(isinstance(part, str | int | float) for part in parts):
         rule = f"must be {'a mapping' if kind is dict else 'a list'} of names, but is {shown(value)}"
-        raise ConfigError(Problem(option, rule, help=f"{option} '{example}'"))
+        raise config_error(option, rule, f"{option} '{example}'")
     return value

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import config_error
 from tfm_blocks.report.charts import LineChart
 from tfm_blocks.runs.files import write_bytes
 
@@ -73,9 +73,10 @@ PAGE_STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def drawing_style(changes: dict[Any, Any] | None = None) -> Iterator[None]:
-    """Draw with the sizes and fonts of a paper, with these changes."""
-    with matplotlib.rc_context({**STYLE, **(changes or {})}), warnings.catch_warnings():
+def drawing_style(name: str = "") -> Iterator[None]:
+    """Draw with the sizes and fonts of a paper, or of a page, in which `name` is unique."""
+    changes = PAGE_STYLE | {"svg.hashsalt": name} if name else {}
+    with matplotlib.rc_context(STYLE | changes), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a name with a letter that the font lacks
         yield
 
@@ -124,7 +125,7 @@ def chart_svg(chart: LineChart, axis: str, labels: Sequence[str], name: str) -> 
 
     The groups of a model have a class with its number in `labels`, and its markers have tooltips.
     """
-    with drawing_style({**PAGE_STYLE, "svg.hashsalt": name}):
+    with drawing_style(name):
         drawn = Figure(CHART, frameon=False, layout="constrained")
         panel = drawn.subplots()
         panel.patch.set_visible(False)
@@ -151,7 +152,7 @@ def chart_svg(chart: LineChart, axis: str, labels: Sequence[str], name: str) -> 
 
 def figure_svg(draw: Callable[[], Figure], name: str, label: str) -> Markup:
     """Return a figure for a page, in which `name` is unique; `label` describes it to readers who do not see it."""
-    with drawing_style({**PAGE_STYLE, "svg.hashsalt": name}):
+    with drawing_style(name):
         drawn = draw()
         drawn.set_size_inches(CHART)
         root = _page_svg(drawn)
@@ -161,7 +162,7 @@ def figure_svg(draw: Callable[[], Figure], name: str, label: str) -> Markup:
 
 def legend_svg(number: int) -> Markup:
     """Return the line of a model in the legend of a page."""
-    with drawing_style({**PAGE_STYLE, "svg.hashsalt": f"legend {number}"}):
+    with drawing_style(f"legend {number}"):
         drawn = Figure(SAMPLE, frameon=False)
         drawn.add_artist(Line2D([0.05, 0.5, 0.95], [0.5] * 3, markevery=[1], **line_style(number)))
         root = _page_svg(drawn)
@@ -255,7 +256,7 @@ def _flatten(element: ElementTree.Element) -> None:
 def save_drawings(drawings: Sequence[tuple[str, Figure]], folder: Path) -> list[Path]:
     """Write figures by name, as PDF and SVG, into a folder, which is made if it does not exist. Return the paths."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(Problem("--figures", f"must be a folder, but is a file: {folder}"))
+        raise config_error("--figures", f"must be a folder, but is a file: {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for name, drawn in drawings:

@@ -11,11 +11,11 @@ from tfm_blocks.compose.comments import Entry
 from tfm_blocks.errors import Problem, counted
 from tfm_blocks.metric_schema import PSEUDO
 from tfm_blocks.report.comparison import Comparison
-from tfm_blocks.report.comparison_tables import P_VALUE, SCORE, interval, runs_table, scores_table
-from tfm_blocks.report.differences import Group
+from tfm_blocks.report.comparison_tables import SCORE, interval, runs_table, scores_table
+from tfm_blocks.report.differences import Group, Runs
 from tfm_blocks.report.screen import print_json, print_table, screen
-from tfm_blocks.report.table import COUNT, Cell, Table, Value, numbers, texts
-from tfm_blocks.runs.records import Score
+from tfm_blocks.report.table import COUNT, P_VALUE, Cell, Rows, Table, numbers, p_cell, texts
+from tfm_blocks.runs.records import Score, spread_text
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.scoring.perplexity import Perplexity
 
@@ -30,13 +30,13 @@ TESTS = (
 SHOWN_ELSEWHERE = frozenset({"model", "seed", "command", "resumed", "parameters_by_node", "optimizer_groups"})
 
 
-def show_runs(runs: Sequence[SavedRun], *, as_json: bool) -> None:
+def show_runs(runs: Runs, *, as_json: bool) -> None:
     """Print a row for each run; as JSON, unrounded and with the command lines."""
     if as_json:
         print_json([entry_record(run) for run in runs])
         return
-    columns = [*texts("run", "state", "model", "data"), *numbers(COUNT, "step", "score", "changed")]
-    rows: list[list[Value]] = []
+    columns = texts("run", "state", "model", "data") + numbers(COUNT, "step", "score", "changed")
+    rows: Rows = []
     for run in runs:
         score = Cell(f"{run.headline[0]} {run.headline[1]:.4g}", run.headline[1]) if run.headline else None
         changed = Cell(datetime.fromtimestamp(run.changed).strftime("%Y-%m-%d %H:%M"), run.changed)
@@ -70,7 +70,7 @@ def show_models(models: Sequence[Entry], *, as_json: bool) -> None:
 
 def show_jobs(jobs: Sequence[tuple[Sequence[str], int, Sequence[Problem]]]) -> None:
     """Print a row for each job: its overrides, and its number of parameters or the reason why it cannot start."""
-    columns = [*texts("job"), *numbers(COUNT, "parameters"), *texts("verdict")]
+    columns = texts("job") + numbers(COUNT, "parameters") + texts("verdict")
     rows = [
         [
             " ".join(overrides),
@@ -95,8 +95,7 @@ def _lines(run: SavedRun) -> Iterator[str]:
     yield from run.commands
     if run.start.parent:
         yield f"branched off {run.start.parent}"
-    groups = [Group(run.name, [run])]
-    alone = Comparison([run], [], groups)
+    alone = Comparison([run], [], [Group(run.name, [run])])
     yield from _numbers("measured", runs_table(alone))
     if run.scored_on:
         yield from _numbers(f"scores on {run.scored_on}", scores_table(alone))
@@ -104,16 +103,14 @@ def _lines(run: SavedRun) -> Iterator[str]:
         if name not in SHOWN_ELSEWHERE and value is not None:
             yield f"{name}: {_text(value)}"
     for change in run.start.changes:
-        facts = {name: value for name, value in change.items() if name not in SHOWN_ELSEWHERE}
-        if facts:
+        if facts := {name: value for name, value in change.items() if name not in SHOWN_ELSEWHERE}:
             yield f"changed by resume {change.get('resumed', '')}: {_text(facts)}"
 
 
 def _numbers(what: str, table: Table) -> Iterator[str]:
     """Yield the numbers of a table of one run, in a line."""
     pairs = zip(table.columns, table.cells[0], strict=True)
-    known = [f"{column.heading} {cell.text}" for column, cell in pairs if column.form and cell.text]
-    if known:
+    if known := [f"{column.heading} {cell.text}" for column, cell in pairs if column.form and cell.text]:
         yield f"{what}: {', '.join(known)}"
 
 
@@ -124,30 +121,34 @@ def _text(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def show_scores(systems: Mapping[str, Sequence[Score]], count: int, *, as_json: bool) -> None:
+def show_scores(systems: Mapping[str, Sequence[Score]], counts: Mapping[str, int], *, as_json: bool) -> None:
     """Print a row for each score of each system, and below the table how they were computed; as JSON, unrounded.
 
-    `count` is the number of lines, or for a pseudo-perplexity of documents.
+    `counts` has the number of lines of each system, or of documents for a pseudo-perplexity.
     """
     unit = "document" if any(score.name == PSEUDO for scores in systems.values() for score in scores) else "line"
     if as_json:
-        runs = {name: [asdict(score) for score in scores] for name, scores in systems.items()}
-        print_json({f"{unit}s": count, "runs": runs})
+        runs = {
+            name: [asdict(score) | {"low": score.ends[0], "high": score.ends[1]} for score in scores]
+            for name, scores in systems.items()
+        }
+        print_json({f"{unit}s": counts, "runs": runs})
         return
     tested = any(score.difference is not None for scores in systems.values() for score in scores)
-    columns = [*texts("run", "score"), *numbers(SCORE, "value", "95 %")]
+    columns = texts("run", "score") + numbers(SCORE, "value", "95 %")
     if tested:
-        columns += [*numbers("{:+.2f}", "difference"), *numbers(SCORE, "95 % of it")]
+        columns += numbers("{:+.2f}", "difference") + numbers(SCORE, "95 % of it")
         columns += numbers(P_VALUE, "p", "sacreBLEU's p")
-    rows: list[list[Value]] = []
+    rows: Rows = []
     for name, scores in systems.items():
         for score in scores:
-            half = Cell(f"± {score.interval:.2f}", score.interval) if score.interval > 0 else None
+            half = Cell(spread_text(score.value, *score.ends), score.interval) if score.interval > 0 else None
             difference = interval(score.difference_interval, "{:+.2f}")
-            tests = [score.difference, difference, score.p, score.p_sacrebleu] if tested else []
+            tests = [score.difference, difference, p_cell(score.p), p_cell(score.p_sacrebleu)] if tested else []
             rows.append([name, score.name, score.value, half, *tests])
     console = screen()
-    print_table(Table(counted(count, unit), columns, rows))
+    fewest, most = min(counts.values()), counted(max(counts.values()), unit)
+    print_table(Table(most if len(set(counts.values())) == 1 else f"{fewest:,} to {most}", columns, rows))
     if tested:
         console.print(TESTS)
     for score in next(iter(systems.values())):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, config_error, shown, suggest
 from tfm_blocks.metric_schema import FINAL_SCORES, SOLVED, FinalScore, find_score
 from tfm_blocks.report.differences import Group, ModelGrid
-from tfm_blocks.runs.records import wilson
+from tfm_blocks.runs.records import spread_text, wilson
 from tfm_blocks.scoring.significance import SeedTest, correct, half_interval, over_tasks, seeds_needed
 
-PREFERRED = ("scaled accuracy", "BLEU", "exact match", "accuracy", "spearman", "perplexity")  # of most cells
+# scores of a matrix without a requested score, of which it has the one of most cells
+PREFERRED = ("scaled accuracy", "BLEU", "exact match", "accuracy", "spearman", "perplexity", "token accuracy")
 ALPHA = 0.05  # corrected p-values below it are marked
 LEAST_SPAN = 0.1  # of the largest score: the shortest axis of scores that are not percents
 CHANCE = 10.0  # percent of scaled accuracy; a model at chance has no seed above it
@@ -31,6 +31,12 @@ class ScoreCell:
     values: Sequence[float]
     score: FinalScore
     p: float | None = None
+
+    @property
+    def method(self) -> tuple[str, str]:
+        """Return the test set and the method of the scores, which all seeds share."""
+        (method,) = self.group.methods(self.score.name)
+        return method
 
     @property
     def mean(self) -> float:
@@ -66,8 +72,7 @@ class ScoreCell:
             return ""
         if self.interval is None:
             return f" ({form(low)}–{form(high)})"
-        symmetric = math.isclose(high - self.mean, self.mean - low, abs_tol=1e-9)
-        return f" ± {form(high - self.mean)}" if symmetric else f" [{form(low)}, {form(high)}]"
+        return f" {spread_text(self.mean, low, high, self.score.cell)}"
 
     @property
     def mean_text(self) -> str:
@@ -114,12 +119,13 @@ class ScoreCell:
 class Matrix:
     """Scored cells by row and column of the grid.
 
-    `best` has for each column the rows with the best mean: several if they are equal, none if no model is ranked.
+    `best` has for each column the rows with the best mean: several if they are equal, none if no model is ranked, or if
+    the scores cannot be compared.
     `references` has for each column the row against which its cells are tested: the baseline, or else the best model.
     `overall` has the mean over all tasks of each model with complete cells on several tasks, with the p-value of its
     difference from the row `reference`. `tests` counts the p-values that are corrected together, of cells and of means:
-    against the baseline, or of all pairs of models, since the best model is only known from the scores. `single_tests`
-    of them are tests of single tasks.
+    against the baseline, or of all pairs of models, since the best model is only known from the scores. `least` has the
+    smallest p-value that each test of a single task can have, before the correction.
     """
 
     grid: ModelGrid
@@ -131,7 +137,7 @@ class Matrix:
     reference: int | None
     baseline: int | None
     tests: int
-    single_tests: int
+    least: Sequence[float]
 
     @property
     def seeds(self) -> tuple[int, int]:
@@ -141,12 +147,20 @@ class Matrix:
 
     @property
     def seeds_needed(self) -> int:
-        """Return the number of seeds at which a cell can differ significantly, or 0 if a cell has this number.
+        """Return the number of seeds of each model at which a cell can differ significantly, or 0 if one can already.
 
-        At best, all tests of all tasks together are significant, so that only the tests of single tasks remain.
+        At best, all tests of all tasks together are significant, so that only the tests of single tasks remain. Of
+        these, only those count that can reach the p-value (Tarone), and none whose scores are all equal.
         """
-        needed = seeds_needed(self.single_tests, ALPHA) if self.single_tests else 0
-        return needed if needed > self.seeds[1] else 0
+        if any(p * sum(other <= p for other in self.least) < ALPHA for p in self.least):
+            return 0
+        varying = sum(p < 1 for p in self.least)
+        needed = seeds_needed(varying, ALPHA) if varying else 0
+        return needed if needed > self.seeds[0] else 0
+
+    def is_comparable(self, column: int) -> bool:
+        """Return True if the scores of a column were computed in the same way on the same test set."""
+        return _are_alike(cell for (_, other), cell in self.cells.items() if other == column)
 
     def scores_of(self, row: int) -> list[Sequence[float]]:
         """Return the scores of the seeds of a model on each task."""
@@ -199,12 +213,15 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
         if cells[row, column].complete:
             complete.setdefault(row, []).append(cells[row, column].mean)
     best: dict[int, list[int]] = {}
+    alike = {column: _are_alike(cells[row, column] for row in rows) for column, rows in columns.items()}
     for column in sorted(columns):
-        ranked = {row: cells[row, column].mean for row in columns[column] if cells[row, column].ranked}
+        comparable = columns[column] if alike[column] else []
+        ranked = {row: cells[row, column].mean for row in comparable if cells[row, column].ranked}
         top = best_of(ranked.values(), default=None)
         best[column] = [row for row, mean in ranked.items() if mean == top]
     references = {column: rows[0] for column, rows in best.items() if rows}
-    means = {row: fmean(own) for row, own in complete.items() if len(own) == len(grid.tasks) > 1}
+    whole = {row: own for row, own in complete.items() if len(own) == len(grid.tasks) > 1}
+    means = {row: fmean(own) for row, own in whole.items() if all(alike.values())}
     reference: int | None = best_of(means, key=lambda row: means[row], default=None)
     if baseline_row is not None:
         references = {column: baseline_row for column, rows in columns.items() if baseline_row in rows}
@@ -213,8 +230,12 @@ def score_matrix(grid: ModelGrid, metric: str | None = None, baseline: Group | N
     p_values = _p_against(tests, references, reference)
     cells = {place: replace(cell, p=p_values.get(place)) for place, cell in cells.items()}
     overall = {row: (mean, p_values.get((row, None))) for row, mean in means.items()}
-    single = sum(task is not None for *_, task in tests)
-    return Matrix(grid, score, cells, best, references, overall, reference, baseline_row, len(tests), single)
+    least = [test.least for (*_, task), test in tests.items() if task is not None]
+    return Matrix(grid, score, cells, best, references, overall, reference, baseline_row, len(tests), least)
+
+
+def _are_alike(cells: Iterable[ScoreCell]) -> bool:
+    return len({cell.method for cell in cells}) < 2
 
 
 def _p_against(
@@ -244,7 +265,7 @@ def _no_score(grid: ModelGrid, metric: str, rule: str) -> ConfigError:
     """Return the error for a metric, with the nearest of the scores that some group has."""
     groups, known = grid.groups.values(), (*FINAL_SCORES, SOLVED)
     measured = [score.display for score in known if any(group.scores_over_seeds(score.name) for group in groups)]
-    return ConfigError(Problem("--metric", rule, help=suggest(metric, measured)))
+    return config_error("--metric", rule, suggest(metric, measured))
 
 
 def _test(
@@ -258,7 +279,7 @@ def _test(
     for column, rows, tested in [*families, (None, everywhere, list(columns))]:
         for pair in combinations(rows, 2):
             both = [[cells[row, place] for row in pair] for place in tested]
-            alike = all(one.group.methods(one.score.name) == other.group.methods(one.score.name) for one, other in both)
+            alike = all(_are_alike(cells_of_task) and cells_of_task[0].method[0] for cells_of_task in both)
             complete = all(cell.complete for cells_of_task in both for cell in cells_of_task)
             scores = [(first.values, second.values) for first, second in both]
             if baseline in (None, *pair) and alike and complete and (test := over_tasks(scores)):

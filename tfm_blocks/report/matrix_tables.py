@@ -9,26 +9,29 @@ from tfm_blocks.errors import counted, listed
 from tfm_blocks.metric_schema import SOLVED, SOLVED_FROM
 from tfm_blocks.report.differences import RATES, settings_of
 from tfm_blocks.report.matrix import ALPHA, CHANCE, FEW, Matrix
-from tfm_blocks.report.table import Cell, Column, Table, Value, texts
+from tfm_blocks.report.table import Cell, Column, Rows, Table, texts
 from tfm_blocks.scoring.aggregate import bootstrap, interquartile_mean, mean_over_tasks, probability_of_improvement
 
 NAMED = 4  # models or tasks that a sentence lists; more are counted
-NEEDS = "at least two seeds of both models, and a score of each seed"
-NO_BEST = "{} model scores above chance with a score for each seed."
+NEEDS = (
+    "at least two seeds of both models, a score of each seed, and scores computed in the same way on the same, known "
+    "test set"
+)
 
 
 def matrix_table(matrix: Matrix) -> Table:
     """Return a row for each model and a column for each task, and for the mean over tasks of models that have all."""
     grid, score = matrix.grid, matrix.score
-    tasks = [*grid.tasks, *(["all tasks"] if matrix.overall else [])]
-    columns = [*texts(*grid.keys), *(Column(task, score.cell, score.better) for task in tasks)]
-    rows: list[list[Value]] = []
+    tasks = [*grid.tasks, *["all tasks"] * bool(matrix.overall)]
+    columns = texts(*grid.keys) + [Column(task, score.cell, score.better) for task in tasks]
+    rows: Rows = []
     for row, model in enumerate(grid.models):
         rows.append([*model])
         for place in ((row, column) for column in range(len(grid.tasks))):
             cell, group = matrix.cells.get(place), grid.groups.get(place)
             state = Cell(group.counted[0].state) if group else None  # of runs that lack scores
-            rows[-1].append(Cell(cell.text, cell.mean, ranked=cell.ranked) if cell else state)
+            ranked = cell is not None and cell.ranked and matrix.is_comparable(place[1])
+            rows[-1].append(Cell(cell.text, cell.mean, ranked=ranked) if cell else state)
         if matrix.overall:
             mean, p = matrix.overall.get(row, (None, None))
             star = "*" * (p is not None and p < ALPHA)
@@ -45,7 +48,7 @@ def aggregates_table(matrix: Matrix) -> Table:
     """Return a row for each model with a score of each seed on each task: its scores over all tasks."""
     form, labels, reference = matrix.score.cell, matrix.grid.labels, matrix.reference
     scores = {row: matrix.scores_of(row) for row in matrix.overall}
-    rows: list[list[Value]] = []
+    rows: Rows = []
     for row, own in scores.items():
         means = [(statistic(own), bootstrap(statistic, own)) for statistic in (mean_over_tasks, interquartile_mean)]
         cells = [
@@ -73,7 +76,8 @@ def legend(matrix: Matrix) -> str:
     """Explain the numbers of seeds and the marks."""
     least, most = matrix.seeds
     number = str(least) if least == most else f"{least} to {most}"
-    sentences = [f"{number} seed{'s' * (most > 1)} in each cell{'' if matrix.tests else ', too few for tests'}"]
+    few = len(matrix.grid.models) > 1 and sum(len(cell.values) > 1 for cell in matrix.cells.values()) < 2
+    sentences = [f"{number} seed{'s' * (most > 1)} in each cell{', too few for tests' if few else ''}"]
     if least <= FEW < most:
         sentences.append(f"of {FEW} seeds or fewer, the lowest and the highest are in brackets")
     if matrix.tests:
@@ -130,10 +134,16 @@ def mean_rows(matrix: Matrix) -> Iterator[dict[str, Any]]:
 
 def verdict(matrix: Matrix) -> Iterator[str]:
     """Yield which models are best, and which differences from the reference are significant, as sentences."""
+    labels = matrix.grid.labels
     if len(matrix.grid.tasks) > 1:
         yield from _best_of_tasks(matrix)
+    elif rows := matrix.best.get(0):
+        cell = matrix.cells[rows[0], 0]
+        score = f"{matrix.score.heading}: {cell.text}, {counted(len(cell.values), 'seed')}"
+        best = f"{listed([labels[row] for row in rows], NAMED)} {'has' if len(rows) == 1 else 'have'} the best {score}."
+        yield f"{labels[0]} has the {score}." if len(labels) == 1 else best
     else:
-        yield _best_of_task(matrix)
+        yield _why_no_best(matrix, 0)
     places = [place for place in matrix.cells if matrix.references.get(place[1]) not in (None, place[0])]
     tested = [place for place in places if matrix.cells[place].p is not None]
     if places and not tested:
@@ -144,15 +154,12 @@ def verdict(matrix: Matrix) -> Iterator[str]:
         yield f"{counted(len(places) - len(tested), 'difference')} could not be tested: a test needs {NEEDS}."
 
 
-def _best_of_task(matrix: Matrix) -> str:
-    labels, rows = matrix.grid.labels, matrix.best.get(0)
-    if not rows:
-        return NO_BEST.format("No")
-    cell = matrix.cells[rows[0], 0]
-    score = f"{matrix.score.heading}: {cell.text}, {counted(len(cell.values), 'seed')}"
-    if len(labels) == 1:
-        return f"{labels[0]} has the {score}."
-    return f"{listed([labels[row] for row in rows], NAMED)} {'has' if len(rows) == 1 else 'have'} the best {score}."
+def _why_no_best(matrix: Matrix, column: int) -> str:
+    if matrix.is_comparable(column):
+        if matrix.score.kind == "scaled":
+            return "No model scores above chance with a score for each seed."
+        return "No model has a score for each seed."
+    return "The scores cannot be ranked, because they were not computed in the same way on the same test set."
 
 
 def _best_of_tasks(matrix: Matrix) -> Iterator[str]:
@@ -171,7 +178,8 @@ def _best_of_tasks(matrix: Matrix) -> Iterator[str]:
         if len(rows) > 1:
             yield f"On {task}, {listed([labels[row] for row in rows], NAMED)} share the best {name}."
         elif not rows:
-            yield NO_BEST.format(f"On {task}, no")
+            sentence = _why_no_best(matrix, column)
+            yield f"On {task}, {sentence[0].lower()}{sentence[1:]}"
     differing = [labels[row] for row, (_, p) in matrix.overall.items() if p is not None and p < ALPHA]
     if matrix.reference is not None and differing:
         how = f"differs significantly from {listed(differing, NAMED)} (p < {ALPHA}, corrected)"

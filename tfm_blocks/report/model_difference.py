@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tfm_blocks.errors import listed
+from tfm_blocks.errors import listed, print_line
 from tfm_blocks.figures.draw import Content
 from tfm_blocks.figures.drawing import FigurePicture, Mark
 from tfm_blocks.figures.figure import mark_nodes, picture_of, place_side_by_side
@@ -16,9 +16,9 @@ from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.spec import TARGET, Spec
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
-from tfm_blocks.network.matching import WeightMatch, match_weights, weights_of
+from tfm_blocks.network.matching import WeightMatch, match_weights, rehashed_weights, weights_of
 from tfm_blocks.registry.blocks import REGISTRY
-from tfm_blocks.report.screen import print_line, print_table
+from tfm_blocks.report.screen import print_table
 from tfm_blocks.report.table import Table, texts
 
 MOST_NAMES = 8  # of weights in a line
@@ -44,19 +44,19 @@ def compare_models(names: tuple[str, str], a: Spec, b: Spec, requested: Mapping[
     lengths = axis_lengths(first, requested), axis_lengths(second, requested)
     pairs = list(zip(networks, lengths, strict=True))
     costs = {
-        "parameters": [sum(parameter.numel() for parameter in network.parameters()) for network in networks],
+        "parameters": [network.parameter_count for network in networks],
         "multiply-adds": [sum(multiply_adds(network, sizes).values()) for network, sizes in pairs],
         "floats of decoding state": [decoding_state(network, sizes) for network, sizes in pairs],
     }
     saved = {name: tensor.shape for name, tensor in weights_of(first).items()}
-    weights = match_weights(second, _sizes(b), saved, _sizes(a))
+    weights = match_weights(second, _sizes(b), saved, _sizes(a), rehashed_weights(second, a))
     return ModelDifference(names, find_changes(a, b, REGISTRY), lengths, costs, weights)
 
 
 def _sizes(spec: Spec) -> dict[str, int]:
     """Return the sizes of the vocabularies of sources and of the target."""
     size = int(str(spec.sink.shape[-1]))
-    return {"src": next((node.arguments["vocab"] for node in spec.tables if node.entry != TARGET), size), TARGET: size}
+    return {"src": next((node.arguments["vocab"] for node, name in spec.tables if name != TARGET), size), TARGET: size}
 
 
 def model_difference_record(difference: ModelDifference) -> dict[str, object]:
@@ -116,15 +116,13 @@ def _names_text(names: Sequence[str], spec: Spec) -> str:
     for module in dict.fromkeys(name.rpartition(".")[0] for name in names):
         groups[pattern(module)].append(module)
     layers = Outline(spec, REGISTRY).layers
-    texts = [write_nodes(group, layers) for group in groups.values()]
-    return listed(texts, MOST_NAMES)
+    return listed([write_nodes(group, layers) for group in groups.values()], MOST_NAMES)
 
 
 def difference_marks(a: Spec, b: Spec, difference: ModelDifference) -> list[dict[str, Mark]]:
     """Return the marks of both models: what was removed or changed in the first, and added or changed in the second."""
-    old = [(change, change.old) for change in difference.changes]
-    new = [(change, change.new) for change in difference.changes]
-    return [_marks(a, old), _marks(b, new)]
+    changes = difference.changes
+    return [_marks(a, ((one, one.old) for one in changes)), _marks(b, ((one, one.new) for one in changes))]
 
 
 def difference_picture(a: Spec, b: Spec, difference: ModelDifference) -> FigurePicture:

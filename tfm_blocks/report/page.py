@@ -20,7 +20,7 @@ from tfm_blocks.report.charts import AXES, MOST_POINTS, forests_of, line_charts
 from tfm_blocks.report.comparison import Comparison, matrix_of
 from tfm_blocks.report.comparison_tables import tables_of
 from tfm_blocks.report.confusion import confusions_of
-from tfm_blocks.report.differences import Group, ModelGrid
+from tfm_blocks.report.differences import Groups, ModelGrid
 from tfm_blocks.report.drawing import chart_svg, figure_svg, legend_svg
 from tfm_blocks.report.matrix import Matrix
 from tfm_blocks.report.matrix_tables import aggregates_table, legend, matrix_table, verdict
@@ -77,7 +77,7 @@ def render_report(
     )
 
 
-def _models(groups: Sequence[Group], plugins: Sequence[str]) -> list[dict[str, Any]]:
+def _models(groups: Groups, plugins: Sequence[str]) -> list[dict[str, Any]]:
     """Return each model once: the names of its groups, its nodes and its page, or the error of its file."""
     names: dict[str, list[str]] = {}
     specs: dict[str, Spec | str] = {}
@@ -114,13 +114,12 @@ def _answer(matrix: Matrix | None, grid: ModelGrid) -> dict[str, Any]:
     """Return the sentences, the heat map and the forest plots."""
     if matrix is None:
         return {"sentences": []}
-    heat_map = matrix_table(matrix) if grid.crossed else None
     return {
         "sentences": list(verdict(matrix)),
         "score": matrix.score.heading,
         "legend": legend(matrix),
         "forests": forests_of(matrix),
-        "heat_map": heat_map,
+        "heat_map": matrix_table(matrix) if grid.crossed else None,
         "shades": {(row, len(grid.keys) + column): shade for (row, column), shade in matrix.shades().items()},
     }
 
@@ -146,17 +145,15 @@ def _charts(comparison: Comparison, matrix: Matrix | None) -> dict[str, Any]:
 
 def _samples(grid: ModelGrid, sentence: str | None, plugins: Sequence[str]) -> dict[str, Any]:
     """Return sample lines of each task, and attention pictures of the models of the first task."""
-    drawn = {}
+    drawn, omitted = {}, []
     for task, groups in grid.by_task().items():
         chosen = {group.label: group for group in choose_drawn(list(groups.values()))}
         drawn[task] = {label: chosen[group.label] for label, group in groups.items() if group.label in chosen}
+        omitted.append(left_out(list(groups.values()), list(drawn[task].values())))
     most = max(FEWEST_SAMPLES, MOST_SAMPLES // max(1, len(drawn)))
     samples = [one for task, groups in drawn.items() if (one := samples_of(task, groups, most))]
     first = list(next(iter(drawn.values()), {}).values())
     lines = common_test_set([run for group in first for run in group.runs])
-    omitted = [
-        left_out(list(all_of_task.values()), list(drawn[task].values())) for task, all_of_task in grid.by_task().items()
-    ]
     return {
         "samples": samples,
         "confusions": confusions_of([group for groups in drawn.values() for group in groups.values()]),

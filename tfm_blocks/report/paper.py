@@ -32,13 +32,17 @@ SHADES = "Blues"  # from the worst score to the best; light to dark, so it print
 HEAT_ROW = 0.27  # inches of a model
 SHOWN_SEEDS = 10  # seeds of a model up to which each is drawn
 SEED_COLOUR = "#777777"
+RANGE = "lowest to highest"
 HEADINGS = 0.09  # inches of a letter of a rotated heading
 WIDEST = 5  # columns of a heat map of a column's width
 SMALL, NARROW = 5, 12  # font size of the numbers of a heat map with more than NARROW columns
 
 
 def draw_heat_map(matrix: Matrix) -> Figure:
-    """Draw a cell for each model and task: its mean with its marks, and below it its interval or range."""
+    """Draw a cell for each model and task: its mean with its marks, and below it its interval or range.
+
+    `n=4` is the number of seeds of a cell, if cells differ in it, and `n=4/6` means that 2 of 6 seeds have no score.
+    """
     grid = matrix.grid
     height = HEAT_ROW * len(grid.models) + HEADINGS * max(map(len, grid.tasks))
     drawn = Figure(figsize=(WIDTH if len(grid.tasks) <= WIDEST else PAGE, height + 0.3), layout="constrained")
@@ -52,7 +56,8 @@ def draw_heat_map(matrix: Matrix) -> Figure:
     for (row, column), cell in matrix.cells.items():
         dark = np.mean(colormaps[SHADES](shades[row, column])[:3]) < 0.5
         style: dict[str, Any] = {"ha": "center", "color": "white" if dark else "black"}
-        spread = cell.spread_text.strip() + ("" if same else f" n={len(cell.values)}")
+        of_all = "" if cell.complete else f"/{len(cell.group.counted)}"
+        spread = cell.spread_text.strip() + ("" if same and cell.complete else f" n={len(cell.values)}{of_all}")
         axes.text(column, row, cell.mean_text + cell.marks, va="bottom" if spread else "center", fontsize=size, **style)
         axes.text(column, row + 0.06, spread.strip(), va="top", fontsize=SMALL - (size is not None), **style)
     axes.set_xticks(range(len(grid.tasks)), grid.tasks, rotation=90)
@@ -69,24 +74,31 @@ def _seeds_and_spread(matrix: Matrix) -> str:
     seeds = counted(least, "seed") if least == most else f"{least} to {most} seeds"
     if matrix.score is SOLVED or most == 1:
         return seeds
-    return f"{seeds}, {'lowest to highest' if most <= FEW_SEEDS else '95 % intervals'}"
+    if most <= FEW_SEEDS:
+        return f"{seeds}, {RANGE}"
+    return f"{seeds}, 95 % intervals" + f", or {RANGE} of up to {FEW_SEEDS}" * (least <= FEW_SEEDS)
 
 
 def draw_means(matrix: Matrix) -> Figure:
     """Draw for each task the mean of each model with its 95 % interval, and its seeds if there are few.
 
-    Empty markers differ from the reference. Dotted lines are chance and the ceiling of the score.
+    Empty markers differ from the reference, and crosses were not tested. Dotted lines are chance and the ceiling of the
+    score.
     """
     labels, tasks = matrix.grid.labels, sorted({column for _, column in matrix.cells})
     drawn, axes = panels(len(tasks), 0.55 + 0.16 * len(matrix.grid.models))
     style: dict[str, Any] = {"color": "black", "markersize": 3, "linewidth": 0.8, "capsize": 1.5, "zorder": 3}
+    untested = [
+        place for place, cell in matrix.cells.items() if cell.p is None and matrix.references.get(place[1]) != place[0]
+    ]
     for number, (panel, column) in enumerate(zip(axes, tasks, strict=True)):
         cells = {row: cell for (row, other), cell in matrix.cells.items() if other == column}
         for row, cell in cells.items():
             low, high = cell.interval or (cell.mean, cell.mean)
             face = "white" if cell.differs else "black"
             ends = [[cell.mean - low], [high - cell.mean]] if cell.interval else None
-            panel.errorbar(cell.mean, row, xerr=ends, fmt="o", markerfacecolor=face, **style)
+            marker = "x" if (row, column) in untested else "o"
+            panel.errorbar(cell.mean, row, xerr=ends, fmt=marker, markerfacecolor=face, **style)
             if 1 < len(cell.values) <= SHOWN_SEEDS:
                 panel.plot(cell.values, [row + 0.28] * len(cell.values), "|", color=SEED_COLOUR, markersize=3)
         low, high = matrix.axis_ends(value for cell in cells.values() for value in (*cell.spread, *cell.values))
@@ -98,14 +110,23 @@ def draw_means(matrix: Matrix) -> Figure:
         panel.set_ylim(len(labels) - 0.5, -0.5)
         if len(tasks) > 1:
             panel.set_title(matrix.grid.tasks[column])
-    reference = "the best" if matrix.baseline is None else labels[matrix.baseline]
-    marks = f"\nempty: differs from {reference}, p < {ALPHA} corrected" if matrix.tests else ""
-    if matrix.seeds_needed:
-        marks = f"\nno test of a single task: this needs {matrix.seeds_needed} seeds"
     ticks = "; grey: single seeds" if 1 < matrix.seeds[0] <= SHOWN_SEEDS else ""
-    spread = _seeds_and_spread(matrix).replace(", lowest to highest", "")
+    spread = _seeds_and_spread(matrix).replace(f", or {RANGE} of up to {FEW_SEEDS}", "").replace(f", {RANGE}", "")
+    marks = _explain_markers(matrix, any_untested=bool(untested))
     drawn.supxlabel(f"{matrix.score.heading}\nmean of {spread}{ticks}{marks}", fontsize=7)
     return drawn
+
+
+def _explain_markers(matrix: Matrix, *, any_untested: bool) -> str:
+    """Return a line on empty markers and crosses; empty if there are none."""
+    marks = []
+    if matrix.seeds_needed:
+        marks.append(f"no test of a single task: this needs {matrix.seeds_needed} seeds")
+    elif matrix.tests:
+        reference = "the best" if matrix.baseline is None else matrix.grid.labels[matrix.baseline]
+        marks.append(f"empty: differs from {reference}, p < {ALPHA} corrected")
+    marks += ["×: not tested"] * any_untested
+    return "\n" + "; ".join(marks) if marks else ""
 
 
 def draw_profiles(matrix: Matrix) -> Figure:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 from itertools import count
 
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import config_error, shown, suggest
 from tfm_blocks.probes.catalogue import TASKS
 from tfm_blocks.probes.task import Example, Preset, ProbeTask
 from tfm_blocks.report.screen import print_table, screen
@@ -43,7 +43,7 @@ def show_probes() -> None:
 def show_probe(name: str) -> None:
     """Print a task: its explanation, settings, sizes and examples. Raises ConfigError for an unknown name."""
     if name not in TASKS:
-        raise ConfigError(Problem("probes", f"no task is called {shown(name)}", help=suggest(name, TASKS)))
+        raise config_error("probes", f"no task is called {shown(name)}", suggest(name, TASKS))
     console, cls = screen(), TASKS[name]
     task = cls(**cls.presets["lite"].settings)
     examples = _examples(task, cls.presets["lite"])
@@ -52,8 +52,7 @@ def show_probe(name: str) -> None:
     if meanings:
         settings = [[key, *_values(cls, key), text] for key, text in meanings.items()]
         print_table(Table("settings", texts("setting", *cls.presets, "meaning"), settings))
-    sizes = list(_sizes(list(cls.presets.values())))
-    print_table(Table("numbers of examples", texts("", *cls.presets), sizes))
+    print_table(Table("numbers of examples", texts("", *cls.presets), list(_sizes(list(cls.presets.values())))))
     console.print()
     for example in examples:
         question, answer = ([task.alphabet[token] for token in tokens] for tokens in (example.question, example.answer))
@@ -75,9 +74,8 @@ def _split(task: type[ProbeTask]) -> tuple[str, dict[str, str]]:
 
 
 def _values(task: type[ProbeTask], setting: str) -> Iterator[str]:
-    default = next(field.default for field in fields(task) if field.name == setting)
     for preset in task.presets.values():
-        yield str(preset.settings.get(setting, default))
+        yield str(preset.settings.get(setting, getattr(task, setting)))
 
 
 def _sizes(presets: Sequence[Preset]) -> Iterator[tuple[str, ...]]:
@@ -105,6 +103,5 @@ def _first_fit(task: ProbeTask, least: int) -> int:
 def _answer_rule(task: ProbeTask, example: Example) -> str:
     if example.positions is None:
         return "The answer is generated after the question, token by token."
-    at = "The model predicts the answer at positions of the question."
-    shows = " The question shows it one position later, so the task suits only causal models."
-    return at + (shows if task.shows_answers else "")
+    shows = " The question shows it one position later, so the task suits only causal models." * task.shows_answers
+    return f"The model predicts the answer at positions of the question.{shows}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfm_blocks.errors import RunError
 from tfm_blocks.metric_schema import OBJECTIVE
-from tfm_blocks.report.differences import Group, TaskGroups
+from tfm_blocks.report.differences import Group, Groups, Runs, TaskGroups
 from tfm_blocks.runs.row_results import TranslatedLine, read_translations
 from tfm_blocks.runs.saved_run import SavedRun
 
@@ -31,7 +31,7 @@ def choose_models(tasks: TaskGroups) -> list[str]:
     return [label for label in dict.fromkeys(labels) if label in chosen]
 
 
-def choose_drawn(groups: Sequence[Group]) -> list[Group]:
+def choose_drawn(groups: Groups) -> list[Group]:
     """Return at most MOST_RUNS runs in their groups.
 
     Groups take turns to get a run, the best group of each model first. A group with a lower validation loss precedes
@@ -52,7 +52,7 @@ def choose_drawn(groups: Sequence[Group]) -> list[Group]:
     return [group for group in drawn if group.runs]
 
 
-def left_out(groups: Sequence[Group], drawn: Sequence[Group]) -> str:
+def left_out(groups: Groups, drawn: Groups) -> str:
     """Return a sentence about the runs that are not drawn; empty if all are drawn."""
     kept = {group.label: len(group.runs) for group in drawn}
     runs, shown = (sum(len(group.runs) for group in side) for side in (groups, drawn))
@@ -63,11 +63,10 @@ def left_out(groups: Sequence[Group], drawn: Sequence[Group]) -> str:
     ]
     if missing := len(groups) - len(drawn):
         parts.append(f"none of {missing} other models of higher validation loss")
-    said = f"{shown} of {runs} runs are sampled, the tables have all: {'; '.join(parts)}."
-    return said if parts else ""
+    return f"{shown} of {runs} runs are sampled, the tables have all: {'; '.join(parts)}." if parts else ""
 
 
-def _by_model(groups: Sequence[Group]) -> list[int]:
+def _by_model(groups: Groups) -> list[int]:
     """Return the indices of the groups: the best of each model, then the second best of each, and so on."""
     order = sorted(range(len(groups)), key=lambda place: min(map(_loss, groups[place].runs)))
     seen: Counter[str] = Counter()
@@ -104,7 +103,7 @@ def samples_of(task: str, groups: Mapping[str, Group], most: int = MOST_SAMPLES)
     return {"task": task, **counts, "lines": chosen}
 
 
-def common_test_set(runs: Sequence[SavedRun]) -> dict[Path, Sequence[TranslatedLine]]:
+def common_test_set(runs: Runs) -> dict[Path, Sequence[TranslatedLine]]:
     """Return the translations by run folder, of the runs with the same test set as the first run."""
     found: dict[Path, Sequence[TranslatedLine]] = {}
     for run in runs:
@@ -135,11 +134,8 @@ def mark(output: str, reference: str) -> list[tuple[str, str]]:
     ours, theirs = PIECES.findall(output), PIECES.findall(reference)
     found = []
     for kind, a, b, c, d in SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
-        if kind == "equal":
-            found.append(("same", "".join(ours[c:d])))
-            continue
-        if b > a:
+        if kind != "equal" and b > a:
             found.append(("missing", "".join(theirs[a:b])))
         if d > c:
-            found.append(("added", "".join(ours[c:d])))
+            found.append(("same" if kind == "equal" else "added", "".join(ours[c:d])))
     return found

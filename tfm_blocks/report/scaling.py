@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 
-from tfm_blocks.errors import ConfigError, Problem, listed
-from tfm_blocks.metric_schema import BITS_PER_BYTE, OBJECTIVE, FinalScore, find_score
+from tfm_blocks.errors import ConfigError, config_error, listed
+from tfm_blocks.metric_schema import BITS_PER_BYTE, EQUAL_LOSS, OBJECTIVE, FinalScore, find_score
 from tfm_blocks.network.build import network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
-from tfm_blocks.report.comparison import NAMED, Comparison
-from tfm_blocks.report.differences import ABSENT, MODEL, RATES, Factor, Group, without_seed
+from tfm_blocks.report.comparison import NAMED, Comparison, share_validation_set, unlike_contexts
+from tfm_blocks.report.differences import (
+    ABSENT,
+    RATES,
+    RUNG,
+    Factor,
+    Group,
+    Groups,
+    Runs,
+    label_setting,
+    names_models,
+    settings_of,
+    show_setting,
+    without_seed,
+)
 from tfm_blocks.report.rates import SMALL, best_groups, rate_curves
-from tfm_blocks.runs.files import read_bytes
+from tfm_blocks.runs.files import Setting, read_bytes
 from tfm_blocks.runs.folder import MODEL as MODEL_FILE
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.scoring.scaling_law import Estimate, LadderFit, LadderPoint, fit_ladder, fit_smaller, rungs
+from tfm_blocks.scoring.scaling_law import ALIKE, TERMS, Estimate, LadderFit, LadderPoint, fit_ladder, fit_smaller
 from tfm_blocks.scoring.significance import correct
-
-RUNG = ("schedule", "trainer", "data")  # config groups that differ between the rungs of a ladder
 
 
 @dataclass(frozen=True)
@@ -42,8 +52,10 @@ class Ladder:
 
     @property
     def measure(self) -> str:
-        """Return the name of the loss or score."""
-        return self.score.display if self.score else OBJECTIVE
+        """Return the name of what the law describes: the loss, `1 - exact match`, or `bits per byte`."""
+        if self.score is None:
+            return OBJECTIVE
+        return f"1 - {self.score.display}" if self.score.in_percent else self.score.display
 
     @property
     def largest(self) -> float:
@@ -67,38 +79,40 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     """Fit a scaling law to the losses of the last validations of the finished runs of a comparison.
 
     Models differ in their name, or in another setting that is a name, such as `mixer`; numbers distinguish the rungs.
-    Of several learning rates of a model and size, only the one with the most results counts, or of these the best one;
-    others were only tried. Runs from which others branched off before any decay are left out. With
-    `metric`, the distance of this score from 100 % stands in place of the loss. Raises ConfigError if the runs do not
-    determine the law, or cannot be compared, and RunError if a run has no model.
+    Of several learning rates of a model and size, only the one with the most runs counts, or of these the one with the
+    most finished runs, or of these the best one; others were only tried. Runs from which others branched off before any
+    decay are left out. With `metric`, the distance of this score from 100 % stands in place of the loss. Raises
+    ConfigError if the runs do not determine the law, or cannot be compared, and RunError if a run has no model.
     """
     parents = {path for run in comparison.runs for path in _parent_folders(run)}
     score = find_score(metric) if metric else None
     kept, left = _select_runs(comparison, parents, score)
-    if not (score and score.name == BITS_PER_BYTE) and (count := len({run.tokenizer for _, run, _ in kept})) > 1:
-        rule = f"the runs have {count} tokenizers, so their losses per token cannot be compared"
-        help = f"write --metric {BITS_PER_BYTE}, or train all runs with data.tokenizer=RUN of one of them"
-        raise ConfigError(Problem("--scaling", rule, help=help))
-    factors = [factor for factor in comparison.factors if _names_models(factor, [group for group, *_ in kept])]
+    runs = [run for _, run, _ in kept]
+    _expect_comparable(runs, score)
+    rows = [settings_of(run) for run in runs]
+    keys = [key for factor in comparison.factors if (key := _naming_key(factor, rows))]
     size_of = _sizes(plugins)
     points = [
         LadderPoint(
-            model=", ".join(group.setting(factor) for factor in factors) or run.model,
+            model=", ".join(label_setting(key, show_setting(row.get(key, ABSENT))) for key in keys) or run.model,
             parameters=size_of(run),
             tokens=run.numbers["tokens_seen"],
             loss=loss,
         )
-        for group, run, loss in kept
+        for row, (_, run, loss) in zip(rows, kept, strict=True)
     ]
     _expect_seeds({id(point): group for point, (group, *_) in zip(points, kept, strict=True)}, points)
     usable = [run for run in comparison.runs if not _why_left_out(run, parents, 1.0, is_counted=True)]
-    models = _baseline_first([run for _, run, _ in kept], points, comparison.baseline, usable)
+    models = _baseline_first(runs, points, comparison.baseline, usable)
     try:
         with_trends = fit_ladder(points, models, trend=True)
     except ConfigError:
         with_trends = None
     fit = fit_ladder(points, models)
-    return Ladder(fit, with_trends, list(_notes(fit, left)), score)
+    contexts: Iterable[str] = []
+    if score is None or score.name == BITS_PER_BYTE:
+        contexts = unlike_contexts(runs, score.display if score else "loss per token")
+    return Ladder(fit, with_trends, [*_notes(fit, runs, left), *contexts], score)
 
 
 def _select_runs(
@@ -107,19 +121,30 @@ def _select_runs(
     """Return the runs in the fit with their groups and losses, and the others by reason. Raises ConfigError."""
     left: dict[str, list[SavedRun]] = {}
     kept: list[tuple[Group, SavedRun, float]] = []
-    tried = _groups_with_most_results(comparison.groups)
+    tried = _groups_with_most_runs(comparison.groups)
     best = best_groups(tried, rate_curves(tried, comparison.factors))
     groups = {id(run): group for group in best for run in group.counted}
     for run in comparison.runs:
         loss, group = _distance(run, score) if score else run.last_validation_loss, groups.get(id(run))
         if reason := _why_left_out(run, parents, loss, is_counted=group is not None):
             left.setdefault(reason, []).append(run)
+        elif score and loss is not None and loss <= 0:
+            rule = f"{run.name} has 100 % of {score.display}, and no law has a distance of 0"
+            raise config_error("--metric", rule, "choose a harder score, or leave it out for the loss")
         elif group and loss is not None:
             kept.append((group, run, loss))
     if not kept:
         rule = f"no finished run has a {score.display if score else OBJECTIVE}"
-        raise ConfigError(Problem("--scaling", rule, help="train models of several sizes for several numbers of steps"))
+        raise config_error("--scaling", rule, "train models of several sizes for several numbers of steps")
     return kept, left
+
+
+def _naming_key(factor: Factor, rows: Sequence[Mapping[str, Setting]]) -> str:
+    """Return the first setting of a factor that distinguishes the models of a scaling law, or an empty text."""
+    for key in (factor.key, *factor.others):
+        if names_models(key, {show_setting(row.get(key, ABSENT)) for row in rows}):
+            return key
+    return ""
 
 
 def _of_all_lengths(run: SavedRun) -> frozenset[tuple[str, Hashable]]:
@@ -127,15 +152,21 @@ def _of_all_lengths(run: SavedRun) -> frozenset[tuple[str, Hashable]]:
     return frozenset(item for item in without_seed(run).items() if item[0].partition(".")[0] not in RUNG)
 
 
-def _groups_with_most_results(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups of each model and size whose learning rate has the most finished runs, over all lengths."""
-    counts: dict[Hashable, Counter[Hashable]] = {}
+def _groups_with_most_runs(groups: Groups) -> list[Group]:
+    """Return the groups of each model and size whose learning rate has the most runs, over all lengths.
+
+    Unfinished runs count, too: otherwise a rate that was only tried would stand in for results that diverged or were
+    started and are not done. Of rates with equal numbers of runs, the ones with the most finished runs remain.
+    """
+    counts: dict[Hashable, dict[Hashable, tuple[int, int]]] = {}  # numbers of runs and of finished runs
     keys: list[tuple[Hashable, Hashable]] = []
     for group in groups:
         run = group.runs[0]
-        keys.append((_of_all_lengths(run), tuple(run.settings.get(key) for key in RATES)))
-        done = sum(run.state == "done" for run in group.counted)
-        counts.setdefault(keys[-1][0], Counter())[keys[-1][1]] += done
+        size, rate = _of_all_lengths(run), tuple(run.settings.get(key) for key in RATES)
+        keys.append((size, rate))
+        rates = counts.setdefault(size, {})
+        runs, done = rates.get(rate, (0, 0))
+        rates[rate] = runs + len(group.counted), done + sum(one.state == "done" for one in group.counted)
     most = {size: max(rates.values()) for size, rates in counts.items()}
     return [group for group, (size, rate) in zip(groups, keys, strict=True) if counts[size][rate] == most[size]]
 
@@ -149,17 +180,31 @@ def _distance(run: SavedRun, score: FinalScore) -> float | None:
         return run.value_of(score.name)
     if not score.in_percent or score.better != "higher":
         rule = f"is {score.display}, but in place of the loss stands bits per byte or a score whose best value is 100 %"
-        raise ConfigError(Problem("--metric", rule, help="write --metric accuracy@64, or leave it out for the loss"))
+        raise config_error("--metric", rule, "write --metric accuracy@64, or leave it out for the loss")
     value = run.value_of(score.name)
-    if value is not None and value >= score.high:
-        rule = f"{run.name} has 100 % of {score.display}, and no law has a distance of 0"
-        raise ConfigError(Problem("--metric", rule, help="choose a harder score, or leave it out for the loss"))
     return None if value is None else 1 - value / 100
 
 
-def _baseline_first(
-    kept: Sequence[SavedRun], points: Sequence[LadderPoint], baseline: Group | None, usable: Sequence[SavedRun]
-) -> list[str]:
+def _expect_comparable(runs: Runs, score: FinalScore | None) -> None:
+    """Raise ConfigError if the losses, or the scores, have different methods or were computed on different sets."""
+    if score:
+        if len({(run.test_set, run.method_of(score.name)) for run in runs}) > 1:
+            rule = f"the {score.display} of the runs was not computed in the same way on the same test set"
+            raise config_error("--scaling", rule, "leave out the runs with another test set")
+        return
+    if (count := len({run.tokenizer for run in runs})) > 1:
+        rule = f"the runs have {count} tokenizers, so their losses per token cannot be compared"
+        help = f"write --metric {BITS_PER_BYTE}, or train all runs with data.tokenizer=RUN of one of them"
+        raise config_error("--scaling", rule, help)
+    if len({run.method_of("loss") for run in runs}) > 1:
+        rule = "the runs have different objectives or label_smoothing, so their losses cannot be compared"
+        raise config_error("--scaling", rule, "name only runs of one objective and one label_smoothing")
+    if not share_validation_set(runs):
+        rule = "the runs have different validation sets, so their losses cannot be compared"
+        raise config_error("--scaling", rule, "train all runs with the same data.val and the same files")
+
+
+def _baseline_first(kept: Runs, points: Sequence[LadderPoint], baseline: Group | None, usable: Runs) -> list[str]:
     """Return the models, the baseline's first. Raises ConfigError if no run of the baseline can be in the fit."""
     models = list(dict.fromkeys(point.model for point in points))
     if baseline:
@@ -167,7 +212,7 @@ def _baseline_first(
         named = [point.model for run, point in zip(kept, points, strict=True) if _of_all_lengths(run) in same]
         if not named:
             rule = f"{baseline.label} is not in the fit"
-            raise ConfigError(Problem("--baseline", rule, help="name a finished run whose learning rate has decayed"))
+            raise config_error("--baseline", rule, "name a finished run whose learning rate has decayed")
         models.sort(key=lambda model: model not in named)
     return models
 
@@ -185,35 +230,24 @@ def _why_left_out(run: SavedRun, parents: Collection[Path], loss: float | None, 
     if run.folder.resolve() in parents and "schedule.decay" not in run.settings:
         return "others branched off them, so their learning rate has not decayed"
     if not is_counted:
-        return "another learning rate is better or has more results, or a newer run has the same settings and seed"
+        return "another learning rate is better or has more runs, or a newer run has the same settings and seed"
     if loss is None or "tokens_seen" not in run.numbers:
         return f"they have no {OBJECTIVE} or score, or no number of tokens"
     return ""
 
 
 def _expect_seeds(groups: Mapping[int, Group], points: Sequence[LadderPoint]) -> None:
-    """Raise ConfigError if runs of a model, size and length differ in more than their seed."""
-    for rung in rungs(points):
-        labels = {groups[id(point)].label for point in rung}
-        if len(labels) > 1:
-            rule = f"runs of {rung[0].model} of one size and length differ in more than their seed"
+    """Raise ConfigError if runs of a model, with sizes and lengths within 2 %, differ in more than their seed.
+
+    Such models are not sizes of one model, but variants with equal budgets.
+    """
+    for one, other in combinations(points, 2):
+        labels = {groups[id(point)].label for point in (one, other)}
+        pairs = ((one.parameters, other.parameters), (one.tokens, other.tokens))
+        if one.model == other.model and len(labels) > 1 and all(max(pair) < ALIKE * min(pair) for pair in pairs):
+            rule = f"runs of {one.model} of one size and length, within 2 %, differ in more than their seed"
             help = f"compare them without --scaling, or leave out all but one of: {'; '.join(sorted(labels))}"
-            raise ConfigError(Problem("--scaling", rule, help=help))
-
-
-def _names_models(factor: Factor, groups: Sequence[Group]) -> bool:
-    """Return True if the factor distinguishes models: it is no setting of a rung and has a value that is no number."""
-    if factor.key.partition(".")[0] in RUNG:
-        return False
-    texts = {group.setting(factor) for group in groups} - {"", ABSENT, "null"}
-    return factor.key == MODEL or not all(map(_is_number, texts))
-
-
-def _is_number(text: str) -> bool:
-    with suppress(ValueError):
-        float(text)
-        return True
-    return False
+            raise config_error("--scaling", rule, help)
 
 
 def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
@@ -229,13 +263,25 @@ def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
     return size_of
 
 
-def _notes(fit: LadderFit, left: Mapping[str, Sequence[SavedRun]]) -> Iterator[str]:
-    for reason, runs in left.items():
-        yield f"not in the fit: {listed([run.name for run in runs], NAMED)}: {reason}"
-    for name in fit.unseen:
+def unseen_reason(term: str) -> str:
+    """Return what losses that do not show a term of the law leave open."""
+    seen = f"less than 0.1 % of each loss is attributed to the {term}, so"
+    if term == TERMS[-1]:
+        return f"{seen} it is not determined; add longer runs of larger models"
+    nothing = "neither its exponent nor a factor on it is determined, and extrapolations mean nothing"
+    return f"{seen} {nothing}; add runs that differ more in their {term}"
+
+
+def _notes(fit: LadderFit, runs: Runs, left: Mapping[str, Runs]) -> Iterator[str]:
+    for reason, omitted in left.items():
+        yield f"not in the fit: {listed([run.name for run in omitted], NAMED)}: {reason}"
+    for name in fit.unseen():
+        yield unseen_reason(name)
+    objectives = {str(run.settings.get("objective.name", EQUAL_LOSS[0])) for run in runs}
+    if hiding := sorted(objectives - {*EQUAL_LOSS}):
         yield (
-            f"the law attributes less than 0.1 % of each loss to the {name}, so its exponent and extrapolations mean "
-            f"nothing; add runs that differ more in their {name}"
+            f"D counts only the predicted tokens: models with objective={' or '.join(hiding)} read more tokens, so "
+            "6 N D is less than their compute"
         )
     if max(point.parameters for point in fit.points) < SMALL:
         yield (

@@ -13,12 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from tfm_blocks.errors import ConfigError, Problem, counted
+from tfm_blocks.errors import config_error, counted
 from tfm_blocks.report.drawing import WIDTH, line_style
-from tfm_blocks.report.scaling import Ladder
-from tfm_blocks.report.table import COUNT, Table, Value, mean_cell, numbers, texts
+from tfm_blocks.report.scaling import Ladder, unseen_reason
+from tfm_blocks.report.table import COUNT, P_VALUE, Rows, Table, mean_cell, numbers, p_cell, p_text, texts
 from tfm_blocks.scoring.scaling_law import (
     LARGEST_LOG,
+    TERMS,
     Estimate,
     LadderFit,
     LadderPoint,
@@ -32,6 +33,11 @@ from tfm_blocks.scoring.scaling_law import (
 FURTHER = 10  # times the largest compute, to which factors are extrapolated
 ALPHA = 0.05
 CONSTANTS = ("irreducible", "parameter_coefficient", "token_coefficient", "alpha", "beta")
+PARTS = "parameter_coefficient alpha on_parameters", "token_coefficient beta on_tokens", "irreducible"  # of TERMS
+NAMED = ("irreducible", "alpha", "beta")  # constants of the law of each model alone
+TERM_OF = {name: term for term, names in zip(TERMS, PARTS, strict=True) for name in names.split()}
+UNDETERMINED = "not determined"
+Values = dict[str, dict[str, Estimate | str]]  # of each model; a text is the reason why a value is not determined
 
 
 def tables_of_ladder(ladder: Ladder) -> list[Table]:
@@ -44,24 +50,33 @@ def tables_of_ladder(ladder: Ladder) -> list[Table]:
 
 def answers(ladder: Ladder) -> Iterator[str]:
     """Yield the results as sentences: the law, the factor of each model, and the held-out check."""
-    fit = ladder.fit
-    law = fit.law
-    irreducible, alpha, beta = (
-        fit.estimate(value) for value in (lambda law: law.irreducible, lambda law: law.alpha, lambda law: law.beta)
-    )
-    yield (
-        f"law: L = {law.irreducible:.3f} + {law.parameter_coefficient:.4g} / N^{law.alpha:.3f} + "
-        f"{law.token_coefficient:.4g} / D^{law.beta:.3f}, with standard errors of {irreducible.error:.3f}, "
-        f"{alpha.error:.3f} and {beta.error:.3f} for the irreducible loss and the exponents"
-    )
+    yield _law_sentence(ladder.fit)
     for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
         yield _answer(ladder, model, p)
     if isinstance(ladder.smaller, str):
         yield f"held-out check: none, because without the largest size {ladder.smaller}"
     else:
-        errors = held_out_errors(ladder.smaller, fit.points).items()
-        listed_errors = ", ".join(f"{model} {100 * error:+.2f} %" for model, error in errors)
-        yield f"held-out check: the fit without the largest size predicts its losses with an error of {listed_errors}"
+        errors = held_out_errors(ladder.smaller, ladder.fit.points).items()
+        shown = ", ".join(f"{model} {100 * error:.1f} %" for model, error in errors)
+        yield f"held-out check: the fit without the largest size predicts its losses with an RMS error of {shown}"
+
+
+def _law_sentence(fit: LadderFit) -> str:
+    """Return the law with the errors of its constants, without the terms that no loss shows."""
+    law, unseen = fit.law, fit.unseen()
+    written = (
+        ("irreducible", "irreducible loss", f"{law.irreducible:.3f}"),
+        ("alpha", "exponent of N", f"{law.parameter_coefficient:.4g} / N^{law.alpha:.3f}"),
+        ("beta", "exponent of D", f"{law.token_coefficient:.4g} / D^{law.beta:.3f}"),
+    )
+    shown = [row for row in written if TERM_OF[row[0]] not in unseen]
+    errors = ", ".join(f"{_constant(fit, name).error:.3f} ({label})" for name, label, _ in shown)
+    rest = f"; less than 0.1 % of each loss is attributed to the {' or the '.join(unseen)}" if unseen else ""
+    return f"law: L = {' + '.join(text for *_, text in shown)}, standard errors: {errors}{rest}"
+
+
+def _constant(fit: LadderFit, name: str) -> Estimate:
+    return fit.estimate(lambda law: getattr(law, name))
 
 
 def noise_sentences(ladder: Ladder) -> Iterator[str]:
@@ -81,61 +96,82 @@ def noise_table(ladder: Ladder) -> Table:
     sizes: dict[tuple[str, float], list[LadderPoint]] = {}
     for point in ladder.fit.points:
         sizes.setdefault((point.model, point.parameters), []).append(point)
-    columns = [*texts("model"), *numbers(COUNT, "parameters", "runs"), *numbers("{:.2f}", "deviation, %")]
-    rows: list[list[Value]] = []
+    columns = texts("model") + numbers(COUNT, "parameters", "runs") + numbers("{:.2f}", "deviation, %")
+    rows: Rows = []
     for (model, parameters), points in sorted(sizes.items(), key=lambda item: (item[0][0], item[0][1])):
         deviation = seed_deviation(points)
         rows.append([model, parameters, len(points), None if deviation is None else 100 * deviation])
     note = "\n".join(noise_sentences(ladder))
-    return Table(f"standard deviation of the {ladder.measure} over seeds", columns, rows, keys=2, note=note)
+    measure = ladder.measure if ladder.score else f"the {ladder.measure}"
+    return Table(f"standard deviation of {measure} over seeds", columns, rows, keys=2, note=note)
 
 
 def two_factors_table(ladder: Ladder) -> Table:
     """Return a factor on parameters and one on tokens of each model. Raises ConfigError if its runs determine none."""
-    columns = texts("model", "factor on parameters", "factor on tokens")
-    fit = _split_fit(ladder)
-    rows: list[list[Value]] = [
-        [name, _factor(fit.parameter_factor(model)), _factor(fit.token_factor(model))]
-        for model, name in enumerate(fit.models)
-        if model
+    columns, baseline = texts("model", "factor on parameters", "factor on tokens"), ladder.fit.models[0]
+    rows, reasons = _cells(_split_factors(ladder), _factor)
+    title = f"parameters and tokens for the same loss, as factors of what {baseline} needs, with 95 % intervals"
+    return Table(title, columns, rows, note="\n".join(reasons))
+
+
+def _split_factors(ladder: Ladder) -> Values:
+    """Return the logarithms of the factors of each model on parameters and on tokens.
+
+    They need losses of the model and of the baseline that show the term. Raises ConfigError if the fit fails.
+    """
+    baseline, *others = ladder.fit.models
+    if not others:
+        rule = f"compares models, but all runs are of {baseline}"
+        raise config_error("--factors", rule, "leave it out, or name runs of another model too")
+    fit = fit_ladder(ladder.fit.points, ladder.fit.models, split=True)
+    factors: Values = {}
+    for index, model in enumerate(others, 1):
+        both = {"on_parameters": fit.parameter_factor(index), "on_tokens": fit.token_factor(index)}
+        reasons = _reasons(fit, 0) | _reasons(fit, index)
+        factors[model] = {name: reasons.get(TERM_OF[name], factor) for name, factor in both.items()}
+    return factors
+
+
+def _reasons(fit: LadderFit, model: int) -> dict[str, str]:
+    """Return why the losses of a model do not determine the terms that they do not show."""
+    return {term: f"{fit.models[model]}: {unseen_reason(term)}" for term in fit.unseen(model)}
+
+
+def _cells(values: Values, form: Callable[[Estimate], str]) -> tuple[Rows, list[str]]:
+    """Return a row for each model, and the reasons for values that are not determined, each once."""
+    rows: Rows = [
+        [model, *(UNDETERMINED if isinstance(one, str) else form(one) for one in own.values())]
+        for model, own in values.items()
     ]
-    title = f"parameters and tokens for the same loss, as factors of what {fit.models[0]} needs, with 95 % intervals"
-    return Table(title, columns, rows)
-
-
-def _split_fit(ladder: Ladder) -> LadderFit:
-    if len(ladder.fit.models) == 1:
-        rule = f"compares models, but all runs are of {ladder.fit.models[0]}"
-        raise ConfigError(Problem("--factors", rule, help="leave it out, or name runs of another model too"))
-    return fit_ladder(ladder.fit.points, ladder.fit.models, split=True)
+    return rows, list(dict.fromkeys(one for own in values.values() for one in own.values() if isinstance(one, str)))
 
 
 def exponents_table(ladder: Ladder) -> Table:
     """Return the law of each model alone. Raises ConfigError if its own runs do not determine it."""
-    columns = [*texts("model", "irreducible loss", "alpha", "beta")]
-    rows: list[list[Value]] = [
-        [model, *(_with_ends("{:.3f}".format, own.value, own.interval) for own in values.values())]
-        for model, values in _exponents(ladder).items()
-    ]
+    columns = texts("model", "irreducible loss", "alpha", "beta")
+    rows, reasons = _cells(_exponents(ladder), _constant_text)
     note = "warning: the exponents of small ladders cannot be distinguished; the factor on compute is the comparison"
-    return Table("a law for each model, with 95 % intervals", columns, rows, note=note)
+    return Table("a law for each model, with 95 % intervals", columns, rows, note="\n".join([*reasons, note]))
 
 
-def _exponents(ladder: Ladder) -> dict[str, dict[str, Estimate]]:
+def _constant_text(constant: Estimate) -> str:
+    return _with_ends(lambda end: f"{max(0, end):.3f}", constant.value, constant.interval)
+
+
+def _exponents(ladder: Ladder) -> Values:
     """Return the constants of the law of each model alone. Raises ConfigError if its own runs do not determine it."""
-    constants = {}
+    constants: Values = {}
     for model in ladder.fit.models:
         own = fit_ladder([point for point in ladder.fit.points if point.model == model], [model])
-        names = ("irreducible", "alpha", "beta")
-        constants[model] = {name: own.estimate(lambda law, name=name: getattr(law, name)) for name in names}  # type: ignore[misc]
+        reasons = _reasons(own, 0)
+        constants[model] = {name: reasons.get(TERM_OF[name]) or _constant(own, name) for name in NAMED}
     return constants
 
 
 def _answer(ladder: Ladder, model: int, p: float) -> str:
     """Return what a model needs of the compute of the baseline, or that the ladder cannot tell."""
     fit, name, baseline = ladder.fit, ladder.fit.models[model], ladder.fit.models[0]
-    factor = fit.factor(model)
-    needed = f"{_factor(factor)} times the compute of {baseline} for the same loss, {_p(p)} (corrected)"
+    needed = f"{_factor(fit.factor(model))} times the compute of {baseline} for the same loss, {_p(p)} (corrected)"
     if p < ALPHA:
         text = f"{name} needs {needed}"
     else:
@@ -155,7 +191,8 @@ def _answer(ladder: Ladder, model: int, p: float) -> str:
 
 
 def _p(p: float) -> str:
-    return f"p = {p:.4f}" if p >= 0.0001 else "p < 0.0001"
+    text = p_text(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def _factor(logarithm: Estimate) -> str:
@@ -180,12 +217,9 @@ def _exp(logarithm: float) -> float:
 def rungs_table(ladder: Ladder) -> Table:
     """Return a row for each model, size and number of tokens, with the mean loss and the loss of the law."""
     fit = ladder.fit
-    columns = [
-        *texts("model"),
-        *numbers(COUNT, "parameters", "tokens", "runs"),
-        *numbers("{:.4f}", ladder.measure, "law"),
-    ]
-    rows: list[list[Value]] = [
+    columns = texts("model") + numbers(COUNT, "parameters", "tokens", "runs")
+    columns += numbers("{:.4f}", ladder.measure, "law")
+    rows: Rows = [
         [
             rung[0].model,
             rung[0].parameters,
@@ -202,14 +236,14 @@ def rungs_table(ladder: Ladder) -> Table:
 def factors_table(ladder: Ladder) -> Table:
     """Return the factor of each model on the compute of the baseline, with its tests, and the answers below."""
     fit = ladder.fit
-    columns = [*texts("model", "factor and 95 % interval"), *numbers("{:.4f}", "p", "corrected")]
-    columns += [*numbers("{:.2f}", "detectable"), *texts(f"at {FURTHER} times the largest run")]
-    rows: list[list[Value]] = [
+    columns = texts("model", "factor and 95 % interval") + numbers(P_VALUE, "p", "corrected")
+    columns += numbers("{:.2f}", "detectable") + texts(f"at {FURTHER} times the largest run")
+    rows: Rows = [
         [
             fit.models[model],
             _factor(fit.factor(model)),
-            fit.factor(model).p,
-            p,
+            p_cell(fit.factor(model).p),
+            p_cell(p),
             fit.smallest_visible(model),
             _factor(ladder.with_trends.factor(model, FURTHER * ladder.largest)) if ladder.with_trends else "",
         ]
@@ -222,42 +256,45 @@ def factors_table(ladder: Ladder) -> Table:
 def scaling_record(ladder: Ladder, *, exponents: bool = False, factors: bool = False) -> dict[str, Any]:
     """Return the law, the factors and the points as JSON values, unrounded.
 
-    With `exponents` it has the law of each model, and with `factors` the factors on parameters and on tokens.
+    With `exponents` it has the law of each model, and with `factors` the factors on parameters and on tokens. Constants
+    of a term that no loss shows are None.
     """
     fit, trends, further = ladder.fit, ladder.with_trends, FURTHER * ladder.largest
-    split = _split_fit(ladder) if factors else None
+    split = _split_factors(ladder) if factors else {}
     of_models: dict[str, Any] = {}
     for model, p in ladder.corrected(ladder.fit, LadderFit.factor).items():
         trend = trends.trend(model) if trends else None
         of_models[fit.models[model]] = {
-            **_factor_record(fit.factor(model)),
+            **_record(fit.factor(model)),
             "p": fit.factor(model).p,
             "p_corrected": p,
             "smallest_visible": fit.smallest_visible(model),
             "trend": asdict(trend) | {"p": trend.p} if trend else None,
-            "extrapolated": {"compute": further, **_factor_record(trends.factor(model, further))} if trends else None,
+            "extrapolated": {"compute": further, **_record(trends.factor(model, further))} if trends else None,
         }
-        if split:
-            both = {"on_parameters": split.parameter_factor(model), "on_tokens": split.token_factor(model)}
-            of_models[fit.models[model]] |= {name: _factor_record(one) for name, one in both.items()}
-    errors = {name: fit.estimate(lambda law, name=name: getattr(law, name)).error for name in CONSTANTS}  # type: ignore[misc]
+        of_models[fit.models[model]] |= {name: _record(one) for name, one in split.get(fit.models[model], {}).items()}
+    unseen = {name for name, term in TERM_OF.items() if term in fit.unseen()}
+    law = {name: None if name in unseen else value for name, value in asdict(fit.law).items()}
+    errors = {name: None if name in unseen else _constant(fit, name).error for name in CONSTANTS}
     sentences = [*noise_sentences(ladder), *answers(ladder)]
-    record: dict[str, Any] = {"law": asdict(fit.law), "standard_errors": errors, "answers": sentences}
+    record: dict[str, Any] = {"law": law, "standard_errors": errors, "answers": sentences}
     held_out = None if isinstance(ladder.smaller, str) else held_out_errors(ladder.smaller, fit.points)
     record |= {"measure": ladder.measure, "held_out_errors": held_out}
     record |= {"baseline": fit.models[0], "factors": of_models}
     record["points"] = [{**asdict(point), "compute": point.compute} for point in fit.points]
     if exponents:
         record["exponents"] = {
-            model: {name: {"value": own.value, "interval": own.interval} for name, own in values.items()}
+            model: {name: _record(own, "value", lambda end: max(0.0, end)) for name, own in values.items()}
             for model, values in _exponents(ladder).items()
         }
     return record | {"seed_deviation": seed_deviation(fit.points)}
 
 
-def _factor_record(logarithm: Estimate) -> dict[str, Any]:
-    ends = logarithm.interval
-    return {"factor": math.exp(logarithm.value), "interval": list(map(_exp, ends)) if ends else None}
+def _record(value: Estimate | str, key: str = "factor", form: Callable[[float], float] = _exp) -> dict[str, Any]:
+    """Return an estimate and its interval, or why it is not determined."""
+    if isinstance(value, str):
+        return {key: None, "interval": None, "reason": value}
+    return {key: form(value.value), "interval": list(map(form, value.interval)) if value.interval else None}
 
 
 def _draw_predictions(panel: Axes, smaller: LadderFit, points: Sequence[LadderPoint]) -> None:
@@ -308,7 +345,6 @@ def draw_scaling(ladder: Ladder) -> Figure:
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel("operations of the training, 6 N D\n(right of the line: extrapolated)")
-    score = "validation loss" if ladder.score is None else ladder.score.display
-    panel.set_ylabel(f"1 - {score}" if ladder.score and ladder.score.in_percent else score)
+    panel.set_ylabel(ladder.measure if ladder.score else "validation loss")
     panel.legend()
     return drawn

@@ -37,6 +37,10 @@ class Screen(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **options)
 
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError as `print` does; rich would exit with status 1."""
+        raise BrokenPipeError
+
 
 def screen() -> Console:
     """Return a console of $COLUMNS columns if that is set, else as wide as the terminal, else unbounded.
@@ -48,11 +52,6 @@ def screen() -> Console:
     if console.is_terminal or (columns.isdigit() and int(columns)):
         return console  # rich reads COLUMNS
     return plain(width=UNBOUNDED)
-
-
-def print_line(text: str) -> None:
-    """Print a text that the terminal may wrap, at once."""
-    print(printable(text), flush=True)
 
 
 def print_json(value: object) -> None:
@@ -68,7 +67,7 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def counting(what: str) -> Iterator[Callable[[int], object]]:
+def counting() -> Iterator[Callable[[int], object]]:
     """Show the number of finished lines and the time on stderr, if stderr is a terminal and stdin is not.
 
     Yields a function that sets the number.
@@ -77,9 +76,9 @@ def counting(what: str) -> Iterator[Callable[[int], object]]:
     if not console.is_terminal or sys.stdin.isatty():
         yield lambda done: None
         return
-    columns = (TextColumn("{task.completed:,.0f} " + what), TimeElapsedColumn())
+    columns = (TextColumn("{task.completed:,.0f} lines"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task("lines", total=None)
         yield lambda done: progress.update(task, completed=done)
 
 
@@ -148,11 +147,10 @@ def split_columns(columns: Sequence[ColumnWidths], keys: int, width: int) -> lis
 
 def split_for_page(table: Table) -> list[Table]:
     """Return tables that fit a page of LaTeX's article class. Each table begins with the key columns."""
-    widths = [_measure(table, number).widest for number in range(len(table.columns))]
-    widths = [
-        width if column.form else min(width, WRAPPED) for width, column in zip(widths, table.columns, strict=True)
-    ]
-    columns = [ColumnWidths(number, *[width] * 4) for number, width in enumerate(widths)]
+    columns = []
+    for number, column in enumerate(table.columns):
+        width = _measure(table, number).widest
+        columns.append(ColumnWidths(number, *[width if column.form else min(width, WRAPPED)] * 4))
     groups = [[column.number for column in group] for group in split_columns(columns, table.keys, PAGE)]
     if len(groups) == 1:
         return [table]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from tfm_blocks.blocks.linear_attention import CHUNK
+from tfm_blocks.blocks.layers.decay import CHUNK
 from tfm_blocks.language.pairing import pattern
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Node, Spec, Step, format_shape
@@ -16,13 +17,13 @@ from tfm_blocks.registry.blocks import REGISTRY
 from tfm_blocks.report.screen import print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Table, Value, numbers, texts
 
-NODE = [*texts("node", "block", "reads", "shape"), *numbers(COUNT, "parameters", "multiply-adds")]
+NODE = texts("node", "block", "reads", "shape") + numbers(COUNT, "parameters", "multiply-adds")
 
 
-@dataclass(frozen=True)
-class Complexity:
+class Complexity(NamedTuple):
     """Formulas in n positions, the width d and arguments of the block, each up to a constant factor.
 
+    In attention, d is the width of all heads. E is the width of a second port, as in the signature, by default d.
     `layer` is the number of multiply-adds of the operation that mixes positions; as in the paper, it excludes the
     projections before and after it. `sequential` is the number of operations that cannot run in parallel. `path` is the
     number of operations between the first and the last of n positions, in as many layers as that takes.
@@ -35,7 +36,8 @@ class Complexity:
 
 _ATTENTION = Complexity("n * n * d", "1", "1")
 _RECURRENT = Complexity("n * d * d", "n", "n")
-_LINEAR = Complexity(f"n * ({CHUNK} + d / heads) * d", f"n / {CHUNK}", f"n / {CHUNK}")
+_CHUNKS = (f"n / {CHUNK}", f"n / {CHUNK}")
+_LATENT = "heads * (d_head + d_turned + d_value)"
 
 COMPLEXITY = {
     "attention": _ATTENTION,
@@ -45,25 +47,32 @@ COMPLEXITY = {
     "talking_heads_attention": _ATTENTION,
     "differential_attention": _ATTENTION,
     "native_sparse_attention": _ATTENTION,
+    "relative_attention": Complexity("n * (n + 2 * radius) * d", "1", "1"),
+    "latent_attention": Complexity(f"n * n * {_LATENT}", "1", "1"),
+    "latent_query_attention": Complexity(f"n * n * {_LATENT}", "1", "1"),
+    "sparse_latent_attention": Complexity(f"n * n * ({_LATENT} + index_heads * d_index)", "1", "1"),
     "contextual_attention": Complexity("n * (n + positions) * d", "1", "1"),
     "disentangled_attention": Complexity("n * (n + rows) * d + rows * d * d", "1", "1"),
     "restricted_attention": Complexity("n * r * d", "1", "n / r"),
     "restricted_shared_attention": Complexity("n * r * d", "1", "n / r"),
+    "restricted_global_attention": Complexity("n * (r + first) * d", "1", "1"),
     "dilated_attention": Complexity("n * r * d", "1", "n / (r * dilation)"),
+    "segment_attention": Complexity("n * (segment + memory) * d", "1", "n / (segment + memory)"),
     "rnn": _RECURRENT,
     "gru": _RECURRENT,
     "lstm": _RECURRENT,
     "convolution": Complexity("n * kernel_size * d * d", "1", "n / (kernel_size * dilation)"),
     "depthwise_conv": Complexity("n * kernel_size * d", "1", "n / kernel_size"),
-    "retention": _LINEAR,
+    "retention": Complexity(f"n * ({CHUNK} + d_head) * heads * d_head", *_CHUNKS),
     "gated_delta_rule": Complexity(
         f"n * steps * ({CHUNK} + d_key) * heads * d_value", f"n * steps / {CHUNK}", f"n * steps / {CHUNK}"
     ),
-    "mlstm": Complexity(f"n * ({CHUNK} + d_key) * heads * d_value", f"n / {CHUNK}", f"n / {CHUNK}"),
-    "rwkv7": _LINEAR,
+    "mlstm": Complexity(f"n * ({CHUNK} + d_key) * heads * d_value", *_CHUNKS),
+    "rwkv7": Complexity(f"n * ({CHUNK} * (d + E) + d * E / heads)", *_CHUNKS),
     "mamba": Complexity("n * d_inner * d_state", "n", "n"),
     "rg_lru": Complexity("n * d * d / heads", "n", "n"),
-    "mamba2": Complexity(f"n * ({CHUNK} + d_state) * d_inner", f"n / {CHUNK}", f"n / {CHUNK}"),
+    "mamba2": Complexity(f"n * ({CHUNK} + d_state) * d_inner", *_CHUNKS),
+    "mamba3": Complexity(f"n * ({CHUNK} + d_state) * d_inner", *_CHUNKS),
 }
 
 
@@ -125,26 +134,24 @@ def measure(spec: Spec, sources: Sources, lengths: Mapping[str, int]) -> ModelSi
         file = f"{place.file}:{place.line}" if place else ""
         form = f"{_steps(node)} (same as {node.owner})" if node.shares else _steps(node)
         rows.append(NodeRow(node, form, _parameters(node, network), costs[node.address], file))
-    counts = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]
-    trained = sum(count for count, needed in counts if needed)
-    return ModelSize(rows, sum(count for count, _ in counts), trained, sizes)
+    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    return ModelSize(rows, network.parameter_count, trained, sizes)
 
 
 def show_model(size: ModelSize, name: str) -> None:
     """Print the nodes, with similar layers of a stack in one row."""
     groups = _alike(size.rows)
     cells = [[*_cells(group), group[0].file] for group in groups]
-    print_table(Table(f"model {name}", [*NODE, *texts("file")], cells))
+    print_table(Table(f"model {name}", NODE + texts("file"), cells))
     console = screen()
     adapters = f", {size.trained:,} of them in adapters, the others frozen" * (size.trained < size.parameters)
     console.print(f"{size.parameters:,} parameters, tied and shared ones counted once{adapters}")
     console.print(f"{size.multiply_adds:,} multiply-adds for one row with {size.condition}")
-    known = [(node, cost) for node in (group[0].node for group in groups) if (cost := complexity(node))]
-    rows = [
-        [node.address, node.block or "", *map(shortened, (cost.layer, cost.sequential, cost.path))]
-        for node, cost in known
-    ]
-    if rows:
+    if rows := [
+        [node.address, node.block or "", *map(shortened, cost)]
+        for node in (group[0].node for group in groups)
+        if (cost := complexity(node))
+    ]:
         columns = texts("node", "block", "multiply-adds a layer", "sequential", "longest path")
         print_table(Table("cost of mixing n positions of width d", columns, rows))
 
@@ -180,14 +187,13 @@ def model_record(size: ModelSize, name: str) -> dict[str, object]:
             "adapters": row.node.adapter_text or None,
             "quantized": row.node.quantized_text or None,
             "multiply_adds": row.multiply_adds,
-            "complexity": asdict(known) if (known := complexity(row.node)) else None,
+            "complexity": known._asdict() if (known := complexity(row.node)) else None,
             "file": row.file,
         }
         for row in size.rows
     ]
     counts = {"parameters": size.parameters, "trained_parameters": size.trained}
-    sizes = {**counts, "multiply_adds": size.multiply_adds, "lengths": size.lengths}
-    return {"model": name, **sizes, "nodes": nodes}
+    return {"model": name, **counts, "multiply_adds": size.multiply_adds, "lengths": size.lengths, "nodes": nodes}
 
 
 def _times(count: int) -> str:
@@ -223,5 +229,5 @@ def _parameters(node: Node, network: Network) -> int:
         return 0
     module = network.get_submodule(node.owner)
     parts = [*(["pre"] if node.pre else []), "block", "post"] if node.block else [""]
-    own = [module.get_submodule(part) for part in parts]
+    own = map(module.get_submodule, parts)
     return sum(parameter.numel() for part in own for parameter in part.parameters())

@@ -14,6 +14,7 @@ from typing import Literal
 from tfm_blocks.errors import printable
 
 COUNT = "{:,.0f}"  # the form of a large number
+P_VALUE = "{:.4f}"  # the form of a p-value
 WRAPPED = 45  # letters of a text above which LaTeX wraps it
 LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -46,6 +47,7 @@ class Cell:
 
 
 Value = str | float | Cell | None
+Rows = list[list[Value]]
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,22 @@ def mean_cell(values: Sequence[float], form: str) -> Cell | None:
     return Cell(form.format(fmean(values)) + deviation, fmean(values))
 
 
+def p_cell(p: float | None) -> Cell | None:
+    """Return a cell with a p-value, or with `< 0.0001` instead of `0.0000`; None without a p-value."""
+    return None if p is None else Cell(p_text(p), p)
+
+
+def p_text(p: float) -> str:
+    """Return a p-value with four decimals, or `< 0.0001` instead of `0.0000`."""
+    text = P_VALUE.format(p)
+    return text if float(text) else "< 0.0001"
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of raw values; an unknown number is None or NaN. The first `keys` columns identify a row.
 
-    `note` explains the values below the table.
+    `note` explains the values below the table, in one or several lines.
     """
 
     title: str
@@ -138,7 +151,7 @@ def markdown(table: Table) -> str:
     headings, *rows = _escaped(table, markdown_text, "**{}**")
     rules = ["---:" if column.form else "---" for column in table.columns]
     title = [f"**{markdown_text(table.title)}**\n"] if table.title else []
-    note = [f"\n{markdown_text(table.note)}"] if table.note else []
+    note = [f"\n{markdown_text(line)}" for line in table.note.splitlines()]
     return "\n".join([*title, *(f"| {' | '.join(row)} |" for row in (headings, rules, *rows)), *note])
 
 
@@ -154,7 +167,8 @@ def latex(table: Table) -> str:
         is_long = max((len(cell.text) for cell in cells), default=0) > WRAPPED
         alignment += "r" if column.form else r"p{0.5\linewidth}" if is_long else "l"
     headings, *rows = (" & ".join(row) + r" \\" for row in _escaped(table, latex_text, r"\textbf{{{}}}"))
-    note = [f"\\par\\smallskip {{\\footnotesize\\raggedright {latex_text(table.note)}\\par}}"] if table.note else []
+    lines = "\\par ".join(map(latex_text, table.note.splitlines()))
+    note = [f"\\par\\smallskip {{\\footnotesize\\raggedright {lines}\\par}}"] if lines else []
     name = re.sub(r"[^a-z0-9]+", "-", table.title.lower()).strip("-")
     return "\n".join(
         [

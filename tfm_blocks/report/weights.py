@@ -15,7 +15,7 @@ from tfm_blocks.network.build import network_without_values, read_model, weight_
 from tfm_blocks.network.parametrisation import RULES, WeightRule
 from tfm_blocks.network.weights import Learning, Weight, initial_distributions, list_weights, symbolic_shapes
 from tfm_blocks.report.screen import print_table, screen
-from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
+from tfm_blocks.report.table import COUNT, Cell, Column, Rows, Table, Value, texts
 
 RULE_KEYS = ("name", "reason", "initial", "rate", "decay", "eps")
 
@@ -72,7 +72,7 @@ def _doubled(spec: Spec, composed: Composed | None) -> tuple[dict[str, list[tupl
         try:
             doubled = composed.with_values({knob: 2 * value})
             changed = _shapes(read_model(doubled.model, doubled.sources))
-        except ConfigError:
+        except (ConfigError, ValueError):  # of the language, or of a block's constructor
             continue
         if list(map(len, changed)) == list(map(len, shapes[""])):
             shapes[knob] = changed
@@ -89,7 +89,7 @@ def show_weights(groups: list[WeightGroup], name: str) -> None:
     columns += texts("group", "optimizer", "rate", "decay") if groups[0].learning else []
     rules = list(dict.fromkeys(group.rule.name for group in groups if group.rule))
     columns += texts("rule", "rate, decay and eps") if rules else []
-    rows: list[list[Value]] = []
+    rows: Rows = []
     for group in groups:
         weight, count = group.weights[0], len(group.weights)
         size = math.prod(weight.shape)

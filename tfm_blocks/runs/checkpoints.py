@@ -12,17 +12,20 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 import torch
+import yaml
 from torch import Tensor
 
 from tfm_blocks.errors import Problem, RunError, printable, shown
-from tfm_blocks.runs.files import JsonFile, damaged, named_folder, read_bytes, settle
+from tfm_blocks.runs.files import JsonFile, damaged, named_folder, read_bytes, written_beside
 from tfm_blocks.runs.folder import (
     BEST,
     CHECKPOINTS,
+    CONFIG,
     MODEL,
     TOKENIZER,
     expect_folder,
@@ -32,12 +35,14 @@ from tfm_blocks.runs.folder import (
     step_files,
     step_of,
 )
-from tfm_blocks.runs.model import read_tensors, write_tensors, write_weights
+from tfm_blocks.runs.model import read_tensors, without_generator, write_tensors, write_weights
 from tfm_blocks.runs.records import Status
+from tfm_blocks.runs.saved_run import SavedRun
 
 LATEST = "latest.json"
-PART = ".part"
 WEIGHT_KINDS: tuple[Literal["step", "best"], ...] = ("step", "best")
+OTHER_VERSION = "was written by another version of tfm-blocks"
+OTHER_VERSION_HELP = "resume it with that version, or start a new run with its weights: init_from=RUN"
 NEVER = -1  # the step of the newest or the best validation, before the first one
 
 
@@ -69,24 +74,27 @@ def write_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: in
     name = _name(step)
     older = [checkpoint for checkpoint in list_checkpoints(folder) if checkpoint.step < step]
     kept = [checkpoint for place, checkpoint in enumerate(older) if place < keep - 1 or checkpoint.step in at]
-    try:
-        size, digest = _write(folder / name, state)
-    except OSError:
-        (folder / (name + PART)).unlink(missing_ok=True)
-        raise
-    kept.insert(0, Checkpoint(name, step, size, digest))
+    with written_beside(folder / name) as part, part.open("wb") as file:
+        sink = _HashedFile(file)
+        torch.save(dict(state), cast(IO[bytes], sink))  # torch.save calls only write and flush
+        if sink.error:
+            raise sink.error
+    kept.insert(0, Checkpoint(name, step, sink.size, sink.hash.hexdigest()))
     _Latest(tuple(kept)).write(folder)
     names = {checkpoint.file for checkpoint in kept}
-    for path in (*folder.glob("step-*.ckpt"), *folder.glob(f"*{PART}")):
+    for path in (*folder.glob("step-*.ckpt"), *folder.glob("*.part")):
         if path.name not in names:
             path.unlink()
 
 
 def copy_checkpoint(source: Path, target: Path, checkpoint: Checkpoint) -> None:
-    """Create the folder `target` with a checkpoint of `source` and the weights of the validations before it."""
+    """Create the folder `target` with a checkpoint of `source` and the weights of the validations before it.
+
+    `source` may still train. The best weights are copied first: if they are replaced later, they exist as best-N, too.
+    """
     target.mkdir()
-    weights = [path for kind in WEIGHT_KINDS for path in step_files(source, kind) if step_of(path) <= checkpoint.step]
-    for path in (source / checkpoint.file, *weights, source / BEST):
+    earlier = (path for kind in WEIGHT_KINDS for path in step_files(source, kind) if step_of(path) <= checkpoint.step)
+    for path in chain((source / BEST, source / checkpoint.file), earlier):
         if path.is_file():
             shutil.copyfile(path, target / path.name)
     _Latest((checkpoint,)).write(target)
@@ -146,18 +154,6 @@ def damage_of(path: Path, expected: Checkpoint) -> str:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return "" if digest == expected.sha256 else "its bytes have changed"
-
-
-def _write(path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
-    """Write the file atomically, and return its size and hash."""
-    part = path.with_name(path.name + PART)
-    with part.open("wb") as file:
-        sink = _HashedFile(file)
-        torch.save(dict(state), cast(IO[bytes], sink))  # torch.save calls only write and flush
-        if sink.error:
-            raise sink.error
-    settle(part, path)
-    return sink.size, sink.hash.hexdigest()
 
 
 class _HashedFile:
@@ -245,10 +241,13 @@ def average(run: Path, last: int) -> Path:
         help = "average fewer, or train with a larger trainer.keep_last or a smaller trainer.validate_every"
         help = help if kept else "name a training run that has files in checkpoints/"
         raise RunError(Problem(str(run), rule, help=help))
-    weights = mean_weights(kept[-last:])
+    weights = without_generator(run, mean_weights(kept[-last:]))
     files = {name: read_bytes(run / name) for name in (MODEL, TOKENIZER)}
     names = numbered_names(f"{run.name}-average{last}")
     folder = next(path for path in map(run.parent.joinpath, names) if not path.exists())
+    if (run / CONFIG).exists():
+        config = {**SavedRun(run).config, "name": folder.name}
+        files[CONFIG] = yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode("utf-8")
     with new_folder(folder) as part:
         for name, content in files.items():
             (part / name).write_bytes(content)

@@ -49,10 +49,11 @@ def read_bytes(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise damaged(path, "it is not a regular file")
-            if (size := os.fstat(descriptor).st_size) > LARGEST_FILE:
-                raise damaged(path, f"it has {size:,} bytes, but at most {LARGEST_FILE:,} are read")
+            if status.st_size > LARGEST_FILE:
+                raise damaged(path, f"it has {status.st_size:,} bytes, but at most {LARGEST_FILE:,} are read")
             return file.read()
     except FileNotFoundError:
         rule = "the file is missing: this is not a run folder, or its training did not finish"
@@ -115,7 +116,10 @@ def written_beside(path: Path) -> Iterator[Path]:
             return
         try:
             yield part
-            settle(part, path)
+            for inner in (*part.rglob("*"), part):  # a power failure leaves the file or the folder complete
+                _sync(inner)
+            part.replace(path)
+            _sync(path.parent)
         except BaseException:
             remove(part)
             raise
@@ -131,14 +135,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def settle(part: Path, path: Path) -> None:
-    """Rename a finished file or folder to `path`, and flush it to disk, so that a power failure leaves it complete."""
-    for inner in (*part.rglob("*"), part):
-        _sync(inner)
-    part.replace(path)
-    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

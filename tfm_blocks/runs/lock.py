@@ -53,8 +53,7 @@ class Holder(JsonFile):
     @property
     def is_local(self) -> bool:
         """Return True if its pid means the same process here."""
-        here = (socket.gethostname(), _boot(), _namespace())
-        return bool(self.start) and (self.host, self.boot, self.namespace) == here
+        return bool(self.start) and (self.host, self.boot, self.namespace) == _here()
 
 
 def holder_of(folder: Path) -> Holder | None:
@@ -123,7 +122,12 @@ def _try(folder: Path) -> int | None:
                 continue
             if holder_of(folder):
                 return None
-            _write_holder(descriptor)
+            since = datetime.now().astimezone().isoformat(timespec="seconds")
+            holder = Holder(*_here(), os.getpid(), _start_of(os.getpid()), since)
+            with suppress(OSError):  # a full disk does not affect the lock
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json_bytes(holder.to_json()), 0)
+                os.fsync(descriptor)  # else NFS shows the content to other hosts only after the file is closed
             locked = True
             return descriptor
         finally:
@@ -141,15 +145,6 @@ def try_lock(descriptor: int) -> bool:
         if error.errno not in WITHOUT_LOCKS:
             raise
     return True
-
-
-def _write_holder(descriptor: int) -> None:
-    since = datetime.now().astimezone().isoformat(timespec="seconds")
-    holder = Holder(socket.gethostname(), _boot(), _namespace(), os.getpid(), _start_of(os.getpid()), since)
-    with suppress(OSError):  # a full disk does not affect the lock
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json_bytes(holder.to_json()), 0)
-        os.fsync(descriptor)  # else NFS shows the content to other hosts only after the file is closed
 
 
 def _beat(descriptor: int, stop: threading.Event) -> None:
@@ -194,18 +189,17 @@ def _start_of(pid: int) -> str:
     return ""
 
 
-def _boot() -> str:
-    """Return the random id of the start of this host; "" without /proc."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
+def _here() -> tuple[str, str, str]:
+    """Return the name of this host, the random id of its start, and the namespace of pids; "" without /proc.
 
-
-def _namespace() -> str:
-    """Return the namespace of pids, which differs between a container and its host."""
+    The namespace differs between a container and its host.
+    """
+    boot = namespace = ""
     with suppress(OSError):
-        return str(Path("/proc/self/ns/pid").readlink())
-    return ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return socket.gethostname(), boot, namespace
 
 
 def _age(path: Path) -> float:

@@ -16,7 +16,7 @@ from tfm_blocks.errors import ConfigError, Place, Problem, RunError
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.adapters import merge_adapters, without_adapters
 from tfm_blocks.network.build import build_network, check_model, network_without_values
-from tfm_blocks.network.graph import Network
+from tfm_blocks.network.graph import GENERATOR, Network
 from tfm_blocks.network.matching import expect_weights, fill
 from tfm_blocks.registry.plugins import load_plugins
 from tfm_blocks.runs.files import written_beside
@@ -65,7 +65,7 @@ def read_network(folder: Path, plugins: Sequence[str] = (), checkpoint: str | in
     if checkpoint is None:
         SavedRun(folder).expect_finished()
     path = folder / WEIGHTS if checkpoint is None else kept_weights(folder, str(checkpoint))
-    tensors = read_tensors(path)
+    tensors = without_generator(folder, read_tensors(path))
     expect_weights(network_without_values(spec), tensors, str(path))  # before anything is allocated
     network = build_network(spec, seed=0)
     if spec.adapted:
@@ -125,6 +125,12 @@ def read_spec(folder: Path, plugins: Sequence[str] = ()) -> Spec:
             Problem(str(folder / MODEL), f"{item.address}: {item.rule}", help=item.help) for item in error.problems
         ]
         raise RunError(problems) from None
+
+
+def without_generator(run: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a validation, without those of the generator, which the model of the run lacks."""
+    own = (run / MODEL).is_file() and GENERATOR in SavedModel.read(run).model.get("graph", {})
+    return {name: tensor for name, tensor in tensors.items() if own or not name.startswith(f"{GENERATOR}.")}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -26,10 +26,11 @@ class RunFile(JsonFile):
     """The content of run.json.
 
     vocab: the requested size of the vocabulary. commands: the command lines that began and resumed the run. launch: the
-    launcher's ID of the first start. choices: the option of each config group. text: hashes of the vocabulary and the
-    text. facts: of the first start that wrote facts. changes: the facts that each later start changed.
-    prolonged: the step after which a resume continued a run that was done. match: the budget that a sweep matched, with
-    the requested and the reached size. parent: the run and the step from which this run branched off, as RUN@STEP.
+    launcher's ID of the first start, or one line for each ID of its nodes. choices: the option of each config group.
+    text: hashes of the vocabulary and the text. facts: of the first start that wrote facts. changes: the facts that
+    each later start changed. prolonged: the step after which a resume continued a run that was done. match: the budget
+    that a sweep matched, with the requested and the reached size. parent: the run and the step from which this run
+    branched off, as RUN@STEP.
     """
 
     FILE = RUN
@@ -99,6 +100,25 @@ class Score:
     difference: float | None = None
     difference_interval: tuple[float, float] | None = None
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Return the ends of the interval, or NaN, within the possible scores."""
+        return clipped_interval(self.name, self.value, self.interval)
+
+
+def clipped_interval(name: str, value: float, half: float) -> tuple[float, float]:
+    """Return the ends of the symmetric interval of a score within its possible values."""
+    score = next((one for one in FINAL_SCORES if one.name == name), None)
+    low, high = (score.low, score.high) if score else (-math.inf, math.inf)
+    return max(value - half, low), min(value + half, high)
+
+
+def spread_text(value: float, low: float, high: float, form: str = "{:.2f}") -> str:
+    """Return `± x` for a symmetric interval, and `[low, high]` for one that ends at a limit of the score."""
+    if math.isclose(value - low, high - value, abs_tol=1e-9):
+        return f"± {form.format(high - value)}"
+    return f"[{form.format(low)}, {form.format(high)}]"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -130,7 +150,7 @@ def with_intervals(
             scores[score.name] = Measured(100 * fraction, 100 * low, 100 * high)
     for one in translation:
         if not math.isnan(one.value):
-            scores[one.name] = Measured(one.value, one.value - one.interval, one.value + one.interval, one.signature)
+            scores[one.name] = Measured(one.value, *one.ends, one.signature)
     return scores
 
 
@@ -221,7 +241,7 @@ class SavedModel(JsonFile):
     model: Mapping[str, Any]
     plugins: tuple[str, ...]
     columns: tuple[str, ...] = ()
-    base: Base = field(default_factory=Base)
+    base: Base = Base()
 
 
 def read_saved_model(folder: Path) -> SavedModel:
@@ -249,7 +269,7 @@ class SavedScores(JsonFile):
     FILE = "scores.json"
 
     test: str = ""
-    test_set: ScoredSet = field(default_factory=ScoredSet)
+    test_set: ScoredSet = ScoredSet()
     search: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     exact_match: float | None = None

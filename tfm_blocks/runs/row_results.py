@@ -63,8 +63,8 @@ def write_losses(run: Path, losses_N6: Losses, corpora: Sequence[str] = ()) -> N
     """Write one line per row: the sums over its target tokens of the loss and of -log p, their number, and its bytes.
 
     The last two numbers are the labels that the model ranks first, and all labels, which are fewer than the tokens in
-    masked diffusion. A row is a document if the text is packed; other rows have 0 bytes. `corpora` name the corpus of
-    each row of a mix, in another column.
+    masked diffusion. A row is a document if the text is packed and the model generates text; other rows have 0 bytes.
+    `corpora` name the corpus of each row of a mix, in another column.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tfm_blocks.errors import Problem, RunError, cut, printable
+from tfm_blocks.errors import Problem, RunError, cut, print_on_rank_0
 from tfm_blocks.metric_schema import (
     BITS_PER_BYTE,
     EQUAL_LOSS,
@@ -56,6 +55,7 @@ from tfm_blocks.runs.records import (
 ROOT_KEY = re.compile(r"\n(?=\w)")
 NUMBERS = ("steps", "seconds", "parameters", "multiply_adds", "tokens_seen", "tokens_per_second")
 NO_EXPERIMENT = frozenset({"name", "sweep_name", "logger"})  # root keys of a config that do not change the experiment
+EXTRA_SCORES = frozenset({"objective.pseudo_documents"})  # keys that only add a score after the training
 HEADLINES = [
     k.name for keys in (TEST_KEYS, VAL_KEYS) for k in sorted(keys, key=lambda k: k.headline or 0) if k.headline
 ]
@@ -71,7 +71,7 @@ UNFINISHED = {
     "merged": "the adapters were merged, but the file is lost",
     "saved": "the model was saved from Python, but the file is lost",
 }
-RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run would diverge at the same step
+RESUMABLE = ("preempted", "stopped", "failed", "interrupted")  # a diverged run needs a higher trainer.patience_nan
 
 
 class SavedRun:
@@ -299,7 +299,7 @@ class SavedRun:
         name = name.partition("/")[0]  # a score of a corpus of a mix
         if name in self.scores and name != TOKEN_ACCURACY.name:
             return self.scores[name].signature
-        if name in LABEL_SCORES or name == BITS_PER_BYTE:
+        if name in LABEL_SCORES or name in (BITS_PER_BYTE, SOLVED.name) or "@" in name:
             return ""
         smoothing = self.settings.get("label_smoothing") if name == "loss" else ""
         return f"{self.tokenizer} {smoothing} {self.predicted}"
@@ -312,8 +312,8 @@ class SavedRun:
         """
         if not self.settings or self.settings.get("objective.name", EQUAL_LOSS[0]) in EQUAL_LOSS:
             return EQUAL_LOSS[0] if self.settings else ""
-        in_training = ("objective.rate", "objective.static")
-        kept = sorted(key for key in self.settings if key.startswith("objective.") and key not in in_training)
+        others = {"objective.rate", "objective.static", *EXTRA_SCORES}  # they change only the training, or add a score
+        kept = sorted(key for key in self.settings if key.startswith("objective.") and key not in others)
         return str({key: self.settings[key] for key in kept})
 
     @property
@@ -355,4 +355,4 @@ class SavedRun:
             help = fix or "no weights were kept before that: train a new run"
             raise RunError(Problem(str(self.folder), f"has no {WEIGHTS}: {cause}", help=help))
         if self.state in UNFINISHED and self.state not in ("done", "averaged", "merged", "saved"):
-            print(printable(f"warning: {self.folder}: {cause}; its weights are from before that"), file=sys.stderr)
+            print_on_rank_0(f"warning: {self.folder}: {cause}; its weights are from before that")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from tfm_blocks.config.settings import Above0, Count, Settings, read_settings
-from tfm_blocks.errors import ConfigError, Problem, counted, shown, suggest
+from tfm_blocks.errors import config_error, counted, shown, suggest
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.spec import Spec
+from tfm_blocks.network.matching import saved_weights
 from tfm_blocks.report.table import Cell, Column, Table, Value
 from tfm_blocks.scaling.kernels import KERNELS
 from tfm_blocks.scaling.step_trace import PLAIN_OBJECTIVE, Batching, PlannedObjective, StepTrace, trace_step
@@ -55,24 +56,25 @@ def read_card(name: str) -> Card:
     is_path = name.endswith(SUFFIX)
     if not is_path and name not in card_names():
         help = f"{suggest(name, card_names())}; or the path of a {SUFFIX} file with the keys of h100{SUFFIX}"
-        raise ConfigError(Problem("--card", f"must be a known card, but is {shown(name)}", help=help))
+        raise config_error("--card", f"must be a known card, but is {shown(name)}", help)
     try:
         values = read_yaml_file(Path(name if is_path else f"{FOLDER}/{name}{SUFFIX}")).value
     except OSError as error:
         rule = f"must be a YAML file, but {shown(name)} cannot be read: {type(error).__name__}"
-        raise ConfigError(Problem("--card", rule, help="check the path and the text of the file")) from None
+        raise config_error("--card", rule, "check the path and the text of the file") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(Problem(name, "must be a mapping of figures", help="write lines such as memory: 80"))
+        raise config_error(name, "must be a mapping of figures", "write lines such as memory: 80")
     return read_settings(Card, values)
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The settings of `trainer` that change the cost of a step."""
+    """The settings of `trainer` that change the cost of a step; `ema` is True if a mean of the weights is held too."""
 
     precision: Literal["bf16", "fp32"]
     strategy: Literal["ddp", "fsdp2"]
     activation_checkpointing: bool
+    ema: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,13 @@ def plan_steps(
 ) -> list[StepPlan]:
     """Plan a step of a model for each number of devices. Raises ConfigError. Nothing is allocated.
 
-    Without `optimizer`, it is Adam. Each device holds the whole teacher of `training`.
+    Without `optimizer`, it is Adam. Each device holds the whole teacher of `training`, and the mean of an `ema`.
     """
     for count in devices:
         if count > card.cards_per_node and count % card.cards_per_node and card.network:
             rule = f"must be at most {card.cards_per_node}, the cards of a node, or a multiple of it, but is {count}"
             full = count - count % card.cards_per_node
-            raise ConfigError(Problem("--devices", rule, help=f"write --devices {full}"))
+            raise config_error("--devices", rule, f"write --devices {full}")
     bf16, recomputes = settings.precision == "bf16", settings.activation_checkpointing
     network, teacher = training.networks(spec)
     learned = assign(optimizer or read_optimizer({"name": "adam"}), network)
@@ -128,12 +130,11 @@ def plan_steps(
         spec, batching, device=card.device, bf16=bf16, recomputes=recomputes, frozen=frozen, training=training
     )
     update = FLOAT32 * count_trained(learned), FLOAT32 * count_state(learned)
-    weights, taught = (
-        sum(parameter.numel() for parameter in one.parameters()) * FLOAT32 if one else 0 for one in (network, teacher)
-    )
+    weights, taught = (FLOAT32 * one.parameter_count if one else 0 for one in (network, teacher))
     layers = [sum(parameter.numel() for parameter in layer.parameters()) * FLOAT32 for layer in units_of(network)]
     plans = [_plan(trace, weights, layers, update, batching.rows, settings, card, count) for count in devices]
-    return [replace(plan, weights=plan.weights + taught) for plan in plans]
+    mean = FLOAT32 * sum(weight.numel() for weight in saved_weights(network).values()) if settings.ema else 0
+    return [replace(plan, weights=plan.weights + taught + mean, peak=plan.peak + mean) for plan in plans]
 
 
 def _plan(
@@ -181,7 +182,7 @@ def _communication_seconds(sent: int, card: Card, devices: int) -> float | None:
     """Return the time at the slower of a card's link and the network of its node, which all its cards share."""
     if devices == 1:
         return 0.0
-    speeds = [card.link]
+    speeds = [card.link] if card.cards_per_node > 1 else []
     if devices > card.cards_per_node:
         speeds.append(card.network and card.network * card.cards_per_node)
     known = [speed for speed in speeds if speed]
@@ -224,5 +225,4 @@ def _cell(plan: StepPlan, name: str) -> Value:
         return None
     if name.endswith("_seconds"):
         return Cell(f"{1e3 * value:,.2f} ms", 1e3 * value)
-    form = "{:,.0f} G" if name == "multiply_adds" else "{:,.2f} GB"
-    return Cell(form.format(value / 1e9), value / 1e9)
+    return Cell(("{:,.0f} G" if name == "multiply_adds" else "{:,.2f} GB").format(value / 1e9), value / 1e9)

@@ -125,9 +125,9 @@ def trace_step(
         objective = training.make_objective(network, teacher, trunk)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = objective.loss(batch)[0]  # the head computes its gradients with the loss
-            # loss.backward() itself would disable the kernels' mode for the layers that it recomputes
-            ones, options = (torch.ones_like(loss),), {"allow_unreachable": True, "accumulate_grad": True}
-            _engine_run_backward((loss,), ones, False, False, (), **options)
+        # loss.backward() itself would disable the kernels' mode for the layers that it recomputes
+        ones, options = (torch.ones_like(loss),), {"allow_unreachable": True, "accumulate_grad": True}
+        _engine_run_backward((loss,), ones, False, False, (), **options)
     return StepTrace(counter.flops // 2, counter.traffic, kept[0] - before, counter.peak, counter.peak_besides)
 
 

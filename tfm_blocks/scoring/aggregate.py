@@ -46,7 +46,7 @@ def profile(scores: Scores, thresholds: Sequence[float] | Floats) -> Floats:
 def bootstrap(statistic: Callable[..., float | Floats], *models: Scores) -> Floats:
     """Return the ends of the 95 % interval of a statistic of the scores of models, in rows."""
     random = np.random.default_rng(DRAWS)
-    drawn = []
-    for _ in range(DRAWS):
-        drawn.append(statistic(*([random.choice(seeds, len(seeds)) for seeds in scores] for scores in models)))
+    drawn = [
+        statistic(*([random.choice(seeds, len(seeds)) for seeds in scores] for scores in models)) for _ in range(DRAWS)
+    ]
     return np.asarray(np.percentile(np.array(drawn), [2.5, 97.5], axis=0))

@@ -68,8 +68,8 @@ def label_statistics(outputs: Sequence[str], references: Sequence[str], coder: L
     is the fraction of right decisions, one for each row and class, also for classes that do not occur.
     """
     if coder.predict == "number":
-        x_N, y_N = (_ranks(np.array(list(map(float, texts)))) for texts in (outputs, references))
-        return {"spearman": np.stack([x_N, y_N, x_N**2, y_N**2, x_N * y_N, np.ones_like(x_N)], 1)}
+        x_N, y_N = (np.array(list(map(float, texts))) for texts in (outputs, references))
+        return {"spearman": rank_statistics(x_N, y_N)}
     split: Callable[[str], list[str]] = (lambda text: [text]) if coder.predict == "class" else str.split
     pairs = [(split(output), split(right)) for output, right in zip(outputs, references, strict=True)]
     names = coder.names
@@ -89,6 +89,12 @@ def label_statistics(outputs: Sequence[str], references: Sequence[str], coder: L
     counts_N3C = np.hstack([true_NC, output_NC - true_NC, right_NC - true_NC])
     accuracy_N2 = np.stack([true_NC.sum(1), right_NC.sum(1)], 1)
     return {"accuracy": accuracy_N2, "f1": counts_N3C, "mcc": counts_N3C}
+
+
+def rank_statistics(x_N: Floats, y_N: Floats) -> Floats:
+    """Return (x, y, x², y², x·y, 1) of the ranks among these rows, as `correlation` sums them."""
+    x_N, y_N = _ranks(x_N), _ranks(y_N)
+    return np.stack([x_N, y_N, x_N**2, y_N**2, x_N * y_N, np.ones_like(x_N)], 1)
 
 
 def _ranks(values_N: Floats) -> Floats:

@@ -42,26 +42,22 @@ def p_over_sentences(before: System, after: System) -> dict[str, float]:
     for name in names:
         if len({len(run[name]) for run in runs}) == 1:
             alike.setdefault(len(runs[0][name]), []).append(name)
-    return {name: p for names in alike.values() for name, p in _p_of_equal_lengths(names, before, after).items()}
-
-
-def _p_of_equal_lengths(names: Sequence[str], before: System, after: System) -> dict[str, float]:
-    """Return the p-values of measures of the same number of sentences."""
-    sides = [[np.mean([run[name] for run in side], 0) for name in names] for side in (before, after)]
-    sums = [[stats_NK.sum(0) for stats_NK in side] for side in sides]
-    gap_NK = np.hstack(sides[1]) - np.hstack(sides[0])
-    ends = np.cumsum([len(sum_K) for sum_K in sums[0]])[:-1]
-    beyond = dict.fromkeys(names, 1)
-    random = np.random.default_rng(12345)  # the same swaps for every comparison
-    for start in range(0, TRIALS, CHUNK):
-        size = min(CHUNK, TRIALS - start)
-        bits = np.frombuffer(random.bytes(size * -(-len(gap_NK) // 8)), np.uint8).reshape(size, -1)
-        swap_RN = np.unpackbits(bits, axis=1, count=len(gap_NK)).astype(np.float64)
-        for name, sum_K, other_K, moved_RK in zip(names, *sums, np.split(swap_RN @ gap_NK, ends, 1), strict=True):
-            measure = measure_of(name)
-            observed = abs(measure(other_K[None]) - measure(sum_K[None]))
-            distance_R = abs(measure(other_K - moved_RK) - measure(sum_K + moved_RK))
-            beyond[name] += int((distance_R >= observed - ROUNDING).sum())
+    beyond = {name: 1 for names in alike.values() for name in names}
+    for lines, names in alike.items():
+        sides = [[np.mean([run[name] for run in side], 0) for name in names] for side in (before, after)]
+        sums = [[stats_NK.sum(0) for stats_NK in side] for side in sides]
+        gap_NK = np.hstack(sides[1]) - np.hstack(sides[0])
+        ends = np.cumsum([len(sum_K) for sum_K in sums[0]])[:-1]
+        random = np.random.default_rng(12345)  # the same swaps for every comparison
+        for start in range(0, TRIALS, CHUNK):
+            size = min(CHUNK, TRIALS - start)
+            bits = np.frombuffer(random.bytes(size * -(-lines // 8)), np.uint8).reshape(size, -1)
+            swap_RN = np.unpackbits(bits, axis=1, count=lines).astype(np.float64)
+            for name, sum_K, other_K, moved_RK in zip(names, *sums, np.split(swap_RN @ gap_NK, ends, 1), strict=True):
+                measure = measure_of(name)
+                observed = abs(measure(other_K[None]) - measure(sum_K[None]))
+                distance_R = abs(measure(other_K - moved_RK) - measure(sum_K + moved_RK))
+                beyond[name] += int((distance_R >= observed - ROUNDING).sum())
     return {name: count / (TRIALS + 1) for name, count in beyond.items()}
 
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from tfm_blocks.data.encoding import split_rows
+from tfm_blocks.data.vocabulary import BOS, EOS
 from tfm_blocks.errors import DataError, Problem, RunError
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.metric_schema import PSEUDO
@@ -22,7 +24,6 @@ from tfm_blocks.runs.records import Score
 from tfm_blocks.scoring.labels import Floats
 from tfm_blocks.scoring.paired_test import score_with_interval
 from tfm_blocks.translation.fill import Filler
-from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.translator import Translator
 
 DEFAULT_CONTEXT = 512
@@ -68,10 +69,13 @@ def _exp(x: float) -> float:
 
 
 @torch.inference_mode()
-def perplexity(translator: Translator, documents: Iterable[str], *, context: int, batch_tokens: int) -> Perplexity:
+def perplexity(
+    translator: Translator, documents: Iterable[str], *, context: int, batch_tokens: int, inside: bool = False
+) -> Perplexity:
     """Compute the perplexity of documents, packed as in training: rows of `context` tokens after bos, no blank ones.
 
-    The bos with which a published tokenizer begins each document is read, but does not count.
+    With `inside`, each row has tokens of one document. The bos with which a published tokenizer begins each document
+    is read, but does not count.
     Raises RunError for a model that reads sources, and DataError for a text without words.
     """
     network = translator.network
@@ -81,14 +85,16 @@ def perplexity(translator: Translator, documents: Iterable[str], *, context: int
     texts = [text for text in documents if text.strip()]
     if not texts:
         raise DataError(Problem("--text", "has no words", help="name a file with text"))
-    ids = [id for text_ids in translator.encode(texts) for id in (*text_ids, EOS)]
-    rows = list(map(torch.tensor, split_rows(ids, context)))
+    documents_ids = [[*ids, EOS] for ids in translator.encode(texts)]
+    parts = documents_ids if inside else [list(chain.from_iterable(documents_ids))]
+    rows = [torch.tensor(row) for ids in parts for row in split_rows(ids, context)]
     size = max(1, batch_tokens // context)
     batches = (pad_sequence(rows[start : start + size], batch_first=True) for start in range(0, len(rows), size))
     with evaluating(network):
         nll = sum(_nll(network, batch) for batch in batches)
-    words, bytes = (sum(map(len, parts)) + len(texts) for parts in (map(str.split, texts), map(str.encode, texts)))
-    return Perplexity(float(nll), len(ids) - ids.count(BOS), words, bytes)
+    words, bytes = (sum(map(len, units)) + len(texts) for units in (map(str.split, texts), map(str.encode, texts)))
+    tokens = sum(len(ids) - ids.count(BOS) for ids in parts)
+    return Perplexity(float(nll), tokens, words, bytes)
 
 
 def usual_context(trained: object, longest: float) -> int:

@@ -8,6 +8,7 @@ and D / sqrt(r). Reasons and simulations: docs/decisions/41-one-law-and-a-factor
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -17,15 +18,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares, nnls
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import config_error
 from tfm_blocks.scoring.significance import quantile, two_sided
 
 HUBER = 0.01  # residual of log L above which it counts linearly
 EXPONENTS = np.arange(0.1, 1.01, 0.1)  # of the grid on which the fit begins
 BOUNDS = 0.01, 2.0  # of the exponents
-SIZES, LENGTHS = 3, 2  # fewest numbers of parameters and of tokens of each model
+SIZES, LENGTHS = 3, 2  # fewest numbers of parameters of each model, and of tokens of one of its sizes
 ALIKE = 1.02  # ratio of tokens below which results have the same length
+TERMS = "size", "number of tokens", "irreducible loss"  # of the law
 UNSEEN = 1e-3  # fraction of a loss below which a term of the law is not seen in it
+LEAST_TERM = 1e-3  # of the largest term at the start of a fit: a term of 0 has no slope, so it would stay 0
 LARGEST_LOG = 100.0  # of a factor: losses that hardly depend on size and tokens do not determine it
 TINY = 1e-300  # of a term, whose logarithm is taken
 POWER = 0.8  # with which the smallest visible difference is found
@@ -69,20 +72,24 @@ class ScalingLaw:
     @property
     def at_bounds(self) -> list[str]:
         """Return what the losses hardly depend on, or depend on more than a law can say: sizes, tokens or both."""
-        exponents = {"size": self.alpha, "number of tokens": self.beta}
-        return [name for name, value in exponents.items() if not BOUNDS[0] * 1.01 < value < BOUNDS[1] / 1.01]
+        low, high = BOUNDS[0] * 1.01, BOUNDS[1] / 1.01
+        return [name for name, value in zip(TERMS[:2], (self.alpha, self.beta), strict=True) if not low < value < high]
 
     def log_factor(self, model: int, compute: float) -> float:
         """Return the logarithm of the factor of a model at a compute, at most LARGEST_LOG from 0."""
         log = self.log_factors[model] + self.trends[model] * math.log(compute / self.centre)
         return max(-LARGEST_LOG, min(LARGEST_LOG, log))
 
+    def terms(self, parameters: float, tokens: float, model: int) -> Sequence[float]:
+        """Return the terms of TERMS in the loss of a model, by its index."""
+        log, split = self.log_factor(model, 6 * parameters * tokens), self.splits[model]
+        parameters, tokens = parameters / math.exp((log + split) / 2), tokens / math.exp((log - split) / 2)
+        of_size, of_tokens = self.parameter_coefficient, self.token_coefficient
+        return of_size * parameters**-self.alpha, of_tokens * tokens**-self.beta, self.irreducible
+
     def loss(self, parameters: float, tokens: float, model: int = 0) -> float:
         """Return the loss of a model, by its index."""
-        log, split = self.log_factor(model, 6 * parameters * tokens), self.splits[model]
-        of_size: float = self.parameter_coefficient * (parameters / math.exp((log + split) / 2)) ** -self.alpha
-        of_tokens: float = self.token_coefficient * (tokens / math.exp((log - split) / 2)) ** -self.beta
-        return self.irreducible + of_size + of_tokens
+        return sum(self.terms(parameters, tokens, model))
 
     def lowest_loss(self, compute: float, model: int) -> float:
         """Return the loss at a compute with the best number of parameters (Hoffmann et al. 2022, eq. 4)."""
@@ -138,15 +145,12 @@ class LadderFit:
         sizes = len(values)
         return Estimate(statistic(self.law), math.sqrt((sizes - 1) ** 2 / sizes * variance(values)), sizes - 1)
 
-    @property
-    def unseen(self) -> list[str]:
-        """Return which of size and number of tokens has less than a fraction UNSEEN of each loss."""
-        law = self.law
-        terms = {
-            "size": [law.parameter_coefficient * one.parameters**-law.alpha / one.loss for one in self.points],
-            "number of tokens": [law.token_coefficient * one.tokens**-law.beta / one.loss for one in self.points],
-        }
-        return [name for name, shares in terms.items() if max(shares) < UNSEEN]
+    def unseen(self, model: int | None = None) -> list[str]:
+        """Return which of TERMS has less than a fraction UNSEEN of each loss of a model, by its index, or of all."""
+        points = [one for one in self.points if model is None or one.model == self.models[model]]
+        terms_N3 = [self.law.terms(one.parameters, one.tokens, self.models.index(one.model)) for one in points]
+        shares_3 = (np.array(terms_N3) / [[one.loss] for one in points]).max(0)
+        return [name for name, share in zip(TERMS, shares_3, strict=True) if share < UNSEEN]
 
     def factor(self, model: int, compute: float | None = None) -> Estimate:
         """Return the logarithm of the factor of a model on the compute of the baseline, the model of index 0."""
@@ -165,14 +169,11 @@ class LadderFit:
         return self.estimate(lambda law: (law.log_factors[model] - law.splits[model]) / 2)
 
     def smallest_visible(self, model: int) -> float | None:
-        """Return the factor below 1 that this ladder would see, p < 0.05, with a probability of 80 %.
-
-        None without an error of the factor.
-        """
+        """Return the factor below 1 that has p < 0.05, corrected for all models, in 80 % of ladders, or None."""
         estimate = self.factor(model)
         if not estimate.error:
             return None
-        needed = quantile(estimate.freedom) + quantile(estimate.freedom, 2 * (1 - POWER))
+        needed = quantile(estimate.freedom, 0.05 / (len(self.models) - 1)) + quantile(estimate.freedom, 2 * (1 - POWER))
         return math.exp(-needed * estimate.error)
 
 
@@ -204,10 +205,12 @@ def fit_ladder(
     whole = fit(np.ones(len(points), bool))
     without = [fit(size_index_N != index, whole) for index in range(len(sizes))]
     law, *laws_without = (_law(theta, centre, len(models) - 1, trend, split) for theta in (whole, *without))
+    ladder = LadderFit(models, points, law, laws_without)
     for name in law.at_bounds:
-        rule = f"these runs do not determine how the loss depends on the {name}"
-        raise ConfigError(Problem("scaling law", rule, help=f"add runs that differ more in their {name}"))
-    return LadderFit(models, points, law, laws_without)
+        if name not in ladder.unseen():  # the exponent of a term that is almost 0 can have any value
+            rule = f"these runs do not determine how the loss depends on the {name}"
+            raise config_error("scaling law", rule, f"add runs that differ more in their {name}")
+    return ladder
 
 
 def _minimise(size_N: Floats, token_N: Floats, loss_N: Floats, moved_2NF: Floats, theta: Floats | None) -> Floats:
@@ -231,12 +234,23 @@ def _minimise(size_N: Floats, token_N: Floats, loss_N: Floats, moved_2NF: Floats
         pulls_2N1 = np.stack([theta[3] * sized_N, theta[4] * read_N])[:, :, None]
         return np.column_stack([*constants, (moved_2NF * pulls_2N1).sum(0)])
 
-    start = _first_guess(size_N, token_N, loss_N, moved_2NF.shape[2]) if theta is None else theta
+    start = (_first_guess(size_N, token_N, loss_N, moved_2NF.shape[2]) if theta is None else theta).copy()
+    start[:3] = np.maximum(start[:3], start[:3].max() + math.log(LEAST_TERM))
     low, high = np.full_like(start, -np.inf), np.full_like(start, np.inf)
     low[3:5], high[3:5] = BOUNDS
-    options = {"loss": "huber", "f_scale": HUBER, "x_scale": "jac", "max_nfev": 1000}
+    options = {"loss": _huber, "f_scale": HUBER, "x_scale": "jac", "max_nfev": 1000}
     found: Floats = least_squares(residuals, start, slopes, bounds=(low, high), **options).x
     return found
+
+
+def _huber(square_N: Floats) -> Floats:
+    """Return Huber's loss of squared residuals in units of the threshold, its slope, and 0 in place of its curvature.
+
+    With the curvature, `least_squares` gives residuals above the threshold no weight in its steps, and it stops far
+    from the minimum if a factor is far from 1. Without it, its steps are those of reweighted least squares.
+    """
+    root_N = np.sqrt(np.maximum(square_N, 1))
+    return np.stack([np.minimum(square_N, 2 * root_N - 1), 1 / root_N, np.zeros_like(square_N)])
 
 
 def _first_guess(size_N: Floats, token_N: Floats, loss_N: Floats, coefficients: int) -> Floats:
@@ -246,7 +260,7 @@ def _first_guess(size_N: Floats, token_N: Floats, loss_N: Floats, coefficients: 
         columns_N3 = np.exp(np.stack([0 * size_N, -alpha * size_N, -beta * token_N], 1) - loss_N[:, None])
         constants, distance = nnls(columns_N3, np.ones_like(loss_N))
         if distance < best:
-            logs = np.log(np.maximum(constants, 1e-3 * constants.max()))
+            logs = np.log(np.maximum(constants, TINY))
             best, guess = distance, np.array([*logs, alpha, beta, *np.zeros(coefficients)])
     return guess
 
@@ -275,21 +289,20 @@ def _expect_determined(points: Sequence[LadderPoint], models: Sequence[str], con
     for point in points:
         if not 0 < point.loss < math.inf:
             rule = f"has a loss of {point.loss}, but a law needs losses above 0"
-            raise ConfigError(Problem(point.model, rule, help="leave out the run with this loss"))
+            raise config_error(point.model, rule, "leave out the run with this loss")
     for model in models:
         own = [point for point in points if point.model == model]
-        sizes = {round(math.log(point.parameters), 2) for point in own}
-        lengths = {round(math.log(point.tokens), 1) for point in own}
+        sizes = Counter(round(math.log(rung[0].parameters), 2) for rung in rungs(own))  # with their numbers of lengths
         if len(sizes) < SIZES:
             rule = f"a scaling law needs at least {SIZES} sizes of each model, but this one has {len(sizes)}"
-            raise ConfigError(Problem(model, rule, help="train it at more sizes, each about twice as large"))
-        if len(lengths) < LENGTHS:
-            rule = f"a scaling law needs at least {LENGTHS} numbers of tokens, but this model has {len(lengths)}"
+            raise config_error(model, rule, "train it at more sizes, each about twice as large")
+        if max(sizes.values()) < LENGTHS:
+            rule = f"a scaling law needs at least {LENGTHS} numbers of tokens at a size, but each of this model has 1"
             help = "train it for other numbers of steps too, or branch off cooldowns with cooldown=RUN@STEP"
-            raise ConfigError(Problem(model, rule, help=help))
+            raise config_error(model, rule, help)
     if (count := len(rungs(points))) <= constants:
         rule = f"{count} sizes and lengths do not determine the {constants} constants of the law"
-        raise ConfigError(Problem("scaling law", rule, help="train more sizes, or for more numbers of steps"))
+        raise config_error("scaling law", rule, "train more sizes, or for more numbers of steps")
 
 
 def rungs(points: Iterable[LadderPoint]) -> list[list[LadderPoint]]:
@@ -327,9 +340,10 @@ def of_the_largest_size(points: Sequence[LadderPoint]) -> list[LadderPoint]:
 
 
 def held_out_errors(smaller: LadderFit, points: Sequence[LadderPoint]) -> dict[str, float]:
-    """Return for each model the mean relative error of its losses at the largest size, predicted by `smaller`."""
+    """Return for each model the root mean square of the relative errors of `smaller` at lengths of its largest size."""
     errors: dict[str, list[float]] = {model: [] for model in smaller.models}
-    for point in of_the_largest_size(points):
-        predicted = smaller.law.loss(point.parameters, point.tokens, smaller.models.index(point.model))
-        errors[point.model].append(predicted / point.loss - 1)
-    return {model: fmean(values) for model, values in errors.items()}
+    for rung in rungs(of_the_largest_size(points)):
+        tokens, loss = fmean(point.tokens for point in rung), fmean(point.loss for point in rung)
+        predicted = smaller.law.loss(rung[0].parameters, tokens, smaller.models.index(rung[0].model))
+        errors[rung[0].model].append(predicted / loss - 1)
+    return {model: math.sqrt(fmean(error**2 for error in own)) for model, own in errors.items()}

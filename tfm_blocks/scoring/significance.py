@@ -130,7 +130,7 @@ def correct(p_values: Mapping[Test, float], least: Mapping[Test, float] | None =
     This is Holm's procedure (1979). Tests that cannot reach a p-value, by `least`, do not count there (Tarone 1990).
     """
     corrected: dict[Test, float] = {}
-    left = sorted(p_values, key=lambda name: p_values[name])
+    left = sorted(p_values, key=p_values.__getitem__)
     largest = 0.0
     while left:
         p = p_values[left[0]]

@@ -51,17 +51,19 @@ class Job:
     """The tasks of a request, and the future of their outputs. Cancelling the future cancels the tasks.
 
     A blank text has no task. After each step, the batcher calls `progress` with the ids of the unfinished output.
-    `cost` is an upper bound of the tokens that all hypotheses read and generate. The response contains a `warning`
-    that is not empty.
+    `cost` is an upper bound of the tokens that all hypotheses read and generate; `longest` is the model's limit of an
+    output, or 0. The response contains a `warning` that is not empty.
     """
 
-    def __init__(self, tasks: Sequence[Task], texts: int, search: Search | Reading) -> None:
+    def __init__(self, tasks: Sequence[Task], texts: int, search: Search | Reading, longest: int = 0) -> None:
         self.tasks, self.search = tasks, search
         self.progress: Progress = lambda ids: None
         self.warning = ""
         self.outputs: Future[Outputs] = Future()
         self.tokens = sum(task.tokens for task in tasks) * search.beam
-        self.cost = sum(len(task.before) + task.tokens + search.most(task.tokens) for task in tasks) * search.beam
+        most = [max(search.most(task.tokens, longest), len(task.prefix) + bool(task.prefix)) for task in tasks]
+        read = sum(len(task.before) + task.tokens for task in tasks)
+        self.cost = (read + sum(most)) * search.beam
         self._outputs: Outputs = [[BLANK] for _ in range(texts)]
         self._missing = {task.place for task in tasks}
         self._finish()
@@ -136,12 +138,12 @@ class Batcher:
                 self._run(self._select_batch())
 
     def _select_batch(self, longest: float = math.inf) -> list[Job]:
-        """Start the oldest job with a cost of at most `longest`, and those after it that fit into its batch."""
+        """Start the oldest of the jobs with a cost of at most `longest`, and those that fit into its batch."""
         with self.changed:
             waiting = [job for job in self.waiting if not job.outputs.done()]
             self.waiting, batch = [], list[Job]()
             for job in waiting:
-                fits = self._fits(job, batch) if batch else job.cost <= longest
+                fits = job.cost <= longest and (not batch or self._fits(job, batch))
                 (batch if fits else self.waiting).append(job)
             self.running += batch
             return batch

@@ -27,9 +27,9 @@ class Reading:
     steps: int = 1
     beam: ClassVar[int] = 1
 
-    def most(self, tokens: int) -> int:
-        """Return the maximum number of generated tokens for a text of `tokens` tokens."""
-        return 0
+    def most(self, tokens: int, of_model: int = 0) -> int:
+        """Return the maximum number of tokens that the steps after the first read, for a text of `tokens` tokens."""
+        return tokens * (min(self.steps, tokens) - 1)
 
 
 @dataclass(frozen=True)
@@ -70,24 +70,29 @@ class TextReader:
     ) -> Iterator[tuple[Task, list[Any]]]:
         """Yield each task with a list of its result as JSON, or an empty list if its outputs are not finite.
 
-        Before each batch, `watch` gets each of its tasks; if it returns False, the task ends without a result.
+        Before each batch, and before each further step of `fill`, `watch` gets each task of the batch. If it returns
+        False, the task ends: without a result if all tasks of its batch have ended, else with an undefined one.
         """
         for batch in batches_of(tasks, batch_tokens):
             lines = [task for task in batch if isinstance(task, LineTask) and watch(task, ())]
             if not lines:
                 continue
             with evaluating(self.network), torch.inference_mode():
-                results = list(self._results(lines, reading))
-            for task, result in zip(lines, results, strict=True):
+                results = list(self._results(lines, reading, watch))
+            for task, result in zip(lines, results, strict=bool(results)):
                 yield task, [result] if _is_finite(result) else []
 
-    def _results(self, lines: Sequence[LineTask], reading: Reading) -> Iterator[Any]:
+    def _results(self, lines: Sequence[LineTask], reading: Reading, watch: TaskWatch) -> Iterator[Any]:
+        """Yield the result of each line as JSON, or nothing if all their tasks have ended."""
         encoder, rows = self.encoder, [line.sources[0] for line in lines]
         if isinstance(encoder, Classifier) and reading.action == "classify":
             for one in encoder.labels(rows, [line.places for line in lines]):
                 yield one.to_json(encoder.coder)
         elif isinstance(encoder, Filler) and reading.action == "fill":
-            for filled in encoder.filled(rows, [line.text for line in lines], reading.top, reading.steps):
+            texts = [line.text for line in lines]
+            for filled in encoder.filled(
+                rows, texts, reading.top, reading.steps, lambda: True in [watch(line, ()) for line in lines]
+            ):
                 yield filled.to_json()
         else:
             yield from encoder.vectors(rows, reading.pooling).tolist()

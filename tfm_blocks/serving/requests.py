@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.tokenizer import unknown_warning
-from tfm_blocks.errors import LimitError, Problem, RunError, TfmError, printable
+from tfm_blocks.data.vocabulary import BOS, EOS
+from tfm_blocks.errors import LimitError, Problem, TfmError, printable, run_error
 from tfm_blocks.serving import CLIENT_CLOSED, Limits
 from tfm_blocks.serving.batcher import Batcher, Job, Metrics, Outputs, Progress
 from tfm_blocks.serving.readers import Reading, TextReader
 from tfm_blocks.translation.encoder import Encoder, Pooling
-from tfm_blocks.translation.search import BOS, EOS
 from tfm_blocks.translation.settings import LengthPenalty, Sampling, Search
 from tfm_blocks.translation.stream import fitting, fitting_prompts
 from tfm_blocks.translation.tasks import plain_texts, texts_of
@@ -84,7 +84,7 @@ class TranslateBody(SearchBody):
         longest = replace(search, max_tokens=limits.tokens)
         rows = fitting(texts_of(self.texts, translator.sources), translator, longest, "texts", strict=True)
         tasks = translator.translation_tasks(rows, search, prefixes=self.prefixes)
-        return Job(tasks, len(rows), search)
+        return Job(tasks, len(rows), search, translator.conventions.longest)
 
 
 class GenerateBody(SearchBody):
@@ -162,7 +162,7 @@ def job_of(body: SearchBody | ReadBody, model: Translator | TextReader, limits: 
         return body.job(model, limits) if isinstance(model, TextReader) else Encoder.refuse()
     if isinstance(model, TextReader):
         rule = "is an encoder, which writes no text"
-        raise RunError(Problem("model", rule, help="use /classify, /embed or /fill"))
+        raise run_error("model", rule, "use /classify, /embed or /fill")
     return body.job(model, limits)
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import Problem, config_error
 from tfm_blocks.serving import (
     BODY_SECONDS,
     CLIENT_CLOSED,
@@ -80,11 +80,14 @@ async def refuse_body(
     await send({"type": "http.response.body"})
 
 
+@dataclass
 class RequestMiddleware:
     """Reads the whole body before it calls the app, and counts each response."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Sequence[str], limits: Limits, metrics: Metrics) -> None:
-        self.app, self.hosts, self.limits, self.metrics = app, hosts, limits, metrics
+    app: ASGIApp
+    hosts: Sequence[str]
+    limits: Limits
+    metrics: Metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -211,12 +214,12 @@ class Connection(H11Protocol):
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
-def run_server(batcher: Batcher, server_socket: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish the running requests."""
+def run_server(batcher: Batcher, server_socket: socket.socket, host: str) -> None:
+    """Serve on the socket of `host` until SIGTERM or Ctrl-C, then finish the running requests."""
     address, port = server_socket.getsockname()[:2]
     host_part = f"[{address}]" if ":" in address else address
     print(f"serving at http://{host_part}:{port}: stop with Ctrl-C or SIGTERM", flush=True)
-    create_server(batcher, address).run(sockets=[server_socket])
+    create_server(batcher, address, host).run(sockets=[server_socket])
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -226,7 +229,7 @@ def listen(host: str, port: int) -> socket.socket:
         server_socket = socket.create_server((host, port), family=family)
     except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: not the name of a host
         rule = f"cannot be used: {host}, port {port} ({error})"
-        raise ConfigError(Problem("--host, --port", rule, help="--port 0 selects a free port")) from None
+        raise config_error("--host, --port", rule, "--port 0 selects a free port") from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
         server_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
     return server_socket
@@ -249,9 +252,9 @@ def within_file_limit(limits: Limits) -> Limits:
     return replace(limits, connections=connections, requests=min(limits.requests, connections // 2))
 
 
-def create_server(batcher: Batcher, address: str) -> uvicorn.Server:
+def create_server(batcher: Batcher, address: str, host: str) -> uvicorn.Server:
     """Return the server. On a loopback address it refuses other host names, which protects against DNS rebinding."""
-    hosts = LOCAL if ip_address(address).is_loopback else []
+    hosts = [*dict.fromkeys((*LOCAL, address, host.lower()))] if ip_address(address).is_loopback else []
     config = uvicorn.Config(
         create_app(batcher, hosts),
         http=partial(Connection, batcher.limits.connections),  # type: ignore[arg-type]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfm_blocks.compose.composition import Composer
-from tfm_blocks.compose.overrides import override_key
+from tfm_blocks.compose.folders import list_options
+from tfm_blocks.compose.overrides import override_key, override_text
 from tfm_blocks.compose.resolve import SOURCE_VOCAB, Composed
 from tfm_blocks.compose.run import compose_job
-from tfm_blocks.errors import ConfigError, Problem, cut, printable
+from tfm_blocks.errors import ConfigError, Problem, config_error, cut, print_line, unknown_option
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.launch.check import CheckedRun, load_listed, with_locations, with_vocab_of_data
-from tfm_blocks.metric_schema import OBJECTIVE, find_key
+from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.network.build import count_parameters
 from tfm_blocks.sweep.job import WRONG, SweepJob
 from tfm_blocks.sweep.settings import MatchSettings
-from tfm_blocks.sweep.solve import BUDGETS, Solution, measure_cost, solve
-from tfm_blocks.training.settings import RunSettings, measured_kinds
+from tfm_blocks.sweep.solve import BUDGETS, Solution, expect_knobs, measure_cost, solve
+from tfm_blocks.training.settings import RunSettings, why_unmeasured
 
 Check = Callable[[Composed], CheckedRun | Spec]  # of a run, or of a model alone
 
@@ -70,9 +72,14 @@ class JobChecker:
             return overrides, {}
         job = self.compose(overrides)
         kept = [text for text in (*ignored, *overrides) if override_key(text) not in like]
-        changes = [f"{key}={value}" for key, value in like.items()]
-        unused = self.composer.unused([*kept, *changes])
-        reference = self.compose([*(text for text in kept if text not in unused), *changes])
+        changes = [override_text(key, value) for key, value in like.items()]
+        with below("match.like", like):
+            for group, name in like.items():
+                known = list_options(group, self.composer.folders)
+                if known and isinstance(name, str) and name not in known:
+                    raise ConfigError(unknown_option(group, name, known))
+            unused = self.composer.unused([*kept, *changes])
+            reference = self.compose([*(text for text in kept if text not in unused), *changes])
         solution = self._solve(job, reference, self.budget)
         values = {knob: f"{knob}={value}" for knob, value in solution.values.items()}
         record = {
@@ -110,8 +117,24 @@ class JobChecker:
             return Solution({}, requested, requested)
         problem = json.dumps(job.model), requested
         if problem not in self.solutions:
+            with below("match.by", match.by):
+                expect_knobs(job, match.by)
             self.solutions[problem] = solve(job, match.by, budget, requested, match.within or budget.within)
         return self.solutions[problem]
+
+
+@contextmanager
+def below(parent: str, keys: Collection[str]) -> Iterator[None]:
+    """Put `parent` before the address of each problem of one of its keys."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(
+            [
+                replace(problem, address=f"{parent}.{problem.address}") if problem.address in keys else problem
+                for problem in error.problems
+            ]
+        ) from None
 
 
 def refuse_wrong(jobs: Sequence[SweepJob]) -> None:
@@ -122,15 +145,16 @@ def refuse_wrong(jobs: Sequence[SweepJob]) -> None:
     right = {text for job in jobs if not job.problems for text in job.overrides}
     culprits = [text for text in dict.fromkeys(text for job in wrong for text in job.overrides) if text not in right]
     rule = f"{len(wrong)} of {len(jobs)} jobs cannot start, so none was started"
-    leave_out = f"leave out {' and '.join(culprits)}" if culprits and right else wrong[0].problems[0].help
+    first = wrong[0].problems[0]
+    misnamed = first.address.startswith("match.")  # only the reference itself is right
+    leave_out = f"leave out {' and '.join(culprits)}" if culprits and right and not misnamed else first.help
     raise ConfigError([Problem("sweep", rule, help=leave_out), *dict.fromkeys(job.problems[0] for job in wrong)])
 
 
-def expect_measured(metric: str, settings: RunSettings) -> None:
-    """Raise ConfigError if runs with these settings do not measure the metric of a search."""
-    if not find_key(metric).is_of(measured_kinds(settings.data, settings.objective)):
-        rule = f"is {metric}, which a run of this data and objective does not measure"
-        raise ConfigError(Problem("sweep.metric", rule, help=f"write sweep.metric={OBJECTIVE}"))
+def expect_measured(metric: str, settings: RunSettings, option: str = "sweep.metric") -> None:
+    """Raise ConfigError for the option if runs with these settings do not measure the metric of a search."""
+    if reason := why_unmeasured(metric, settings.data, settings.objective, settings.trainer):
+        raise config_error(option, f"is {metric}, {reason}", f"write {option}={OBJECTIVE}")
 
 
 def find_used(jobs: Sequence[Sequence[str]], composer: Composer) -> set[str]:
@@ -154,7 +178,7 @@ def find_used(jobs: Sequence[Sequence[str]], composer: Composer) -> set[str]:
             if any(text not in job for job in equal):
                 rule = f"is not used by {', '.join(models[text])}, whose jobs with other values would be equal: "
                 help = "pair it with the model, as in sweep.together=[model,KEY], or sweep the models separately"
-                raise ConfigError(Problem(override_key(text), rule + cut(text), help=help))
+                raise config_error(override_key(text), rule + cut(text), help)
     for text, names in models.items():
-        print(printable(f"{text}: not used by {', '.join(names)}, whose jobs run without it"))
+        print_line(f"{text}: not used by {', '.join(names)}, whose jobs run without it")
     return used

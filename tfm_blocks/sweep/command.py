@@ -24,7 +24,7 @@ from tfm_blocks.compose.sweep import (
     sample_space,
 )
 from tfm_blocks.distributed.cluster import refuse_launched_sweep
-from tfm_blocks.errors import PREEMPTED, ConfigError, Problem
+from tfm_blocks.errors import PREEMPTED, config_error
 from tfm_blocks.report.comparison import compare_runs
 from tfm_blocks.report.comparison_tables import show_tables, tables_of
 from tfm_blocks.report.lists import show_jobs
@@ -38,7 +38,7 @@ from tfm_blocks.sweep.ladder_jobs import LadderJobs
 from tfm_blocks.sweep.ladder_plan import plan_ladder
 from tfm_blocks.sweep.launcher import read_launcher
 from tfm_blocks.sweep.settings import SweepSettings, read_match, read_sweep_settings
-from tfm_blocks.sweep.sources import JobSource, TunedGrid, draw_jobs, expect_tunable, fixed_keys
+from tfm_blocks.sweep.sources import SEED, JobSource, TunedGrid, draw_jobs, expect_tunable
 from tfm_blocks.sweep.view import show_end
 
 ROOT = Path("runs")
@@ -55,14 +55,17 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
     plan = read_sweep(request)
     chosen = read_launcher(plan.launcher)
     settings = read_sweep_settings(plan.settings, on_cluster=chosen.on_cluster)
-    ladder = plan_ladder(plan, settings, chosen.check, ROOT)
+    ladder = plan_ladder(plan, settings, chosen.check, ROOT, on_cluster=chosen.on_cluster)
     jobs, checker = (ladder.first_jobs(), ladder.checker) if ladder else _check(plan, settings, chosen.check)
     command = shlex.join([*program, *request.arguments])
     launcher = chosen.open(settings.parallel, settings.timeout)
+    if "--yes" in request.flags and not ladder:
+        rule = "starts a ladder, which this sweep is not"
+        raise config_error("--yes", rule, "leave it out, or add experiment=ladder")
     name = settings.name or (LADDER if ladder else sweep_name(plan.swept))
     if ladder and "--yes" not in request.flags and not ladder.begun:
-        rule = "nothing was trained yet; this takes the hours above"
-        raise ConfigError(Problem("--yes", rule, help="add --yes to confirm, or lower ladder.sizes or ladder.budget"))
+        rule = "nothing was trained yet; this takes the time above"
+        raise config_error("--yes", rule, "add --yes to confirm, or lower ladder.sizes or ladder.budget")
     configs = [job.config for job in jobs if settings.method != "optuna"]  # a search is known by its overrides alone
     folder = claim_sweep(ROOT, name, plan.texts, command, [*program, *request.job_options], configs)
     with launcher, hold(folder.path):
@@ -70,8 +73,9 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
         folder.expect_unchanged(source.jobs)
         running = Sweep(folder, source, settings, launcher, start)
         before = sum(job.state == DONE for job in source.jobs)
-        count, kind = (settings.trials, "trials") if settings.method == "optuna" else (len(source.jobs), "jobs")
-        count = ladder.runs if ladder else count
+        count, kind = ladder.runs if ladder else len(source.jobs), "jobs"
+        if settings.method == "optuna":
+            count, kind = settings.trials, "trials"
         size = f"{count} {kind}{f', {before} done before' if before else ''}, {min(settings.parallel, count)} at a time"
         print(f"sweep: {folder.path}, {size}{f', in {launcher.queue}' if launcher.queue else ''}", flush=True)
         number = running.run()
@@ -81,8 +85,9 @@ def sweep(request: Request, *, program: Sequence[str], start: Sequence[str]) -> 
 def check_sweep(arguments: Sequence[str], check: Check) -> None:
     """Print all jobs of the sweep that `tfm train` would run. Raises ConfigError if `check` refuses any of them."""
     request = read_sweep(parse_request(arguments))
-    settings = read_sweep_settings(request.settings)
-    if plan_ladder(request, settings, check) is None:
+    on_cluster = read_launcher(request.launcher).on_cluster
+    settings = read_sweep_settings(request.settings, on_cluster=on_cluster)
+    if plan_ladder(request, settings, check, on_cluster=on_cluster) is None:
         _check(request, settings, check)
 
 
@@ -127,22 +132,35 @@ def _source(
         if folder.state_before(job) == "done":
             job.state = DONE
     if settings.tune:
-        is_paired = any(settings.tune in group for group in settings.together)
-        fixed = fixed_keys(settings.tune, request.swept, settings.together)
-        widen, make = 0 if is_paired else settings.widen, partial(make_job_like, request.swept, folder, checker)
-        return TunedGrid(jobs, settings.tune, fixed, widen, make)
+        seeds_or_tuned = [group for group in settings.together if settings.tune in group or SEED in group]
+        excluded = {settings.tune, SEED}.union(*seeds_or_tuned)
+        fixed = [key for key in request.swept if key not in excluded]
+        tuned = [key for group in seeds_or_tuned if settings.tune in group for key in group]
+        paired = [key for key in tuned if key not in (settings.tune, SEED)]
+        make = partial(make_job_like, request.swept, folder, checker, {job.name for job in jobs})
+        return TunedGrid(jobs, settings.tune, fixed, 0 if paired else settings.widen, make, paired)
     return JobSource(jobs)
 
 
 def make_job_like(
-    swept: Sequence[str], folder: SweepFolder, checker: JobChecker, other: SweepJob, overrides: Sequence[str]
+    swept: Sequence[str],
+    folder: SweepFolder,
+    checker: JobChecker,
+    names: set[str],
+    other: SweepJob,
+    overrides: Sequence[str],
 ) -> SweepJob:
-    """Return a job with other overrides and the budget of another job. A rate that diverged before is not repeated."""
+    """Return a job with other overrides and the budget of another job. A rate that diverged before is not repeated.
+
+    `names` are the names of all jobs, to which the name of the new one is added.
+    """
     job = replace(checker, budget=None, used=()).check_job(overrides)
     job.match, job.parameters = other.match, other.parameters
-    (job.name,) = job_names(swept, [overrides])
+    (name,) = job_names(swept, [overrides])
+    job.name = next(free for free in numbered_names(name) if free not in names)
     if not job.problems:
         folder.adopt_names([job])
+        names.add(job.name)
         folder.restore_state(job, [DIVERGED])
     return job
 
@@ -157,7 +175,7 @@ def make_trial(
     composer = Composer(checker.composer.folders)
     if replace(sample, composed=compose_job(sample.overrides, composer)).config != sample.config:
         rule = "a file of conf/ has changed since the search started, so its trials could not be compared"
-        raise ConfigError(Problem("sweep", rule, help="restore the file, or write sweep.name=… for a new search"))
+        raise config_error("sweep", rule, "restore the file, or write sweep.name=… for a new search")
     job = replace(checker, composer=composer).check_job(overrides)
     if job.problems:
         job.overrides, job.composed, job.settings = overrides, sample.composed, sample.settings

@@ -184,8 +184,7 @@ class Sweep:
             else:
                 arguments = ["--job", str(self.folder.write_job(job))]
             log, command = run.with_name(job.log), [*self.command, *arguments]
-            worker = self.launcher.start(job.name, command, log, job.settings.trainer)
-            self._add(job, worker, before)
+            self._add(job, self.launcher.start(job.name, command, log, job.settings.trainer), before)
         except RefusedError as error:
             if self.running or pending_signal():
                 job.reason = str(error)

@@ -137,8 +137,7 @@ class SweepFolder:
                 if before and before.get(key) != now.get(key) and key.partition(".")[0] not in UNHASHED_KEYS
             ]
             rule = "; ".join(changes[:3]) or "its config has changed in conf/"
-            help = "restore what it was, or write sweep.name=… for a new sweep"
-            problems.append(Problem(job.name, rule, help=help))
+            problems.append(Problem(job.name, rule, help="restore what it was, or write sweep.name=… for a new sweep"))
         if problems:
             rule = f"{len(problems)} of {len(jobs)} jobs are not what {self.path} was begun with"
             raise ConfigError([Problem("sweep", rule), *problems])

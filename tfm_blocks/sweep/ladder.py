@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, create_model, field
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.compose.sweep import LADDER
 from tfm_blocks.config.settings import Above0, Count, CountOrZero, RuleError, Settings, read_amount
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import config_error, shown
 from tfm_blocks.sweep.settings import Duration, MatchSettings, read_below
 from tfm_blocks.sweep.solve import BUDGETS, measure_cost, solve
 
@@ -194,5 +194,5 @@ def _lengths(settings: LadderSettings, size: float, composed: Composed) -> tuple
         rule = (
             f"cooldowns of {amount_text(size)} parameters would begin at steps {starts[1:]}, with a warm-up of {warmup}"
         )
-        raise ConfigError(Problem("ladder.lengths", rule, help="write longer lengths, a smaller batch or warm-up"))
+        raise config_error("ladder.lengths", rule, "write longer lengths, a smaller batch or warm-up")
     return tokens, warmup, steps, decays

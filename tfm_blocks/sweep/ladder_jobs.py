@@ -9,11 +9,12 @@ from statistics import fmean
 from tfm_blocks.runs.files import write_json
 from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.folder import SweepFolder
-from tfm_blocks.sweep.job import DIVERGED, DONE, FAILED, NOT_STARTED, SweepJob
-from tfm_blocks.sweep.ladder_plan import FILE, LadderPlan
+from tfm_blocks.sweep.job import DIVERGED, DONE, FAILED, NOT_STARTED, STOPPED, SweepJob
+from tfm_blocks.sweep.ladder_plan import FEWEST, FILE, LadderPlan
 from tfm_blocks.sweep.sources import JobSource, loss_of
 
 RATE = -1  # in place of the size of a job that tries a rate
+UNFINISHED = {*FAILED, NOT_STARTED, STOPPED}
 
 
 class LadderJobs(JobSource):
@@ -48,7 +49,9 @@ class LadderJobs(JobSource):
                 lines.append(f"{label}: rates {', '.join(f'{rate:.3g} at {rung.label}' for rate, rung in pairs)}")
             elif variant in self.failures:
                 lines.append(f"{label}: {self.failures[variant]}")
-        return "\n".join([*lines, f"next: tfm compare {self.folder.path} --scaling"] if self.succeeded else lines)
+        fits = len(self.plan.rungs) >= FEWEST and len(self.plan.settings.lengths) > 1  # what a law needs at least
+        command = f"next: tfm compare {self.folder.path}{' --scaling' if fits else ''}"
+        return "\n".join([*lines, command] if self.succeeded else lines)
 
     def next(self) -> SweepJob | None:
         """Return a job whose parent is done, or that has none. A cooldown without its parent is not started."""
@@ -58,7 +61,7 @@ class LadderJobs(JobSource):
             if parent is None or parent.state == DONE:
                 self.waiting.remove(job)
                 return job
-            if parent.state in {*FAILED, NOT_STARTED}:
+            if parent.state in UNFINISHED:
                 self.waiting.remove(job)
                 job.state, job.reason = NOT_STARTED, f"{parent.name} is not done"
         return None
@@ -103,7 +106,7 @@ class LadderJobs(JobSource):
             jobs = {place: self.plan.rate_job(variant, rung, place) for place in range(low, high + 1)}
             for job in jobs.values():
                 self._add(job)
-            if failed := [job for job in jobs.values() if job.state in {*FAILED, NOT_STARTED} - {DIVERGED}]:
+            if failed := [job for job in jobs.values() if job.state in UNFINISHED - {DIVERGED}]:
                 self.failures[variant] = f"not tuned, because {failed[0].name} is not done"
                 return None
             if any(job.state not in (DONE, DIVERGED) for job in jobs.values()):

@@ -12,19 +12,22 @@ import torch
 
 from tfm_blocks.compose.run import compose_job, shorten_name
 from tfm_blocks.compose.sweep import LADDER, SweepRequest, combinations, join_parts, list_values
-from tfm_blocks.errors import ConfigError, Problem, counted, shown
+from tfm_blocks.devices import CPU, choose_device
+from tfm_blocks.errors import config_error, counted, shown
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.weights import count_without_embeddings
+from tfm_blocks.report.differences import SEED
 from tfm_blocks.report.rates import SMALL
 from tfm_blocks.report.screen import clock, print_table
-from tfm_blocks.report.table import COUNT, Table, Value, numbers, texts
+from tfm_blocks.report.table import COUNT, Rows, Table, numbers, texts
 from tfm_blocks.runs.files import damaged, read_json
 from tfm_blocks.runs.folder import SWEEP, numbered_names
 from tfm_blocks.runs.records import SweepFile
-from tfm_blocks.sweep.checks import Check, JobChecker, find_used, refuse_wrong
+from tfm_blocks.sweep.checks import Check, JobChecker, below, find_used, refuse_wrong
 from tfm_blocks.sweep.job import SweepJob
 from tfm_blocks.sweep.ladder import LadderSettings, RungPlan, plan_rung, read_ladder_settings
+from tfm_blocks.sweep.ladder_checks import context_of, expect_grid, expect_names
 from tfm_blocks.sweep.settings import SweepSettings, read_match
 from tfm_blocks.training.coordinates import Training
 
@@ -36,24 +39,16 @@ SMALL_SIZES = (
     "small ones can come from learning rates, and reverse in larger models"
 )
 LONGEST_LABEL = 60  # characters; leaves room for the size, the rate or length, and the seed
-SEED = "seed"
+SECOND_MODELS = "distil", "replaced_token"  # objectives with a teacher or a generator
 FILE = "ladder.json"  # in the folder of a ladder: its number of sizes, which a budget may have chosen
-KEYS = (
-    "schedule.peak",
-    "schedule.warmup",
-    "schedule.decay",
-    "trainer.steps",
-    "trainer.validate_every",
-    "trainer.checkpoint_at",
-    "data.step_tokens",
-)  # that a ladder sets, with its knobs
 
 
 @dataclass(frozen=True)
 class LadderPlan:
     """The variants of a ladder by their overrides and labels, its sizes, and the makers of its jobs.
 
-    `seconds` is the time of an optimizer step on this machine, by variant and size.
+    `seconds` is the time of an optimizer step on this machine, by variant and size. With `on_cluster` the jobs train on
+    other machines.
     """
 
     settings: LadderSettings
@@ -65,6 +60,7 @@ class LadderPlan:
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     made: dict[str, SweepJob] = field(default_factory=dict)
     begun: bool = False
+    on_cluster: bool = False
 
     @property
     def runs(self) -> int:
@@ -108,7 +104,7 @@ class LadderPlan:
         if full_name in self.made:
             return self.made[full_name]
         branches = [str(steps - decay) for steps, decay in zip(rung.steps[:-1], rung.decays[:-1], strict=True)]
-        is_longest = length == len(rung.steps) - 1 and not name.startswith("rate")
+        is_longest = length == len(rung.steps) - 1  # a rate that is tried may be the rate of the longest run
         overrides = [
             *self.variants[variant],
             *(f"{knob}={value}" for knob, value in rung.knobs.items()),
@@ -146,18 +142,57 @@ class LadderPlan:
                 rates = 3 * plan.steps[self.tuned_length] if rung < self.tuned else 0
                 yield variant, rung, rates + len(self.seeds) * (plan.steps[-1] + sum(plan.decays[:-1]))
 
-    @property
-    def hours(self) -> float:
-        """Return the measured hours of all jobs, one after the other."""
-        return sum(steps * self.seconds.get((variant, rung), 0.0) for variant, rung, steps in self.steps()) / 3600
+    def hours(self, parallel: int) -> float:
+        """Return the measured hours of all jobs, of which `parallel` train concurrently.
+
+        A run is not divided: a model takes at least the time of a tried rate, its longest run and a cooldown.
+        """
+        total, longest = 0.0, [0.0]
+        for variant, rung, steps in self.steps():
+            total += self.seconds.get((variant, rung), 0.0) * steps
+        for variant in range(len(self.variants)):
+            timed = [(self.seconds.get((variant, index), 0.0), rung) for index, rung in enumerate(self.rungs)]
+            tried = [seconds * rung.steps[self.tuned_length] for seconds, rung in timed[: self.tuned]]
+            runs = [seconds * (rung.steps[-1] + max(rung.decays[:-1], default=0)) for seconds, rung in timed]
+            longest.append(max(tried, default=0.0) + max(runs, default=0.0))
+        return max(total / parallel, *longest) / 3600
 
     def spec(self, job: SweepJob) -> Spec:
         """Return the spec of a job with the vocabulary of its data."""
         composed = job.composed.with_vocab(*job.vocabulary)
         return check_model(composed.model, composed.sources)
 
+    def why_unmeasured(self) -> str:
+        """Return why steps that are measured by this process do not show the time of the jobs, or an empty text."""
+        if self.on_cluster:
+            return "jobs train on other machines"
+        jobs = [self.checked(variant, 0) for variant in range(len(self.variants))]
+        for settings in (job.settings for job in jobs if job.settings):
+            if (device := choose_device(settings.trainer.accelerator)) != CPU:
+                return f"jobs train on {device}, and steps are measured on the CPU"
+            if settings.objective.name in SECOND_MODELS:
+                return f"objective={settings.objective.name} runs a second model, which is not measured"
+        for composed in (job.composed for job in jobs):
+            if not composed.mapping["data"].get("context"):
+                return f"rows of data={composed.choices['data']} have no fixed length"
+        return ""
+
+    def expect_measurable(self) -> None:
+        """Raise ConfigError if a budget needs times that cannot be measured."""
+        if self.settings.budget and (reason := self.why_unmeasured()):
+            rule = f"cannot choose the sizes, because {reason}"
+            raise config_error("ladder.budget", rule, "leave it out, and write ladder.sizes=4")
+
     def measure(self, rung: int, context: int, parallel: int) -> None:
-        """Measure the time of an optimizer step of each variant at a size, by steps with random tokens."""
+        """Measure the time of an optimizer step of each variant at a size, by steps with random tokens on the CPU.
+
+        Raises ConfigError if a budget needs times that cannot be measured.
+        """
+        self.expect_measurable()
+        if reason := self.why_unmeasured():
+            if rung == 0:
+                print(f"note: the time is not estimated, because {reason}")
+            return
         plan, threads = self.rungs[rung], torch.get_num_threads()
         for variant in range(len(self.variants)):
             job = self.checked(variant, rung)
@@ -168,45 +203,50 @@ class LadderPlan:
             training = Training(STEPS, max(1, tokens // context), context, self.settings.rate.of(plan.size))
             torch.set_num_threads(max(1, threads // parallel))
             try:
-                self.seconds[variant, rung] = training.seconds(self.spec(job)) * plan.step_tokens / tokens
+                self.seconds[variant, rung] = training.seconds(self.spec(job), job.settings.optimizer)
+                self.seconds[variant, rung] *= plan.step_tokens / tokens
             finally:
                 torch.set_num_threads(threads)
 
 
 def plan_ladder(
-    request: SweepRequest, sweep: SweepSettings, check: Check, root: Path | None = None
+    request: SweepRequest, sweep: SweepSettings, check: Check, root: Path | None = None, *, on_cluster: bool = False
 ) -> LadderPlan | None:
     """Print and return the plan of a ladder, whose sizes `ladder.budget` may choose; None without a ladder.
 
     `root` is the folder of sweeps, in which the ladder may have begun before; without it, no time is measured, and
-    `ladder.sizes` sizes are planned. Raises ConfigError if any of its jobs cannot start.
+    `ladder.sizes` sizes are planned. With `on_cluster` the jobs train on other machines. Raises ConfigError if any of
+    its jobs cannot start, or a budget cannot choose the sizes.
     """
     settings = read_ladder_settings(request.ladder)
     if settings is None:
         return None
-    _expect_grid(request, sweep, settings)
+    expect_grid(request, sweep, settings)
     variants, labels, seeds, like = _variants(request, sweep, settings)
+    expect_names(variants, request.swept, request.composer)
     match = read_match({**request.match, "like": request.match["like"] or like})
     used = set[str]()
     checker = JobChecker(request.composer, check, match, used)
     begun = _sizes_begun(root / (sweep.name or LADDER), request.texts) if root else None
-    plan = LadderPlan(settings, variants, labels, seeds, checker, begun=begun is not None)
-    context = int(checker.compose(variants[0]).mapping["data"].get("context") or 1)
+    plan = LadderPlan(settings, variants, labels, seeds, checker, begun=begun is not None, on_cluster=on_cluster)
+    context = context_of(checker.compose(variants[0]))
     for rung in range(begun or (MOST if settings.budget and root else settings.sizes)):
-        plan.rungs.append(plan_rung(settings, match, rung, variants[0], checker.compose))
+        with below("ladder.grow", settings.grow):
+            plan.rungs.append(plan_rung(settings, match, rung, variants[0], checker.compose))
         knobs = [f"{knob}={value}" for knob, value in plan.rungs[rung].knobs.items()]
         used |= find_used([[*variant, *knobs] for variant in variants], request.composer)
         if root and not begun:
             plan.measure(rung, context, sweep.parallel)
-            if settings.budget and plan.hours * 3600 / sweep.parallel > settings.budget:
+            if settings.budget and plan.hours(sweep.parallel) * 3600 > settings.budget:
                 plan.rungs.pop()
                 break
     if settings.budget and root and len(plan.rungs) < FEWEST:
         rule = f"allows {len(plan.rungs)} sizes, but a scaling law needs at least {FEWEST}"
-        raise ConfigError(Problem("ladder.budget", rule, help="allow more time, or lower ladder.from or ladder.tokens"))
+        raise config_error("ladder.budget", rule, "allow more time, or lower ladder.from or ladder.tokens")
     refuse_wrong([*plan.first_jobs(), *(plan.checked(0, 0, seed) for seed in range(1, len(seeds)))])
     show_ladder(plan, sweep.parallel)
     if settings.budget and not root:
+        plan.expect_measurable()
         print("note: ladder.budget chooses the number of sizes when the ladder is trained")
     return plan
 
@@ -233,17 +273,6 @@ def _variants(
     return variants, labels, seeds, like
 
 
-def _expect_grid(request: SweepRequest, sweep: SweepSettings, settings: LadderSettings) -> None:
-    """Raise ConfigError if the sweep searches or tunes itself, or sets a key that the ladder sets."""
-    if sweep.method != "grid" or sweep.tune:
-        key = "sweep.tune" if sweep.method == "grid" else "sweep"
-        raise ConfigError(Problem(key, "a ladder tunes its rates itself", help=f"leave {key} out"))
-    own = {settings.width, *settings.grow, *request.match["by"], *KEYS}
-    if typed := [part.key for part in request.parts if part.key in own]:
-        rule = "is set by the ladder at each size"
-        raise ConfigError([Problem(key, rule, help="leave it out, and write ladder.…") for key in typed])
-
-
 def _sizes_begun(path: Path, texts: Sequence[str]) -> int | None:
     """Return the number of sizes of a ladder that an earlier command began with the same overrides, or None.
 
@@ -263,9 +292,9 @@ def _sizes_begun(path: Path, texts: Sequence[str]) -> int | None:
 def show_ladder(plan: LadderPlan, parallel: int) -> None:
     """Print a row for each variant and size, and the operations and the time of all jobs."""
     names = list(plan.rungs[0].knobs)
-    columns = [*texts("model"), *numbers(COUNT, "parameters", "with embeddings"), *numbers("{}", *names)]
-    columns += [*numbers(COUNT, "tokens of a step", "steps"), *numbers("{:.2g}", "operations"), *texts("time")]
-    rows: list[list[Value]] = []
+    columns = texts("model") + numbers(COUNT, "parameters", "with embeddings") + numbers("{}", *names)
+    columns += numbers(COUNT, "tokens of a step", "steps") + numbers("{:.2g}", "operations") + texts("time")
+    rows: Rows = []
     operations = 0.0
     for variant, rung, steps in plan.steps():
         plan_of, job = plan.rungs[rung], plan.checked(variant, rung)
@@ -281,7 +310,7 @@ def show_ladder(plan: LadderPlan, parallel: int) -> None:
     runs = f"{counted(plan.runs, 'run')}: {seeds} of {lengths}"
     tried = 3 * plan.tuned * len(plan.variants)
     print(f"{runs}, and {tried} or more to tune the rates of {plan.tuned} of the sizes" if tried else runs)
-    duration = clock(3600 * plan.hours / parallel) if plan.seconds else ""
+    duration = clock(3600 * plan.hours(parallel)) if plan.seconds else ""
     measured = f", about {duration} on this machine, {parallel} at a time, without validations" if duration else ""
     print(f"{operations:.2g} operations{measured}")
     if max(rung.size for rung in plan.rungs) < SMALL:

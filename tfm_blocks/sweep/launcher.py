@@ -18,7 +18,7 @@ from pydantic import BeforeValidator
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import CountOrZero, RuleError, Settings, implementation, names_of
 from tfm_blocks.devices import AUTO, CPU
-from tfm_blocks.errors import ConfigError, Problem, RunError, expect_none, shown, suggest
+from tfm_blocks.errors import Problem, RunError, config_error, expect_none, shown, suggest
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
 from tfm_blocks.runs.files import read_json, write_json
 from tfm_blocks.sweep.settings import read_below
@@ -109,8 +109,7 @@ class LauncherSettings(Settings):
         nodes = run.settings.trainer.num_nodes
         if nodes > 1:
             rule = f"is {nodes}, and this launcher runs each job on one machine"
-            help = "leave it out, or submit to Slurm: launcher=slurm"
-            raise ConfigError(Problem("trainer.num_nodes", rule, help=help))
+            raise config_error("trainer.num_nodes", rule, "leave it out, or submit to Slurm: launcher=slurm")
         return run
 
 
@@ -146,7 +145,7 @@ def read_launcher(mapping: Mapping[str, Any]) -> LauncherSettings:
     name, known = mapping.get("name"), names_of(PACKAGE)
     if name not in known:
         rule = f"must be one of {', '.join(known)}, but is {shown(name)}"
-        raise ConfigError(Problem("launcher.name", rule, help=suggest(str(name), known)))
+        raise config_error("launcher.name", rule, suggest(str(name), known))
     launcher: LauncherSettings = read_below("launcher", implementation(PACKAGE, str(name), "LAUNCHER"), mapping)
     return launcher
 

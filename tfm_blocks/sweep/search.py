@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfm_blocks.compose.sweep import Choices, OpenKey
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import config_error
 from tfm_blocks.metric_schema import find_key
 from tfm_blocks.runs.files import damaged, read_bytes
 from tfm_blocks.runs.records import WAITING, JobEntry
@@ -23,7 +23,7 @@ try:
     from optuna.storages.journal import JournalFileBackend
 except ImportError:
     help = "pip install -c constraints.txt -e '.[search]', or write sweep=random"
-    raise ConfigError(Problem("sweep", "optuna is not installed", help=help)) from None
+    raise config_error("sweep", "optuna is not installed", help) from None
 
 MakeJob = Callable[[int, Sequence[str]], SweepJob]
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, create_model, field_validator
 
-from tfm_blocks.config.settings import Count, CountOrZero, RuleError, Settings, read_settings
-from tfm_blocks.errors import shown, suggest
-from tfm_blocks.metric_schema import IMPROVABLE
+from tfm_blocks.config.settings import Count, CountOrZero, ImprovableMetric, RuleError, Settings, read_settings
+from tfm_blocks.errors import shown
+from tfm_blocks.metric_schema import find_key
 
 QUEUED_JOBS = 100  # the default of sweep.parallel on a cluster
 QUEUED_TRIALS = 10  # fewer for a search, which learns only from finished trials
@@ -86,7 +86,7 @@ class OptunaSettings(MethodSettings):
     method: Literal["optuna"]
     trials: Count
     seed: Annotated[int, Field(ge=0, lt=1 << 32)]
-    metric: str
+    metric: ImprovableMetric
     startup: CountOrZero
     halving: Annotated[int, Field(ge=2)] | None
 
@@ -97,17 +97,10 @@ class OptunaSettings(MethodSettings):
             raise RuleError("needs a list of jobs, but optuna chooses each value alone", "write sweep=random or grid")
         return together
 
-    @field_validator("metric")
-    @classmethod
-    def _is_measured(cls, metric: str) -> str:
-        if metric not in IMPROVABLE:
-            raise RuleError(f"is {shown(metric)}, which no validation measures", suggest(metric, IMPROVABLE))
-        return metric
-
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
         """The direction of the metric, as optuna names it."""
-        return "minimize" if IMPROVABLE[self.metric].summary == "min" else "maximize"
+        return "minimize" if find_key(self.metric).summary == "min" else "maximize"
 
 
 SweepSettings = GridSettings | RandomSettings | OptunaSettings

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
 
 from tfm_blocks.compose.resolve import Composed
-from tfm_blocks.errors import ConfigError, Problem, shown, suggest
+from tfm_blocks.errors import ConfigError, Problem, config_error, shown, suggest
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import check_model, count_parameters, network_without_values, read_model
 from tfm_blocks.network.cost import axis_lengths, decoding_state, multiply_adds
@@ -76,7 +76,7 @@ def measure_cost(composed: Composed, budget: Budget) -> int:
     """Return the cost of a model. Raises ConfigError if the check refuses it, or if it has no such cost."""
     cost = budget.measure(check_model(composed.model, composed.sources))
     if not cost:
-        raise ConfigError(Problem("model", f"has no {budget.unit} to match", help="choose another budget or model"))
+        raise config_error("model", f"has no {budget.unit} to match", "choose another budget or model")
     return cost
 
 
@@ -86,12 +86,7 @@ def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: i
     Raises ConfigError if there are none; the error lists the nearest values.
     """
     search = _Search(composed, budget, requested)
-    known = knobs_of(composed)
-    for knob in knobs:
-        if knob not in known:
-            value = f", but is {shown(composed.mapping[knob])}" if knob in composed.mapping else ""
-            rule = f"must be a knob of the model that is a whole number above 0{value}"
-            raise ConfigError(Problem(knob, rule, help=suggest(knob, known)))
+    expect_knobs(composed, knobs)
     current = {knob: int(composed.mapping[knob]) for knob in knobs}
     if search.cost(current) == requested:
         return Solution(current, requested, requested)
@@ -115,6 +110,16 @@ def solve(composed: Composed, knobs: Sequence[str], budget: Budget, requested: i
     raise ConfigError(_no_solution(search, knobs, candidates[:2], within))
 
 
+def expect_knobs(composed: Composed, knobs: Sequence[str]) -> None:
+    """Raise ConfigError for a name that is not a knob to solve for."""
+    known = knobs_of(composed)
+    for knob in knobs:
+        if knob not in known:
+            value = f", but is {shown(composed.mapping[knob])}" if knob in composed.mapping else ""
+            rule = f"must be a knob of the model that is a whole number above 0{value}"
+            raise config_error(knob, rule, suggest(knob, known))
+
+
 def knobs_of(composed: Composed) -> list[str]:
     """Return the knobs of the model that are whole numbers above 0."""
     keys = dict.fromkeys(key for file in composed.chain for key in file.value if key not in ("defaults", "model"))
@@ -124,30 +129,29 @@ def knobs_of(composed: Composed) -> list[str]:
 SearchLine = Callable[[int], Values]  # maps 0, 1, … to values of the knobs with growing cost
 
 
+@dataclass
 class _Search:
-    """The costs of a model by the values of its knobs."""
+    """The costs of a model by the values of its knobs. `refusal` is of the first values that the check refused."""
 
-    def __init__(self, composed: Composed, budget: Budget, requested: int) -> None:
-        self.composed, self.budget, self.requested = composed, budget, requested
-        self.costs: dict[tuple[tuple[str, int], ...], int | None] = {}
-        self.refusal: tuple[Problem, ...] = ()  # of the first values that the check refused
+    composed: Composed
+    budget: Budget
+    requested: int
+    costs: dict[tuple[tuple[str, int], ...], int | None] = field(default_factory=dict)
+    refusal: tuple[Problem, ...] = ()
 
     def cost(self, values: Values) -> int | None:
         """Return the cost, or None if the check refuses the values."""
         key = tuple(values.items())
         if key not in self.costs:
-            self.costs[key] = self._measure(values)
+            self.costs[key] = None
+            try:
+                composed = self.composed.with_values(values)
+                self.costs[key] = self.budget.measure(read_model(composed.model, composed.sources))
+            except ConfigError as error:
+                self.refusal = self.refusal or error.problems
+            except (ValueError, TypeError, RuntimeError) as error:  # of a block's constructor
+                self.refusal = self.refusal or (Problem("model", str(error)),)
         return self.costs[key]
-
-    def _measure(self, values: Values) -> int | None:
-        try:
-            composed = self.composed.with_values(values)
-            return self.budget.measure(read_model(composed.model, composed.sources))
-        except ConfigError as error:
-            self.refusal = self.refusal or error.problems
-        except (ValueError, TypeError, RuntimeError) as error:  # of a block's constructor
-            self.refusal = self.refusal or (Problem("model", str(error)),)
-        return None
 
     def cost_of(self, values: Values) -> int:
         """Return the cost of values that the check accepts."""

@@ -8,11 +8,11 @@ from random import Random
 
 from tfm_blocks.compose.overrides import override_key
 from tfm_blocks.compose.sweep import Choices, Interval, OpenKey, Part, list_values
-from tfm_blocks.errors import ConfigError, Problem, counted
+from tfm_blocks.errors import config_error, counted
 from tfm_blocks.metric_schema import OBJECTIVE
 from tfm_blocks.report.differences import RATES
 from tfm_blocks.runs.records import WAITING
-from tfm_blocks.sweep.job import DONE, FAILED, NOT_STARTED, PRUNED, SweepJob
+from tfm_blocks.sweep.job import DIVERGED, DONE, FAILED, NOT_STARTED, PRUNED, STOPPED, SweepJob
 
 DRAWS = 100  # per requested job; if too few combinations exist, there are fewer jobs
 SEED = "seed"
@@ -51,7 +51,7 @@ class JobSource:
 
 
 class TunedGrid(JobSource):
-    """A grid in which the jobs of a group differ only in `key` and in the seed.
+    """A grid in which the jobs of a group differ only in `key`, in the keys `paired` with it, and in the seed.
 
     After all jobs of a group with the first seed have ended, its other seeds are trained with the value that has the
     lowest validation loss. Their jobs with other values are pruned. `fixed` are the swept keys that are equal in a
@@ -61,11 +61,17 @@ class TunedGrid(JobSource):
     """
 
     def __init__(
-        self, jobs: list[SweepJob], key: str, fixed: Sequence[str], widen: int = 0, make: MakeLike | None = None
+        self,
+        jobs: list[SweepJob],
+        key: str,
+        fixed: Sequence[str],
+        widen: int = 0,
+        make: MakeLike | None = None,
+        paired: Sequence[str] = (),
     ) -> None:
         super().__init__(jobs)
         self.key, self.fixed, self.first_seed = key, fixed, list_values(jobs[0].overrides, [SEED])
-        self.make = make
+        self.make, self.paired = make, paired
         self.given = list(jobs)  # without the jobs at added rates
         self.first_seed_jobs: dict[tuple[str, ...], list[SweepJob]] = {}
         for job in filter(self._has_first_seed, jobs):
@@ -76,9 +82,12 @@ class TunedGrid(JobSource):
 
     @property
     def succeeded(self) -> bool:
-        """Return True if each job is done or pruned; with the first seed, an added rate may also fail."""
-        needed = [job for job in self.jobs if job in self.given or not self._has_first_seed(job)]
-        return all(job.state in (DONE, PRUNED) for job in needed)
+        """Return True if each job is done or pruned; with the first seed, an added rate may also diverge."""
+        return all(
+            job.state in (DONE, PRUNED)
+            or (job.state == DIVERGED and job not in self.given and self._has_first_seed(job))
+            for job in self.jobs
+        )
 
     def news(self) -> str:
         """Return how many rates were added to the grids."""
@@ -87,15 +96,26 @@ class TunedGrid(JobSource):
         return f"tune: {count} of {self.key} added, because the best value was at an edge of the grid" if added else ""
 
     def next(self) -> SweepJob | None:
-        """Return a job of the first seed, or the next job with the best value of its group."""
+        """Return a job of the first seed, or the next job with the best value of its group.
+
+        No other seed starts if a job of the group with the first seed was stopped or not started.
+        """
         for group in list(self.open):
             if all(job.state in {DONE, *FAILED} for job in self.first_seed_jobs[group]):
                 self._widen_or_close(group)
         for job in list(self.waiting):
             if not self._has_first_seed(job):
-                if (group := self._group(job)) in self.open:
+                group = self._group(job)
+                undone = (first for first in self.first_seed_jobs[group] if first.state in (NOT_STARTED, STOPPED))
+                if first := next(undone, None):
+                    self.waiting.remove(job)
+                    job.state, job.reason = NOT_STARTED, f"{first.name} is not done"
                     continue
-                if self._value(job) != self._value(min(self.first_seed_jobs[group], key=loss_of)):
+                if group in self.open:
+                    continue
+                best = min(self.first_seed_jobs[group], key=loss_of)
+                keys = [self.key, *self.paired]
+                if list_values(job.overrides, keys) != list_values(best.overrides, keys):
                     self.waiting.remove(job)
                     job.state, job.reason = PRUNED, f"another {self.key} has a lower {OBJECTIVE}"
                     continue
@@ -173,13 +193,7 @@ def expect_tunable(key: str, swept: Collection[str]) -> None:
     for needed in (key, SEED):
         if needed not in swept:
             rule = f"compares the values of {key} with one seed, but {needed} has no list of values"
-            raise ConfigError(Problem("sweep.tune", rule, help=f"write {needed}=a,b, or leave sweep.tune out"))
-
-
-def fixed_keys(key: str, swept: Sequence[str], together: Sequence[Sequence[str]]) -> list[str]:
-    """Return the swept keys that are paired neither with the key nor with the seed."""
-    paired = {key, SEED}.union(*(group for group in together if key in group or SEED in group))
-    return [other for other in swept if other not in paired]
+            raise config_error("sweep.tune", rule, f"write {needed}=a,b, or leave sweep.tune out")
 
 
 def draw_jobs(parts: Sequence[Part], trials: int, seed: int) -> list[list[str]]:

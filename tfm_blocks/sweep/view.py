@@ -9,8 +9,9 @@ from pathlib import Path
 
 from rich.live import Live
 
+from tfm_blocks.errors import print_line
 from tfm_blocks.metric_schema import OBJECTIVE, SPEED, find_key
-from tfm_blocks.report.screen import clock, fitted, print_line, print_table, screen
+from tfm_blocks.report.screen import clock, fitted, print_table, screen
 from tfm_blocks.report.table import COUNT, Cell, Column, Table, Value, texts
 from tfm_blocks.runs.records import WAITING
 from tfm_blocks.sweep.job import DONE, RUNNING, SweepJob
@@ -44,8 +45,7 @@ class SweepView:
     def show(self, jobs: Sequence[SweepJob]) -> None:
         """Show all jobs on a terminal; elsewhere, print a line for each change of state, and one a minute."""
         if self.live:
-            table = _table(jobs, self.console.height - FRAME)
-            self.live.update(fitted(table, self.console.width), refresh=True)
+            self.live.update(fitted(_table(jobs, self.console.height - FRAME), self.console.width), refresh=True)
             return
         changed = [job for job in jobs if (job.state, job.reason) != self.states.get(job.name, (WAITING, ""))]
         lines = [f"{job.name}: {job.state}" + (f", {job.reason}" if job.reason else "") for job in changed]

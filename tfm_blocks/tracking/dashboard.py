@@ -18,9 +18,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from tfm_blocks.compose.command_line import Request
 from tfm_blocks.compose.folders import CONF, GLOBAL_GROUPS, OF_A_SWEEP, group_files, list_options, read_yaml
-from tfm_blocks.compose.sweep import Interval, combinations, list_parts, vary_one_key
+from tfm_blocks.compose.sweep import Interval, list_parts
 from tfm_blocks.config.settings import RuleError, Settings, read_settings
-from tfm_blocks.errors import ConfigError, Place, Problem, RunError, cut, display_path, suggest
+from tfm_blocks.errors import ConfigError, Place, Problem, RunError, config_error, cut, display_path, suggest
 from tfm_blocks.metric_schema import METRIC_KEYS, TRAIN_KEYS, VAL_KEYS
 
 GROUP = "dashboard"
@@ -53,7 +53,8 @@ FACTS = {  # known at the start of a run, besides its config: `facts.NAME`
     "parameters_asked": "number of parameters with the requested vocabulary size, as in `tfm show`",
     "parameters_by_node": "number of parameters by node address",
     "optimizer_groups": "optimizer, range of rate factors, decay and size of each group of weights",
-    "config_hash": "equal for runs that differ only in their seed, or in keys that a resume may change",
+    "config_hash": "equal for runs that differ only in their seed, names or loggers, or in keys that a resume may "
+    "change, except `trainer.steps`, `trainer.average` and `callbacks.early_stopping`",
     "git_commit": "commit of the folder in which the run started, with -dirty if files differ from it",
     "seed": "seed of weights, order and dropout",
     "resumed": "number of resumes",
@@ -169,7 +170,7 @@ def read_dashboard(name: str, folders: list[Path]) -> Dashboard:
     """Read a dashboard. Raises ConfigError if it does not exist, or shows a key that no run logs."""
     known = list_options(GROUP, folders)
     if name not in known:
-        raise ConfigError(Problem(GROUP, f"there is no dashboard called {name!r}", help=suggest(name, known)))
+        raise config_error(GROUP, f"there is no dashboard called {name!r}", suggest(name, known))
     try:
         return read_settings(Dashboard, read_yaml(known[name]), settings_logged(folders))
     except ConfigError as error:
@@ -233,8 +234,7 @@ def _convert(panel: Panel) -> Any:
             shown = {"metric_regex": "|".join(re.sub(r"{.*", ".*", name) for name in panel.lines)}
         return panels.LinePlot(x=axis, title=", ".join(panel.lines), log_y=log, **shown)
     if panel.bars:
-        metrics = [METRICS[name].summarised for name in panel.bars]
-        return panels.BarPlot(metrics=metrics, title=", ".join(panel.bars))
+        return panels.BarPlot(metrics=[METRICS[name].summarised for name in panel.bars], title=", ".join(panel.bars))
     if panel.scatter:
         x, y = map(value, panel.scatter)
         return panels.ScatterPlot(x=x, y=y, log_x=log, title=" and ".join(panel.scatter))
@@ -256,7 +256,7 @@ def sweep_file(request: Request, method: str, metric: str, project: str) -> str:
     options = ["--config-dir", str(request.config_dir.resolve())] if request.config_dir else []
     goals = {key.name: GOALS[key.summary] for key in METRIC_KEYS if key.summary in GOALS and "{" not in key.name}
     if metric not in goals:
-        raise ConfigError(Problem("--metric", f"is not a metric of a run: {metric}", help=suggest(metric, goals)))
+        raise config_error("--metric", f"is not a metric of a run: {metric}", suggest(metric, goals))
     parameters: dict[str, dict[str, Any]] = {}
     for part in list_parts(request.overrides, request.folders):
         if not isinstance(part, Interval):
@@ -265,12 +265,12 @@ def sweep_file(request: Request, method: str, metric: str, project: str) -> str:
             parameters[key] = {"values": values} if len(values) > 1 else {"value": values[0]}
         elif method == "grid":
             rule = f"is an interval from {part.low:g} to {part.high:g}, but a grid needs separate values"
-            raise ConfigError(Problem(part.key, rule, help=f"write {part.key}=a,b,c, or --method random or bayes"))
+            raise config_error(part.key, rule, f"write {part.key}=a,b,c, or --method random or bayes")
         else:
             distribution = DISTRIBUTIONS[part.log, part.whole]
             parameters[part.key] = {"distribution": distribution, "min": part.low, "max": part.high}
     if all("value" in parameter for parameter in parameters.values()):
-        raise ConfigError(Problem("sweep", "has only one value for each key", help="write several: heads=2,4"))
+        raise config_error("sweep", "has only one value for each key", "write several: heads=2,4")
     sweep = {
         "program": "train.py",
         "project": project,
@@ -280,12 +280,6 @@ def sweep_file(request: Request, method: str, metric: str, project: str) -> str:
         "command": ["${env}", "${interpreter}", "${program}", *options, "${args_no_hyphens}"],
     }
     return str(yaml.safe_dump(sweep, sort_keys=False, allow_unicode=True))
-
-
-def jobs_to_check(request: Request, method: str) -> list[list[str]]:
-    """Return the overrides of all jobs of a grid, or for another method, of jobs that have each value once."""
-    parts = list_parts(request.overrides, request.folders)
-    return combinations(parts) if method == "grid" else vary_one_key(parts)
 
 
 def _number(text: str) -> int | float | str:

@@ -51,8 +51,8 @@ class CsvLogger(LightningLogger):
 class FaultTolerantLogger(LightningLogger):
     """Forward calls to another logger and catch its errors, so that they do not end the run.
 
-    Print a warning at the first loss of each kind, such as metrics. After an error, calls are dropped for a while,
-    except those at the end of the run.
+    Print a warning at the first loss of each kind, such as metrics. After an error, calls of all kinds are dropped for
+    a while, except those at the end of the run.
     """
 
     def __init__(self, inner: RunLogger) -> None:
@@ -84,16 +84,20 @@ class FaultTolerantLogger(LightningLogger):
     def _try(self, kind: str, log: Callable[[], None], *, always: bool = False) -> None:
         start = time.monotonic()
         if start < self._paused_until and not always:
+            self._warn(kind, f"not sent for {self._paused_until - start:.0f} s after an error")
             return
         try:
             log()
         except Exception as error:
             now = time.monotonic()
             self._paused_until = now + PAUSE * (now - start)
-            if kind not in self._lost:
-                self._lost.add(kind)
-                lost = f"warning: {self.name} lost {kind} ({cut(in_a_line(error), LONGEST_LINE)})"
-                print(f"{lost}; the run continues, and metrics.csv has every value", file=sys.stderr)
+            self._warn(kind, cut(in_a_line(error), LONGEST_LINE))
+
+    def _warn(self, kind: str, why: str) -> None:
+        if kind not in self._lost:
+            self._lost.add(kind)
+            lost = f"warning: {self.name} lost {kind} ({why})"
+            print(f"{lost}; the run continues, and metrics.csv has every value", file=sys.stderr)
 
 
 def in_a_line(error: BaseException) -> str:

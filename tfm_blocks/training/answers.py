@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tfm_blocks.data.corpus import Corpus
@@ -15,12 +14,11 @@ from tfm_blocks.data.layout import EOS, SOURCE, Batch
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.language.spec import TARGET
+from tfm_blocks.scoring.labels import Floats
 from tfm_blocks.training.metrics import RowSums
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.split_scorer import Generation, Predictions, SplitScorer
 from tfm_blocks.translation.translator import Translator
-
-Floats = npt.NDArray[np.float64]
 
 
 class AnswerScorer(SplitScorer):

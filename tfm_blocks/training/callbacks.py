@@ -188,15 +188,12 @@ class ShowProgress(Callback):
         self.console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
         if self.bar:
             self.bar.stop()
             self.bar = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
 
 
 def progress_bar(console: Console) -> Progress:
@@ -253,7 +250,7 @@ class MovingAverage(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         weights = _weights(pl_module)
-        initial = self.average or weights
+        initial = weights | self.average
         self.average = {name: initial[name].to(tensor.device, copy=True) for name, tensor in weights.items()}
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tfm_blocks.errors import PREEMPTED, Problem, RunError, TfmError
-from tfm_blocks.runs.checkpoints import read_checkpoint, write_checkpoint
+from tfm_blocks.runs.checkpoints import OTHER_VERSION, OTHER_VERSION_HELP, read_checkpoint, write_checkpoint
 from tfm_blocks.training.module import TrainingModule
 from tfm_blocks.training.settings import TrainerSettings
 
@@ -66,8 +66,7 @@ class CheckpointFiles(CheckpointIO):
             "validated",
             "stopped_early",
         }:
-            help = "resume it with that version, or start a new run with its weights: init_from=RUN"
-            raise RunError(Problem(str(path), "was written by another version of tfm-blocks", help=help))
+            raise RunError(Problem(str(path), OTHER_VERSION, help=OTHER_VERSION_HELP))
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -77,9 +76,9 @@ class CheckpointFiles(CheckpointIO):
 class Checkpoints(Callback):
     """Write checkpoints and stop the run between two steps, when all ranks agree to.
 
-    The ranks agree about every half second, because an exchange at every step would slow down short steps, and always
-    after step `until`. `stop_signal` returns the pending signal of this rank, or 0. `command` resumes the run. `logs`
-    are files that grow with the steps.
+    The ranks agree about every half second, because an exchange at every step would slow down short steps.
+    `stop_signal` returns the pending signal of this rank, or 0. `command` resumes the run. `logs` are files that grow
+    with the steps.
     """
 
     def __init__(
@@ -89,11 +88,9 @@ class Checkpoints(Callback):
         settings: TrainerSettings,
         stop_signal: Callable[[], int],
         command: str,
-        until: int | None = None,
     ) -> None:
         self.folder, self.logs, self.settings = folder, logs, settings
         self.stop_signal, self.command = stop_signal, command
-        self.until = until
         self.written = -1
         self.validation_interrupted = False  # True if the run must repeat this validation
         self._group: Any = None  # a gloo group, so that an exchange does not wait for a device
@@ -115,20 +112,14 @@ class Checkpoints(Callback):
             trainer.training = True
             trainer._logger_connector._first_loop_iter = first
         every, step = self.settings.checkpoint_every, trainer.global_step
-        stopping = pl_module.abandoned or step == self.until
-        must_agree = trainer.world_size == 1 or stopping or step >= self._next  # the same on every rank
+        must_agree = trainer.world_size == 1 or pl_module.abandoned or step >= self._next  # the same on every rank
         number, timely = self._agree(trainer) if must_agree else (0, False)
         if number or timely or (every and step % every == 0) or step in self.settings.checkpoint_at:
-            self._write(trainer)
-        if number:
-            raise preempted(number, self.command)
+            self._write(trainer, number)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the last checkpoint, from which the run can be trained for longer."""
-        number, _ = self._agree(trainer)
-        self._write(trainer)
-        if number:
-            raise preempted(number, self.command)
+        self._write(trainer, self._agree(trainer)[0])
 
     def _agree(self, trainer: Trainer) -> tuple[int, bool]:
         """Return the signal of any rank, and True if the clock of any rank says that a checkpoint is due.
@@ -147,15 +138,19 @@ class Checkpoints(Callback):
         self._next = trainer.global_step + max(1, int(AGREE_EVERY / pace))
         return int(number), bool(due)
 
-    def _write(self, trainer: Trainer) -> None:
+    def _write(self, trainer: Trainer, number: int) -> None:
+        """Write the checkpoint, unless it exists. Raises PreemptedError after the signal `number`, unless it is 0."""
         if trainer.global_step != self.written or not trainer.global_step:
             trainer.save_checkpoint(self.folder / "step.ckpt", weights_only=False)
         self.written, self._last = trainer.global_step, time.monotonic()
+        if number:
+            raise preempted(number, self.command)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         assert isinstance(pl_module, TrainingModule)
         _count_whole_steps(checkpoint)
         checkpoint["validation_interrupted"] = pl_module.abandoned
+        pl_module.skipped.flush()  # before its file is measured: Lightning calls the module's hook after this one
         checkpoint["log_bytes"] = {log.name: log.stat().st_size if log.exists() else 0 for log in self.logs}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

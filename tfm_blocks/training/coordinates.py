@@ -19,7 +19,7 @@ from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, network_without_values
 from tfm_blocks.network.graph import Network
 from tfm_blocks.training.groups import build_optimizer
-from tfm_blocks.training.optimizer_settings import read_optimizer
+from tfm_blocks.training.optimizer_settings import OptimizerSettings, read_optimizer
 from tfm_blocks.training.optimizers import SPECTRAL
 
 Sizes = dict[str, list[float]]
@@ -48,21 +48,29 @@ class Training:
         optimizer = optimizer_of(network, self.optimizer)
         inputs = self._inputs(network, seed)
         sizes: defaultdict[str, list[float]] = defaultdict(list)
-        for _ in range(self.steps + 1):
-            means, loss = recorder.forward(inputs, seed)
-            for node, mean in means.items():
-                sizes[node].append(mean)
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            for group in optimizer.param_groups:
-                group["lr"] = self.rate * group["rate"]
-            optimizer.step()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # of dropout
+            for _ in range(self.steps + 1):
+                means, loss = recorder.forward(inputs, seed)
+                for node, mean in means.items():
+                    sizes[node].append(mean)
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                for group in optimizer.param_groups:
+                    group["lr"] = self.rate * group["rate"]
+                optimizer.step()
         return dict(sizes)
 
-    def seconds(self, spec: Spec, seed: int = 1) -> float:
-        """Return the seconds of an optimizer step: the least of `steps` steps after the first."""
+    def seconds(self, spec: Spec, settings: OptimizerSettings | None = None, seed: int = 1) -> float:
+        """Return the seconds of an optimizer step on the CPU in float32: the least of `steps` steps after the first.
+
+        Without `settings`, the optimizer is `optimizer`. The loss has a prediction at each position.
+        """
         network = build_network(spec, seed=seed)
-        optimizer, inputs, durations = optimizer_of(network, self.optimizer), self._inputs(network, seed), list[float]()
+        optimizer = build_optimizer(settings, network) if settings else optimizer_of(network, self.optimizer)
+        inputs, durations = self._inputs(network, seed), list[float]()
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate * group["rate"]
         for _ in range(self.steps + 1):
             start = time.perf_counter()
             logits = network(**inputs)
@@ -83,8 +91,8 @@ class Training:
                 size if isinstance(size, int) else self.batch if place == 0 else length
                 for place, size in enumerate(tensor.shape)
             ]
-            tables = [node for node in network.spec.tables if node.entry == tensor.name]
-            vocab = min([node.arguments["vocab"] for node in tables], default=network.spec.sink.shape[-1])
+            sizes = [node.arguments["vocab"] for node, name in network.spec.tables if name == tensor.name]
+            vocab = min(sizes, default=network.spec.sink.shape[-1])
             assert isinstance(vocab, int)
             ids = torch.randint(1, vocab, shape, generator=generator)
             drawn[tensor.name] = ids if tensor.tokens else torch.randn(shape, generator=generator)
@@ -102,7 +110,7 @@ class _Recorder:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.outputs: dict[nn.Module, Tensor] = {}
-        for call in (*network.calls, *network.head_calls):
+        for call in network.all_calls:
             call.block.register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -114,10 +122,10 @@ class _Recorder:
         values, keeps = network.begin(inputs, None)
         means: defaultdict[str, list[float]] = defaultdict(list)
         for call in network.calls:
-            values[call.address] = call(values, keeps, losses)
-            means[fold(call.address)].append(_mean(values[call.address]))
+            value = values[call.address] = call(values, keeps, losses)
+            means[address := fold(call.address)].append(_mean(value))
             if call.node.block and call.node.post:
-                means[f"{fold(call.address)} branch"].append(_mean(self.outputs[call.block]))
+                means[f"{address} branch"].append(_mean(self.outputs[call.block]))
         logits = network.head(values[network.exit])
         for call in network.head_calls[:-1]:
             means[fold(call.address)].append(_mean(self.outputs[call.block]))

@@ -120,7 +120,8 @@ class TrainStream(IterableDataset[StepBatches]):
         skip, begun = self.start - self.cursor.begun, self.cursor.begun
         for epoch in count(self.cursor.epoch):
             plan = self.planned_corpus.plan(seed=self.seed, epoch=epoch)
-            for place in range(min(skip, len(plan)), len(plan)):
+            skipped = min(skip, len(plan))
+            for place in range(skipped, len(plan)):
                 if (begun + place - self.start) % workers == worker:
                     step = plan[place]
                     batches = self.planned_corpus.batches(step, self.ranks)
@@ -130,7 +131,7 @@ class TrainStream(IterableDataset[StepBatches]):
                         batches += missing * [self.planned_corpus.batch(step, step.rows_N[:1], empty=True)]
                     rows_N = self.planned_corpus.corpus.drawn(*step.draw).originals(step.rows_N)
                     yield StepBatches(step.tokens, batches, Cursor(epoch, begun), rows_N.tolist())
-            skip -= min(skip, len(plan))
+            skip -= skipped
             begun += len(plan)
 
 

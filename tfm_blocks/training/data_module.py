@@ -26,8 +26,7 @@ class TimedLoader(DataLoader[StepBatches]):
         rest = super().__iter__()
         while True:
             start = time.perf_counter()
-            step = next(rest)
-            yield replace(step, waited=time.perf_counter() - start)
+            yield replace(next(rest), waited=time.perf_counter() - start)
 
 
 class RunData(LightningDataModule):
@@ -68,16 +67,14 @@ class RunData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[StepBatches]:
         start = self.trainer.global_step if self.trainer else 0
-        planned_corpus = self._planned(self.prepared.train)
-        stream = TrainStream(planned_corpus, self.seed, start, self.ranks, self.cursor, self.even)
+        stream = TrainStream(self._planned(self.prepared.train), self.seed, start, self.ranks, self.cursor, self.even)
         return TimedLoader(stream, **self._options)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         return DataLoader(EvalStream(self._planned(self.prepared.val), self.ranks), **self._options)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        _, corpus = self.prepared.last_scored
-        return DataLoader(EvalStream(self._planned(corpus), self.ranks), **self._options)
+        return DataLoader(EvalStream(self._planned(self.prepared.last_scored[1]), self.ranks), **self._options)
 
     def _planned(self, corpus: Corpus) -> PlannedCorpus:
         return PlannedCorpus(corpus, self.layout, self.settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pickle import PickleError
 from typing import Any
@@ -33,21 +33,17 @@ class EarlyStopping(Callback):
         assert isinstance(pl_module, TrainingModule)
         if pl_module.abandoned or trainer.state.fn != TrainerFn.FITTING:
             return
-        value = self.sign * self._measured(pl_module.latest)
+        if self.monitor not in pl_module.latest:
+            known = ", ".join(name for name in pl_module.latest if name.startswith("val/"))
+            rule = f"is {self.monitor}, which this run does not measure"
+            raise RunError(Problem("callbacks.early_stopping.monitor", rule, help=f"it measures {known}"))
+        value = self.sign * pl_module.latest[self.monitor]
         if value > self.best + self.min_delta:
             self.best, self.best_step, self.waited = value, trainer.global_step, 0
         else:
             self.waited += 1
         stop = trainer.strategy.reduce_boolean_decision(self.waited >= self.patience, all=False)
         trainer.should_stop = trainer.should_stop or stop
-
-    def _measured(self, latest: Mapping[str, float]) -> float:
-        """Return the newest value of the metric. Raises RunError if the run does not measure it."""
-        if self.monitor not in latest:
-            known = ", ".join(name for name in latest if name.startswith("val/"))
-            rule = f"is {self.monitor}, which this run does not measure"
-            raise RunError(Problem("callbacks.early_stopping.monitor", rule, help=f"it measures {known}"))
-        return latest[self.monitor]
 
     @property
     def stopping_reason_message(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,14 +14,12 @@ from tfm_blocks.data.layout import EOS, Batch
 from tfm_blocks.data.mix import Mix
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.runs.row_results import Losses
-from tfm_blocks.training.gather import gather_json
 from tfm_blocks.training.metrics import ExactMatch, LengthRatio, text_scores
 from tfm_blocks.training.split_scorer import Generation, SplitScorer
 from tfm_blocks.translation.translator import Translator
-
-Samples = Sequence[Mapping[str, str]]
 
 
 class Scorer(SplitScorer):
@@ -75,21 +73,21 @@ class Scorer(SplitScorer):
     def score(self, corpus: Corpus, generation: Generation) -> dict[str, float]:
         """Return the scores of all counted tokens, and of the translations of the first rows."""
         scores: dict[str, float] = self.tokens.compute()
-        rows = corpus.rows(slice(generation.rows)) if self.translator.sources else []  # plain text is not translated
+        columns = self.translator.sources
+        rows = corpus.rows(slice(generation.rows)) if columns else []  # plain text is not translated
         if not rows or not math.isfinite(scores["loss"]):
             self.outputs, self.samples = [], []
             return scores
         with generation.precision:
             own = slice(self.ranks.rank, len(rows), self.ranks.world)  # the rows of this rank: every world-th
-            sentences = [{name: row[name] for name in self.translator.sources} for row in rows[own]]
+            sentences = [{name: row[name] for name in columns} for row in rows[own]]
             translations = self.translator.search(sentences, generation.search, stop=generation.stop)
             outputs = [best.text for best, *_ in translations]
+        self.outputs = [*self.gather(dict(zip(range(len(rows))[own], outputs, strict=True))).values()]
         references = [row[TARGET] for row in rows]
         self.exact.update(outputs, references[own], corpus.groups[: len(rows)][own])
-        encode = self.translator.tokenizer.encode_batch
-        self.lengths.update(encode(outputs), encode(references[own]))
-        self.outputs = self._gather(outputs, len(rows))
-        sources = [" | ".join(row[name] for name in self.translator.sources) for row in rows]
+        self.lengths.update(*(text_ids(self.translator.tokenizer, texts) for texts in (outputs, references[own])))
+        sources = [" | ".join(row[name] for name in columns) for row in rows]
         self.samples = list(zip(sources, self.outputs, references, strict=True))
         scores |= text_scores(self.outputs, references, self.bleu) | self.exact.compute() | self.lengths.compute()
         for name in corpus.mixed:
@@ -99,9 +97,7 @@ class Scorer(SplitScorer):
             scores |= {f"{key}/{name}": value for key, value in part.items()}
         return scores
 
-    def _gather(self, outputs: list[str], count: int) -> list[str]:
-        world = self.ranks.world
-        if world == 1:
-            return outputs
-        by_rank = gather_json(outputs)
-        return [by_rank[index % world][index // world] for index in range(count)]
+
+def text_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sequence[int]]:
+    """Return the ids of texts of targets, without special tokens around them."""
+    return [tokenizer.conventions.text_of_target(ids) for ids in tokenizer.of(TARGET).encode_batch(texts)]

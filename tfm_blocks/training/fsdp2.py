@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from tfm_blocks.network.graph import Network
-from tfm_blocks.network.matching import fill, weights_of
+from tfm_blocks.network.matching import all_weights, fill, saved_weights
 
 
 def replicate_scalars(network: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
     """Replace each scalar parameter by a replicated DTensor and return these parameters, which FSDP has to ignore.
 
-    Modules read their scalars as plain tensors. A backward pass averages the gradients of a scalar over the processes.
+    Modules read their scalars as plain tensors. Their gradients differ between processes until `average_scalars`.
     """
     replicas: dict[nn.Parameter, nn.Parameter] = {}
     for module in network.modules():
@@ -43,11 +43,21 @@ def _reader(name: str) -> Callable[[nn.Module], Tensor]:
     """Return the getter of a property that gives the local tensor of a replica."""
 
     def read(module: nn.Module) -> Tensor:
-        replica = cast(DTensor, module._parameters[name])
-        same = replica.redistribute(placements=replica.placements)  # its backward pass exchanges the gradients
-        return same.to_local(grad_placements=[Partial("avg")])
+        return cast(DTensor, module._parameters[name]).to_local()
 
     return read
+
+
+def average_scalars(network: nn.Module) -> None:
+    """Average the gradients of the scalars of a sharded network over the processes. All processes must call it.
+
+    The backward pass does not average them: the loss runs the head once for each chunk of its positions, so the
+    processes would average the gradients of the head's scalars different numbers of times.
+    """
+    for parameter in network.parameters():
+        if not parameter.ndim and isinstance(parameter.grad, DTensor):
+            own, mesh = parameter.grad.to_local(), parameter.grad.device_mesh
+            parameter.grad = DTensor.from_local(own, mesh, [Partial("avg")]).redistribute(placements=[Replicate()])
 
 
 Tree = TypeVar("Tree")
@@ -64,7 +74,7 @@ def _shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 def fill_shares(network: Network, tensors: Mapping[str, Tensor]) -> None:
     """Load full tensors by name into the network; each process takes its shard."""
-    weights = weights_of(network)
+    weights = all_weights(network)
     shares = {name: _shard_like(tensor.to(weights[name].device), weights[name]) for name, tensor in tensors.items()}
     fill(network, shares)
 
@@ -74,7 +84,7 @@ def units_of(network: Network) -> list[nn.Module]:
     users: defaultdict[nn.Parameter, set[nn.Module | None]] = defaultdict(set)
     for layer in network.stack_layers:
         for call in layer.calls:
-            for parameter in call.module.parameters():
+            for parameter in call.own_parameters:
                 users[parameter].add(layer.container)
     for parameter in network.head_parameters():
         users[parameter].add(None)
@@ -118,13 +128,16 @@ class FSDP2Strategy(ModelParallelStrategy):
         """Exchange gradients after every micro-batch: no process has memory for the gradients of all weights."""
         yield
 
+    def post_backward(self, closure_loss: Tensor) -> None:
+        average_scalars(self.network)
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.lightning_module is not None
         return full_tensors(self.lightning_module.state_dict())
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         state = checkpoint["state_dict"]  # lists a tied weight under each of its names
-        fill_shares(self.network, {name: state[f"network.{name}"] for name in weights_of(self.network)})
+        fill_shares(self.network, {name: state[f"network.{name}"] for name in saved_weights(self.network)})
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return full_tensors(optimizer.state_dict())
@@ -142,10 +155,11 @@ def _shard_state(optimizer: Optimizer, states: Mapping[int, Any]) -> dict[int, A
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {
         number: {
-            name: _shard_like(value, parameters[number]) if value.shape == parameters[number].shape else value
+            name: _shard_like(value, like) if isinstance(value, Tensor) and value.shape == like.shape else value
             for name, value in state.items()
         }
         for number, state in states.items()
+        for like in [parameters[number]]
     }
 
 

@@ -1,4 +1,4 @@
-"""The optimizer of each weight: which group takes it, the parameter groups of torch, and their table."""
+"""The optimizer of each weight: which group takes it, the table of the groups, and the parameter groups of torch."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from tfm_blocks.training.optimizer_settings import (
     DEFAULT,
     LISTED,
     OTHERS,
+    SHARED,
     OptimizerSettings,
     expect_above_0,
     fields_of,
+    settings_of_others,
 )
 from tfm_blocks.training.optimizers import SPECTRAL, JointOptimizer, adamw
 from tfm_blocks.training.schedules import ScheduleSettings
 
 PROBE = (5, 7, 11, 13, 17, 19, 23)  # the axes of a weight on which an optimizer shows its state
-SHARED = ("weight_decay", "cautious", "independent_decay")  # a group with another optimizer inherits these
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,16 @@ def assign(settings: OptimizerSettings, network: Network) -> list[Learned]:
     learned = {weight.name: Learned(weight, BASE, "", 0.0, {}) for weight in base}
     for name, group in settings.groups.items():
         matched = [weight for weight in weights if matches(weight, group.where)]
-        usable = [weight for weight in matched if not group.train or _takes(OPTIMIZERS[group.name], weight)]
+        usable = [weight for weight in matched if _settings_for(settings, group, weight)]
         free = [weight for weight in usable if weight.name not in learned]
-        if not free:
+        unknown = find_where_problems(weights, group.where)
+        wrong = [Problem(f"{_address(name)}.where.{key}", rule, help=help) for key, rule, help in unknown]
+        problems += wrong
+        if not free and not wrong:
             taken = dict.fromkeys(learned[weight.name].group for weight in usable)
             problems += _no_weights(_address(name), group, weights, matched, list(taken))
-        learned |= {weight.name: _learn(settings, group, name, weight, problems) for weight in free}
+        for weight in free:
+            learned[weight.name] = _learn(settings, _settings_for(settings, group, weight), name, weight, problems)
     for weight in weights:
         if weight.name not in learned and _takes(settings.info, weight):
             values = {key: getattr(settings, key) for key in fields_of(settings.info)}
@@ -89,6 +94,12 @@ def _takes(info: OptimizerInfo, weight: Weight) -> bool:
     return not info.roles or set(weight.roles) <= set(info.roles)
 
 
+def _settings_for(settings: OptimizerSettings, group: Any, weight: Weight) -> Any:
+    """Return the settings with which a group learns a weight, or None if its optimizer does not take the weight."""
+    candidates = filter(None, (group, settings_of_others(settings, group)))
+    return next((one for one in candidates if not one.train or _takes(OPTIMIZERS[one.name], weight)), None)
+
+
 def _learn(settings: OptimizerSettings, group: Any, name: str, weight: Weight, problems: list[Problem]) -> Learned:
     """Return how a weight of a group learns; add a problem if its optimizer or its rate is impossible."""
     if not group.train:
@@ -101,7 +112,8 @@ def _learn(settings: OptimizerSettings, group: Any, name: str, weight: Weight, p
     values = {
         key: getattr(settings if key in inherited - group.model_fields_set else group, key) for key in fields_of(info)
     }
-    if "weight_decay" in values and "weight_decay" not in group.model_fields_set and not weight.decays:
+    own = settings.groups[name].model_fields_set if name in settings.groups else ()
+    if "weight_decay" in values and "weight_decay" not in own and not weight.decays:
         values["weight_decay"] = 0.0
     index, layers = weight.depth
     try:
@@ -118,9 +130,8 @@ def _learn(settings: OptimizerSettings, group: Any, name: str, weight: Weight, p
 def _no_weights(
     address: str, group: Any, weights: Sequence[Weight], matched: Sequence[Weight], taken: Sequence[str]
 ) -> Iterator[Problem]:
-    """Yield why a group takes no weight."""
+    """Yield why a group takes no weight, although every name of its `where` is known."""
     where, info = group.where, OPTIMIZERS[group.name]
-    unknown = list(find_where_problems(weights, where))
     roles = dict.fromkeys(role for weight in weights for role in weight.roles)
     if taken == [BASE]:
         rule = "takes no weight: model.adapt freezes all its weights"
@@ -132,14 +143,40 @@ def _no_weights(
         rule = f"takes no weight: {info.name} takes only {', '.join(info.roles)}, but the weights are "
         rule += ", ".join(dict.fromkeys(role for weight in matched for role in weight.roles))
         yield Problem(address, rule, help="write another name, such as name: adamw")
-    elif unknown:
-        yield from (Problem(f"{address}.where.{key}", rule, help=help) for key, rule, help in unknown)
     elif roles.keys().isdisjoint(where.role or roles):
         rule = f"no weight of this model has the role {' or '.join(where.role)}"
         yield Problem(f"{address}.where.role", rule, help=f"its roles are {', '.join(roles)}")
     else:
         rule = "no weight matches all keys of where"
         yield Problem(f"{address}.where", rule, help="leave a key out; tfm show MODEL --weights lists the weights")
+
+
+def group_rows(learned: Sequence[Learned]) -> list[dict[str, Any]]:
+    """Return a row for each group and weight decay: its optimizer, the range of its rates, and its size."""
+    rows: dict[tuple[str, str, float], list[Learned]] = {}
+    for one in learned:
+        group, optimizer, _, decay = one.learning
+        rows.setdefault((group, optimizer, decay), []).append(one)
+    return [
+        {
+            "group": group,
+            "optimizer": optimizer,
+            "rates": sorted({min(one.rate for one in members), max(one.rate for one in members)}),
+            "weight_decay": decay,
+            "weights": len(members),
+            "parameters": sum(one.weight.size for one in members),
+        }
+        for (group, optimizer, decay), members in rows.items()
+    ]
+
+
+def describe_group(row: Mapping[str, Any]) -> str:
+    """Return a row of `group_rows` as a line of a log."""
+    size = f"{counted(row['weights'], 'weight')}, {row['parameters']:,} parameters"
+    if not any(row["rates"]):
+        return f"optimizer: {row['group']}: frozen, {size}"
+    rates = " to ".join(f"{rate:g}" for rate in row["rates"])
+    return f"optimizer: {row['group']}: {row['optimizer']}, rate × {rates}, decay {row['weight_decay']:g}, {size}"
 
 
 def build_optimizer(settings: OptimizerSettings, network: Network, *, peak: float = 1.0) -> Optimizer:
@@ -156,7 +193,7 @@ def build_optimizer(settings: OptimizerSettings, network: Network, *, peak: floa
     trained.sort(key=lambda one: (order[one.group], not one.weight.decays))
     members: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for one in trained:
-        values = _group_values(one, peak, rules.get(one.weight.name))
+        values = _group_values(one, peak, rules.get(one.weight.name), stacked=True)
         key = one.group, *map(str, values.values())
         group = members.setdefault(one.optimizer, {}).setdefault(key, {"params": [], "lr": 1.0, **values})
         group["params"].append(parameters[one.weight.name])
@@ -178,8 +215,13 @@ def _make(info: OptimizerInfo, groups: list[dict[str, Any]]) -> Optimizer:
     return made
 
 
-def _group_values(one: Learned, peak: float = 1.0, rule: WeightRule | None = None) -> dict[str, Any]:
-    """Return the values of torch's parameter group for a weight, which `rule` multiplies by its factors."""
+def _group_values(
+    one: Learned, peak: float = 1.0, rule: WeightRule | None = None, stacked: bool = False
+) -> dict[str, Any]:
+    """Return the values of torch's parameter group for a weight, which `rule` multiplies by its factors.
+
+    A weight that is not `stacked` is a small one in place of it, without the widths of its stacked maps.
+    """
     values = {key: value for key, value in one.settings.items() if key not in ("cautious", "independent_decay")}
     rule = rule and rule.with_optimizer(one.optimizer)
     values["rate"] = one.rate * rule.rate if rule else one.rate
@@ -196,7 +238,7 @@ def _group_values(one: Learned, peak: float = 1.0, rule: WeightRule | None = Non
     if OPTIMIZERS[one.optimizer].roles:
         parts = zip(one.weight.parts, one.weight.heads, strict=True)
         heads = [[width // count] * count if values.get("per_head") else [width] for width, count in parts]
-        values["parts"] = [width for widths in heads for width in widths]
+        values["parts"] = [width for widths in heads for width in widths] if stacked else None
     return values
 
 
@@ -258,32 +300,18 @@ def count_state(learned: Sequence[Learned]) -> int:
     total = 0
     for one in learned:
         if one.optimizer:
-            shape = one.weight.shape
-            values = {**_group_values(one), "lr": 1.0}
-            if "parts" in values:
-                values["parts"] = None
+            shape, values = one.weight.shape, {**_group_values(one), "lr": 1.0}
             kind = one.optimizer, *map(str, (len(shape), *values.values()))
             if kind not in kinds:
-                kinds[kind] = _state_of_a_probe(one.optimizer, values, PROBE[: len(shape)])
+                weight = torch.zeros(PROBE[: len(shape)], requires_grad=True)
+                weight.grad = torch.zeros_like(weight)
+                optimizer = _make(OPTIMIZERS[one.optimizer], [{**values, "params": [weight]}])
+                optimizer.step()
+                state = optimizer.state.get(weight, {}).values()
+                kinds[kind] = [kept.shape for kept in state if isinstance(kept, torch.Tensor) and kept.dim()]
             sizes = dict(zip(PROBE, shape, strict=False)) | {math.prod(PROBE[: len(shape)]): one.weight.size}
-            total += sum(math.prod(sizes.get(size, size) for size in state) for state in kinds[kind])
+            total += sum(math.prod(sizes.get(size, size) for size in kept) for kept in kinds[kind])
     return total
-
-
-def _state_of_a_probe(name: str, values: Mapping[str, Any], shape: Sequence[int]) -> list[torch.Size]:
-    """Return the shapes of the tensors that an optimizer keeps for a weight of this shape, without single numbers."""
-    weight = torch.zeros(shape, requires_grad=True)
-    weight.grad = torch.zeros(shape)
-    optimizer = _make(OPTIMIZERS[name], [{**values, "params": [weight]}])
-    optimizer.step()
-    state = optimizer.state.get(weight, {}).values()
-    return [kept.shape for kept in state if isinstance(kept, torch.Tensor) and kept.dim()]
-
-
-def count_cautious(learned: Sequence[Learned]) -> int:
-    """Return how many numbers a step holds for cautious decay: the weights before it, and two of the largest."""
-    sizes = [one.weight.size for one in learned if one.settings.get("cautious") and one.settings.get("weight_decay")]
-    return sum(sizes) + 2 * max(sizes, default=0)
 
 
 def expect_optimizers(learned: Sequence[Learned]) -> None:
@@ -304,8 +332,8 @@ def expect_optimizers(learned: Sequence[Learned]) -> None:
             except Exception as error:  # whatever the code of a plug-in raises
                 reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
                 help += f", or correct the plug-in {module}" if is_plugin else ""
-                rule = f"{info.name} {what}: {reason}"
-                problems[one.group] = Problem(_address(one.group), rule, place_of(error, module), help=help)
+                rule, place = f"{info.name} {what}: {reason}", place_of(error, module) if is_plugin else None
+                problems[one.group] = Problem(_address(one.group), rule, place, help=help)
     expect_none(list(problems.values()))
 
 
@@ -320,31 +348,3 @@ def wrong_scales(learned: Sequence[Learned]) -> dict[str, str]:
     """Return the scales of Muon that are not the spectral one, by the address of their setting."""
     scales = {f"{_address(one.group)}.scale": one.settings["scale"] for one in learned if one.optimizer == "muon"}
     return {address: scale for address, scale in scales.items() if scale != SPECTRAL}
-
-
-def group_rows(learned: Sequence[Learned]) -> list[dict[str, Any]]:
-    """Return a row for each group and weight decay: its optimizer, the range of its rates, and its size."""
-    rows: dict[tuple[str, str, float], list[Learned]] = {}
-    for one in learned:
-        group, optimizer, _, decay = one.learning
-        rows.setdefault((group, optimizer, decay), []).append(one)
-    return [
-        {
-            "group": group,
-            "optimizer": optimizer,
-            "rates": sorted({min(one.rate for one in members), max(one.rate for one in members)}),
-            "weight_decay": decay,
-            "weights": len(members),
-            "parameters": sum(one.weight.size for one in members),
-        }
-        for (group, optimizer, decay), members in rows.items()
-    ]
-
-
-def describe_group(row: Mapping[str, Any]) -> str:
-    """Return a row of `group_rows` as a line of a log."""
-    size = f"{counted(row['weights'], 'weight')}, {row['parameters']:,} parameters"
-    if not any(row["rates"]):
-        return f"optimizer: {row['group']}: frozen, {size}"
-    rates = " to ".join(f"{rate:g}" for rate in row["rates"])
-    return f"optimizer: {row['group']}: {row['optimizer']}, rate × {rates}, decay {row['weight_decay']:g}, {size}"

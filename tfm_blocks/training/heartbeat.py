@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
-from types import TracebackType
 
 LONGEST = 60.0  # seconds without output
 OUTPUT = 1  # the descriptor of standard output
@@ -39,7 +38,7 @@ class Heartbeat:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread:
             self._thread.join()

@@ -8,34 +8,48 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics.functional import matthews_corrcoef, spearman_corrcoef
-from torchmetrics.functional.classification import multiclass_f1_score, multilabel_accuracy, multilabel_f1_score
 
 from tfm_blocks.data.corpus import Corpus
-from tfm_blocks.data.labels import NONE, LabelCoder
+from tfm_blocks.data.labels import LabelCoder
 from tfm_blocks.data.layout import Batch
+from tfm_blocks.data.mix import Mix
 from tfm_blocks.data.objectives import LabelSettings
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
+from tfm_blocks.devices import without_autocast
 from tfm_blocks.language.spec import TARGET
+from tfm_blocks.scoring.corpus import MEASURES
+from tfm_blocks.scoring.labels import label_statistics
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.split_scorer import Generation, Predictions, SplitScorer
 
 
 def class_weights(settings: LabelSettings, corpus: Corpus) -> Tensor | None:
-    """Return the weight of each class: n / (C · n_c) for `balanced`, for n labels, n_c of them of class c."""
+    """Return the weight of each class; `balanced`: n / (C · n_c) for n labels of an epoch, n_c of them of class c."""
     coder = corpus.labels
     assert coder is not None, "objective=label needs data=labels"
     if settings.weights is None or coder.predict == "number":
         return None
     if isinstance(settings.weights, str):
-        ids = chain.from_iterable(corpus.ids(TARGET, row).tolist() for row in range(len(corpus)))
-        counts_C = np.bincount(np.fromiter(ids, np.int64), minlength=coder.outputs + 1)[1:]
-        return torch.tensor(counts_C.sum() / (coder.outputs * np.maximum(counts_C, 1)), dtype=torch.float32)
+        counts_C = _class_counts(corpus, coder.outputs)
+        balanced_C = counts_C.sum() / (coder.outputs * np.where(counts_C > 0, counts_C, 1))
+        return torch.tensor(balanced_C, dtype=torch.float32)
     return torch.tensor([settings.weights[name] for name in coder.names])
+
+
+def _class_counts(corpus: Corpus, classes: int) -> npt.NDArray[np.float64]:
+    """Return the mean number of labels of each class in an epoch, which reads the rows of a mix unequally often."""
+    if isinstance(corpus, Mix) and corpus.counts_P:
+        parts = zip(corpus.parts.values(), corpus.counts_P, strict=True)
+        counts_PC = np.stack([count / len(part) * _class_counts(part, classes) for part, count in parts])
+        mixed_C: npt.NDArray[np.float64] = counts_PC.sum(0)
+        return mixed_C
+    ids = chain.from_iterable(corpus.ids(TARGET, row).tolist() for row in range(len(corpus)))
+    return np.bincount(np.fromiter(ids, np.int64), minlength=classes + 1)[1:].astype(np.float64)
 
 
 class LabelObjective(Objective):
@@ -59,7 +73,7 @@ class LabelObjective(Objective):
     def label_outputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss and -log p of each label, and the outputs_NC."""
         x_ND, labels_N, _ = self._predicted(batch)
-        with torch.autocast(x_ND.device.type, enabled=False):
+        with without_autocast(x_ND.device):
             outputs_NC = self._outputs(x_ND.float())
             return *self._losses(outputs_NC, labels_N, batch), outputs_NC
 
@@ -89,32 +103,9 @@ def label_scores(outputs: Sequence[str], references: Sequence[str], coder: Label
     For classes: accuracy, F1 as the mean over the classes that occur in outputs or references, and Matthews'
     correlation. For several classes: the fraction of right decisions, and F1. For numbers: Spearman's rank correlation.
     """
-    if coder.predict == "number":
-        values_2N = torch.tensor([list(map(float, texts)) for texts in (outputs, references)], dtype=torch.float64)
-        if (values_2N == values_2N[:, :1]).all(1).any():
-            return {"spearman": 0.0}  # numbers that are all equal have no order
-        return {"spearman": float(spearman_corrcoef(*values_2N))}
-    classes = len(coder.names)
-    if coder.predict == "several":
-        sides = ([{*text.split()} - {NONE} for text in texts] for texts in (outputs, references))
-        rows = ([[int(name in row) for name in coder.names] for row in side] for side in sides)
-        output_NC, right_NC = map(torch.tensor, rows)
-        f1_C, occurs_C = (
-            multilabel_f1_score(output_NC, right_NC, classes, average="none"),
-            (output_NC | right_NC).any(0),
-        )
-        return {
-            "accuracy": float(multilabel_accuracy(output_NC, right_NC, classes, average="micro")),
-            "f1": float(f1_C[occurs_C].mean()) if occurs_C.any() else 0.0,
-        }
-    place = {name: number for number, name in enumerate(coder.names)}
-    split = (([text] if coder.predict == "class" else text.split() for text in side) for side in (outputs, references))
-    output_N, right_N = (torch.tensor([place[name] for words in side for name in words]) for side in split)
-    return {
-        "accuracy": float((output_N == right_N).double().mean()),
-        "f1": float(multiclass_f1_score(output_N, right_N, classes)),
-        "mcc": float(matthews_corrcoef(output_N, right_N, task="multiclass", num_classes=classes)),
-    }
+    statistics = label_statistics(outputs, references, coder)
+    scores = {name: float(MEASURES[name](stats_NK.sum(0)[None])[0]) for name, stats_NK in statistics.items()}
+    return {name: score / 100 if name == "accuracy" else score for name, score in scores.items()}
 
 
 class LabelScorer(SplitScorer):

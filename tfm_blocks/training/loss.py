@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tfm_blocks.devices import without_autocast
+
 Head = Callable[[Tensor], Tensor]
 
 
@@ -66,9 +68,9 @@ def smoothed_loss(
 
     z-loss is log² Z, for Z the sum of the exponentials of the logits (Chowdhery et al. 2022, section 5), which keeps
     logits from drifting. The divergence from a teacher is T² KL(p ‖ q), for the distributions p of the teacher and q of
-    the model at temperature T (Hinton et al. 2015, section 2). `weights_N` are factors of the smoothed loss and -log p.
-    With gradients, a label that shares the largest logit counts. Without them, as in validation, it counts only if it
-    is the first token with this logit, as in `position_losses`.
+    the model at temperature T (Hinton et al. 2015, section 2). `weights_N` are factors of the smoothed loss, z-loss
+    and -log p. With gradients, a label that shares the largest logit counts. Without them, as in validation, it counts
+    only if it is the first token with this logit, as in `position_losses`.
 
     Each chunk runs forward and backward before the next begins, so that its logits stay in the cache and memory never
     holds the logits of all positions. `head` maps x_ND -> logits_NV and uses only `parameters`. Sums are float32 or
@@ -144,9 +146,11 @@ class _Fused(torch.autograd.Function):
                 sums, taught_nV = _taught(sums, logits_nV.detach(), lesson, rows, weights.kl)
                 slope_nV[:, lesson.first :] += taught_nV.to(slope_nV.dtype)
             read = [x_nD, *tensors[1:]]  # a plug-in may not use them all
-            gradients = torch.autograd.grad(logits_nV, read, slope_nV, allow_unused=True, materialize_grads=True)
+            with without_autocast(x_ND.device):
+                gradients = torch.autograd.grad(logits_nV, read, slope_nV, allow_unused=True, materialize_grads=True)
             slope_ND[rows] = gradients[0]
-            slopes = _accumulate(slopes, gradients[1:])
+            pairs = zip(slopes, gradients[1:], strict=True)
+            slopes = [total.add_(part) for total, part in pairs] if slopes else gradients[1:]
             _add(totals, sums)
         ctx.gradients = [slope_ND, *(slopes or (torch.zeros_like(parameter) for parameter in parameters))]
         ctx.mark_non_differentiable(*totals[1:])
@@ -167,7 +171,7 @@ def _cross_entropy_and_grad(
     sums, slope_NV, normaliser_N = _cross_entropy(logits_NV, labels_N, smoothing, first, weights, weights_N)
     weight_N1 = weights.ce if weights_N is None else weights.ce * weights_N[:, None]
     if weights.z_loss or weights.ce != 1 or weights_N is not None:
-        slope_NV.mul_(weight_N1 + 2 * weights.z_loss * normaliser_N[:, None])
+        slope_NV.mul_(weight_N1 + 2 * weights.z_loss * weigh(normaliser_N, weights_N)[:, None])
     slope_NV.sub_(weight_N1 * (smoothing / (logits_NV.shape[1] - first)))
     slope_NV.scatter_add_(1, labels_N[:, None], weight_N1 * slope_NV.new_full((len(labels_N), 1), smoothing - 1))
     return sums, slope_NV.to(logits_NV.dtype)
@@ -189,7 +193,7 @@ def _cross_entropy(
     label_N = wide_NV.gather(1, labels_N[:, None])[:, 0]
     nll = weigh(normaliser_N - label_N, weights_N).sum()
     spread = weigh(normaliser_N, weights_N).sum() - weigh(wide_NV[:, first:], weights_N).sum() / vocab
-    loss, squares = (1 - smoothing) * nll + smoothing * spread, normaliser_N.square().sum()
+    loss, squares = (1 - smoothing) * nll + smoothing * spread, weigh(normaliser_N.square(), weights_N).sum()
     total = loss if weights.ce == 1 else weights.ce * loss
     total = total + weights.z_loss * squares if weights.z_loss else total
     return Sums(total, nll, (label_N >= best_N).sum(), squares, loss, torch.zeros_like(loss)), p_NV, normaliser_N
@@ -233,11 +237,6 @@ def _zeros(x_ND: Tensor) -> Sums:
     wide = torch.float64 if x_ND.dtype == torch.float64 else torch.float32
     dtypes = [torch.int64 if name == "correct" else wide for name in Sums._fields]
     return Sums(*(torch.zeros((), dtype=dtype, device=x_ND.device) for dtype in dtypes))
-
-
-def _accumulate(totals: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Add `parts` to `totals` in place, or return `parts` if `totals` is empty."""
-    return [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
 
 
 def _add(totals: Sums, parts: Sums) -> None:

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from tfm_blocks.data.layout import Batch
 from tfm_blocks.data.plan import Ranks
-from tfm_blocks.devices import CPU, fork_generators, peak_memory
+from tfm_blocks.devices import CPU, fork_generators, peak_memory, without_autocast
 from tfm_blocks.errors import Problem, RunError
 from tfm_blocks.network.graph import Network
 from tfm_blocks.network.matching import saved_weights
 from tfm_blocks.training.data import PlannedCorpus
 from tfm_blocks.training.fsdp2 import units_of
-from tfm_blocks.training.groups import assign, count_cautious, count_state, count_trained
+from tfm_blocks.training.groups import assign, count_state, count_trained
 from tfm_blocks.training.objective import Objective
 from tfm_blocks.training.settings import RunSettings
 
@@ -54,9 +54,11 @@ def copies_of(settings: RunSettings, network: Network, world: int) -> Copies:
     """
     learned = assign(settings.optimizer, network)
     trained, state = count_trained(learned), count_state(learned)
-    stepping = count_cautious(learned) / trained
+    cautious = [one for one in learned if one.settings.get("cautious") and one.settings.get("weight_decay")]
+    sizes = [one.weight.size for one in cautious]
+    stepping = (sum(sizes) + 2 * max(sizes, default=0)) / trained  # the weights before a step, and two of the largest
     if world > 1 and settings.trainer.strategy == "fsdp2":
-        weights = sum(parameter.numel() for parameter in network.parameters())
+        weights = network.parameter_count
         return Copies((state + trained + weights) / trained / world, by_layer=True, stepping=stepping / world)
     averaged = sum(tensor.numel() for tensor in saved_weights(network).values()) if settings.trainer.ema else 0
     return Copies((state + averaged) / trained + (world > 1), stepping=stepping)
@@ -93,7 +95,7 @@ class MemoryCheck:
             middle = (fits + fails) // 2
             fits, fails = (middle, fails) if self._fits(middle, seed) else (fits, middle)
         fits = max(least, int(MARGIN * fits))
-        help = f"data.batch_tokens={fits} fits; at dropout 0 it changes no result"
+        help = f"data.batch_tokens={fits} fits; it changes results only through random draws such as dropout"
         raise RunError(Problem("data.batch_tokens", rule, help=help))
 
     def _fits(self, cap: int, seed: int) -> bool:
@@ -115,7 +117,8 @@ class MemoryCheck:
         held = _copies(trained, self.copies.held)
         units = units_of(network) if self.copies.by_layer else []
         layers = [[one for one in unit.parameters() if one.requires_grad] for unit in units]
-        held += _copies(max(layers, key=_bytes, default=[]), 2)  # gradients that are exchanged, and their buffer
+        largest = max(layers, key=lambda layer: sum(one.nbytes for one in layer), default=[])
+        held += _copies(largest, 2)  # gradients that are exchanged, and their buffer
         freed = set(chain.from_iterable(layers))
         for parameter in freed:
             parameter.register_post_accumulate_grad_hook(_free_gradient)  # type: ignore[no-untyped-call]
@@ -123,14 +126,15 @@ class MemoryCheck:
         for parameter in kept:
             parameter.grad = torch.zeros_like(parameter)
         begun = ["model"]
-        for call in (*network.calls, *network.head_calls):
+        for call in network.all_calls:
             call.block.register_forward_pre_hook(lambda block, arguments, address=call.address: begun.append(address))
         objective = self.objective.with_network(network)
         for batch in batches:
             with self.precision, fork_generators(self.device):
                 try:
                     loss, _ = objective.loss(batch.to(self.device))
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    with without_autocast(self.device):
+                        loss.backward()  # type: ignore[no-untyped-call]
                 except (NotImplementedError, TypeError) as error:
                     if self.device.type == CPU:
                         raise
@@ -152,10 +156,6 @@ def smallest_cap(planned_corpus: PlannedCorpus) -> int:
 def _copies(parameters: Iterable[Tensor], count: float) -> list[Tensor]:
     """Allocate memory for `count` copies of the parameters."""
     return [parameter.new_zeros(math.ceil(count * parameter.numel())) for parameter in parameters]
-
-
-def _bytes(parameters: Iterable[Tensor]) -> int:
-    return sum(parameter.nbytes for parameter in parameters)
 
 
 def _free_gradient(parameter: Tensor) -> None:

@@ -36,8 +36,7 @@ class _Sums(Metric):
         """Move the sums, as float32 if the device has no float64."""
 
         def moved(sums: Tensor) -> Tensor:
-            device = fn(torch.empty(0, device=sums.device)).device
-            dtype = sum_dtype(device)
+            dtype = sum_dtype(fn(torch.empty(0, device=sums.device)).device)
             return fn(sums if dtype == torch.float64 else sums.to(dtype)).to(dtype)
 
         super()._apply(moved, *args, **options)
@@ -151,8 +150,7 @@ class TokenScores(_Sums):
 
     def compute(self) -> dict[str, float]:
         """Return the metrics by name."""
-        sums = self.sums.tolist()
-        return token_means(*sums, bytes=self.bytes)
+        return token_means(*self.sums.tolist(), bytes=self.bytes)
 
 
 def token_means(

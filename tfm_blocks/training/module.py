@@ -31,7 +31,7 @@ from tfm_blocks.data.objectives import (
 from tfm_blocks.data.plan import Ranks
 from tfm_blocks.data.prepare import Prepared
 from tfm_blocks.data.probe_settings import ProbeSettings
-from tfm_blocks.devices import CPU, seed_device, sum_dtype
+from tfm_blocks.devices import CPU, seed_device, sum_dtype, without_autocast
 from tfm_blocks.language.spec import names
 from tfm_blocks.metric_schema import SECONDS, TOKENS, find_key
 from tfm_blocks.network.call import losses_of
@@ -52,6 +52,7 @@ from tfm_blocks.training.loss import backward_scale
 from tfm_blocks.training.metrics import StepSums, Throughput
 from tfm_blocks.training.non_finite import NonFiniteSteps, diverged
 from tfm_blocks.training.objective import Objective, Trunk, make_objective
+from tfm_blocks.training.optimizers import expect_equal_groups
 from tfm_blocks.training.settings import RunSettings, measured_kinds
 from tfm_blocks.training.split_scorer import Generation, MaskedScorer, ReplacedScorer, SplitScorer
 from tfm_blocks.translation.fill import Filler
@@ -87,8 +88,7 @@ class TrainingModule(LightningModule):
         self.translator = Translator(network, prepared.tokenizer, prepared.train.columns) if generates else None
         freeze(settings.optimizer, network)
         network.recomputes = settings.trainer.activation_checkpointing
-        compiled = torch.compile(network.trunk_with_losses, dynamic=True) if settings.trainer.compile else None
-        self.objective = self._make_objective(compiled)
+        self.objective = self._make_objective(_compiled_trunk(network) if settings.trainer.compile else None)
         self.latest: dict[str, float] = {}
         self.row_losses = np.zeros((0, 6))  # of the split that was scored last
         self.row_corpora: list[str] = []  # the corpus of each of these rows, if they are a mix
@@ -105,28 +105,28 @@ class TrainingModule(LightningModule):
 
     def _make_objective(self, trunk: Trunk | None) -> Objective:
         settings, corpus = self.settings, self.prepared.train
-        options = self.network, settings.label_smoothing, trunk, settings.losses
-        if isinstance(label := settings.objective, LabelSettings):
+        options, objective = (self.network, settings.label_smoothing, trunk, settings.losses), settings.objective
+        if isinstance(objective, LabelSettings):
             assert corpus.labels is not None, "objective=label needs data=labels"
-            return LabelObjective(*options, coder=corpus.labels, weights_C=class_weights(label, corpus))
-        distil = settings.objective
-        teacher = read_network(Path(distil.teacher)) if isinstance(distil, DistilSettings) else None
-        return make_objective(settings.objective, *options, teacher)
+            return LabelObjective(*options, coder=corpus.labels, weights_C=class_weights(objective, corpus))
+        teacher = read_network(Path(objective.teacher)) if isinstance(objective, DistilSettings) else None
+        return make_objective(objective, *options, teacher)
 
     def _make_scorer(self) -> SplitScorer:
-        data, prepared = self.settings.data, self.prepared
-        if isinstance(self.settings.objective, LabelSettings):
-            return LabelScorer(prepared, self.ranks)
+        settings, prepared, ranks = self.settings, self.prepared, self.ranks
+        data, objective = settings.data, settings.objective
+        if isinstance(objective, LabelSettings):
+            return LabelScorer(prepared, ranks)
         if isinstance(data, ProbeSettings):
-            return AnswerScorer(self.translator, prepared, self.ranks, data.probe.chance)
+            return AnswerScorer(self.translator, prepared, ranks, data.probe.chance)
         rows, mixed = len(prepared.last_scored[1]), prepared.train.mixed
-        if isinstance(self.settings.objective, ReplacedTokenSettings):
-            return ReplacedScorer(self.ranks, max(len(prepared.val), rows), mixed)
-        if isinstance(self.settings.objective, HidingSettings):
-            return MaskedScorer(self.ranks, rows, prepared.tokenizer, self.settings.trainer.samples, mixed)
+        if isinstance(objective, ReplacedTokenSettings):
+            return ReplacedScorer(ranks, max(len(prepared.val), rows), mixed)
+        if isinstance(objective, HidingSettings):
+            return MaskedScorer(ranks, rows, prepared.tokenizer, settings.trainer.samples, mixed)
         if self.translator is None:
-            return SplitScorer(self.ranks, rows, mixed)
-        return Scorer(self.translator, prepared, self.ranks, bleu=self.settings.trainer.bleu)
+            return SplitScorer(ranks, rows, mixed)
+        return Scorer(self.translator, prepared, ranks, bleu=settings.trainer.bleu)
 
     @property
     def seconds(self) -> float:
@@ -142,7 +142,9 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         schedule = self.settings.schedule
-        return build_optimizer(self.settings.optimizer, self.network, peak=schedule.rate(schedule.warmup))
+        optimizer = build_optimizer(self.settings.optimizer, self.network, peak=schedule.rate(schedule.warmup))
+        optimizer.register_load_state_dict_pre_hook(expect_equal_groups)
+        return optimizer
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Return the step unchanged: `_backward` moves one micro-batch at a time, to save memory."""
@@ -157,18 +159,20 @@ class TrainingModule(LightningModule):
         return -1 if self.trainer.should_stop else None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the counters, and the sums over all ranks since metrics were last logged."""
+        """Save the counters, the newest metrics, and the sums over all ranks since metrics were last logged."""
         self.skipped.flush()
         if self.network.spec.adapted:
             state, saved = checkpoint["state_dict"], saved_weights(self.network)
             checkpoint["state_dict"] = {f"network.{name}": state[f"network.{name}"] for name in saved}
         checkpoint["tokens"], checkpoint["seconds"] = self.tokens, self.seconds
         checkpoint["validated"] = self.validated
+        checkpoint["latest"] = {name: float(value) for name, value in self.latest.items()}
         checkpoint["counted"] = self.steps.kept() | {"in_row": self.skipped.in_row}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.seconds_before, self.start = checkpoint["seconds"], time.monotonic()
         self.validated = checkpoint["validated"]
+        self.latest = checkpoint.get("latest", {})
         self.tokens, counted = checkpoint["tokens"], checkpoint["counted"]
         self.skipped.in_row = counted["in_row"]
         self.steps.restore(counted, self.ranks.rank)
@@ -185,10 +189,8 @@ class TrainingModule(LightningModule):
         optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.zero_grad()
         sums = self._accumulate(step)
-        trainer, parameters = (
-            self.settings.trainer,
-            [one for group in optimizer.param_groups for one in group["params"]],
-        )
+        trainer = self.settings.trainer
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
         norm = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
         if trainer.clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, trainer.clip, norm)
@@ -196,7 +198,8 @@ class TrainingModule(LightningModule):
         skipped = ~norm.isfinite()
         optimizer.optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]  # read by torch's fused kernels and by JointOptimizer
         rate = set_rates(optimizer.param_groups, self.settings.schedule, self.global_step + 1)
-        optimizer.step()
+        with without_autocast(self.device):  # Lightning calls this method under autocast
+            optimizer.step()
         self.skipped.note(skipped, self.global_step, step.rows)
         self.steps.update(sums, step, norm, skipped)
         self.throughput.update(step.own_tokens, step.waited)
@@ -224,7 +227,8 @@ class TrainingModule(LightningModule):
     def _backward(self, batch: Batch, tokens: int) -> Tensor:
         """Compute the gradient of the step's mean loss, times the number of ranks, which average gradients."""
         loss, sums = self.objective.loss(batch.to(self.device))
-        self.manual_backward(loss * backward_scale(loss, self.ranks.world / tokens))
+        with without_autocast(self.device):  # products that the forward pass computes in float32 have such gradients
+            self.manual_backward(loss * backward_scale(loss, self.ranks.world / tokens))
         return sums
 
     def on_validation_epoch_start(self) -> None:
@@ -244,7 +248,6 @@ class TrainingModule(LightningModule):
         if self._decide_abandoned():
             return
         self._log(scores, "val")
-        self._log_samples("val")
         self.validated = self.global_step
 
     def _decide_abandoned(self) -> bool:
@@ -277,7 +280,6 @@ class TrainingModule(LightningModule):
         scores = self._score(split, corpus, len(corpus), self.settings.trainer.test_search)
         if split == "test":
             self._log(scores, split)
-            self._log_samples(split)
         self.latest |= _with_prefix(scores, split)
 
     def _score_pseudo_perplexity(self, corpus: Corpus) -> None:
@@ -315,6 +317,7 @@ class TrainingModule(LightningModule):
     def _log(self, scores: dict[str, float], split: str) -> None:
         """Log the scores with the tokens and seconds so far, which make runs with different batches comparable.
 
+        So are the samples of a validation or a test.
         Scores that the table of metrics excludes for the kind of run are left out, such as the perplexity of numbers.
         """
         kinds = measured_kinds(self.settings.data, self.settings.objective)
@@ -325,11 +328,15 @@ class TrainingModule(LightningModule):
             logger.log_metrics(named, self.global_step)
         callback_metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in named.items()}
         self.trainer.callback_metrics.update(callback_metrics)  # for callbacks that monitor a metric; self.log is slow
-
-    def _log_samples(self, split: str) -> None:
-        for logger in self.trainer.loggers if self.samples else ():
+        for logger in self.trainer.loggers if self.samples and split != "train" else ():
             if isinstance(logger, RunLogger):
                 logger.log_samples(split, self.samples, self.global_step)
+
+
+def _compiled_trunk(network: Network) -> Trunk:
+    """Compile the trunk, with a backward pass that runs outside autocast, as `_backward` does."""
+    torch._functorch.config.backward_pass_autocast = "off"
+    return torch.compile(network.trunk_with_losses, dynamic=True)
 
 
 def _with_prefix(scores: dict[str, float], split: str) -> dict[str, float]:

@@ -24,6 +24,9 @@ class DivergedError(TfmError):
     exit_status = 3
 
 
+IN_A_ROW = "steps in a row is not finite"  # the end of the reason of a run that `trainer.patience_nan` stopped
+
+
 def diverged(steps: int, reason: str) -> DivergedError:
     """Return the error of a run whose weights were last good after `steps` steps."""
     help = "lower the learning rate, warm up longer, or clip: trainer.clip=1.0"
@@ -60,5 +63,5 @@ class NonFiniteSteps:
                         (text,) = self.corpus.rows(slice(row, row + 1))
                         file.write(json.dumps({"step": step, "row": row, **text}, ensure_ascii=False) + "\n")
             if self.in_row >= self.patience:  # >=, because a resume may lower `patience`
-                reason = f"the loss or the gradient of {self.in_row} steps in a row is not finite"
+                reason = f"the loss or the gradient of {self.in_row} {IN_A_ROW}"
                 raise diverged(step - self.in_row, reason)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.layers.state import mean_of_kept
 from tfm_blocks.data.layout import EOS, Batch
 from tfm_blocks.data.objectives import DistilSettings, ObjectiveSettings, ReplacedTokenSettings, SeveralTokensSettings
-from tfm_blocks.devices import sum_dtype
+from tfm_blocks.devices import sum_dtype, without_autocast
 from tfm_blocks.network.call import Values
 from tfm_blocks.network.graph import TAP, Network
 from tfm_blocks.training.loss import (
@@ -60,9 +60,13 @@ class Objective:
         """
         x_ND, labels_N, losses = self._predicted(batch)
         weights = LossWeights(z_loss=self.losses.weight("z_loss", self.step))
-        sums = self._sums(x_ND, labels_N, batch.weights_N, weights)
-        others = self._z_loss(weights, sums)
-        return self.total(batch, sums.total, [sums.loss, sums.nll], losses, others)
+        sums, parts = self._sums(x_ND, labels_N, batch.weights_N, weights), self._parts(batch, losses)
+        others = [*self._z_loss(weights, sums), *parts]
+        return self.total(batch, sum(parts, sums.total), [sums.loss, sums.nll], losses, others)
+
+    def _parts(self, batch: Batch, losses: Values) -> list[Tensor]:
+        """Return further losses with their weights; their values of tapped nodes are removed from `losses`."""
+        return []
 
     def with_network(self, network: Network) -> Self:
         """Return the objective of another network, whose trunk is not compiled."""
@@ -87,14 +91,14 @@ class Objective:
         Logits are float32, because bf16 would cause ties.
         """
         x_ND, labels_N, _ = self._predicted(batch)
-        with torch.autocast(x_ND.device.type, enabled=False):
+        with without_autocast(x_ND.device):
             sums = self._sums(x_ND.float(), labels_N, batch.weights_N)
         return sums.loss, sums.nll, sums.correct
 
     def position_scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the smoothed loss, -log p and the most probable token of each position of `batch.kept_N`."""
         x_ND, labels_N, _ = self._predicted(batch)
-        with torch.autocast(x_ND.device.type, enabled=False):
+        with without_autocast(x_ND.device):
             x_ND = x_ND.float()
             loss_N, nll_N, best_N = position_losses(self.network.head, x_ND, labels_N, **self._options(x_ND))
         return weigh(loss_N, batch.weights_N), weigh(nll_N, batch.weights_N), best_N
@@ -113,12 +117,20 @@ class Objective:
         lesson: Lesson | None = None,
     ) -> Sums:
         trained = [parameter for parameter in self.network.head_parameters() if parameter.requires_grad]
-        options = {"weights": weights, "weights_N": weights_N, "lesson": lesson, **self._options(x_ND)}
-        return smoothed_loss(self.network.head, trained, x_ND, labels_N, **options)
+        return smoothed_loss(
+            self.network.head,
+            trained,
+            x_ND,
+            labels_N,
+            weights=weights,
+            weights_N=weights_N,
+            lesson=lesson,
+            **self._options(x_ND),
+        )
 
     def _z_loss(self, weights: LossWeights, sums: Sums) -> list[Tensor]:
         """Return the weighted z-loss, if it is logged."""
-        return [weights.z_loss * sums.squares] if self.losses.is_on("z_loss") else []
+        return [weights.z_loss * sums.squares] if self.losses.has_z_loss else []
 
     def _options(self, x_ND: Tensor) -> dict[str, Any]:
         return {"smoothing": self.smoothing, "chunk": chunk_size(x_ND), "first": self.network.first_predicted}
@@ -137,25 +149,19 @@ class SeveralTokensObjective(Objective):
         self.ahead = next(node.reads["ahead"] for node in self.network.spec.nodes if node.block == AHEAD)
         self.network.tap(self.ahead)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        x_ND, labels_N, losses = self._predicted(batch)
-        weights = LossWeights(z_loss=self.losses.weight("z_loss", self.step))
-        sums = self._sums(x_ND, labels_N, None, weights)
-        others = self._z_loss(weights, sums)
-        later = torch.zeros_like(sums.total)
+    def _parts(self, batch: Batch, losses: Values) -> list[Tensor]:
+        labels_BT, totals = batch.labels_BT, list[Tensor]()
         for distance, address in enumerate(self.ahead, 1):
-            labels_BT = batch.labels_BT
             later_BT = F.pad(labels_BT, (0, distance))[:, distance:]
             ended_BT = F.pad(labels_BT == EOS, (0, distance)).unfold(1, distance, 1)[:, : labels_BT.shape[1]].any(2)
             kept_BT = (later_BT != 0) & ~ended_BT
             later_BT = torch.where(kept_BT, later_BT, labels_BT)  # the loss of a label that has no logit is not finite
             later_N, weights_N = batch.kept(later_BT), batch.kept(kept_BT).float()
             x_ND = batch.kept(losses[f"{TAP}{address}"])
-            later = later + self._sums(x_ND, later_N, weights_N).total
+            totals.append(self._sums(x_ND, later_N, weights_N).total)
         for address in set(self.ahead):
             del losses[f"{TAP}{address}"]
-        later = later * (self.losses.weight("ahead", self.step) / len(self.ahead))
-        return self.total(batch, sums.total + later, [sums.loss, sums.nll], losses, [*others, later])
+        return [sum(totals, torch.zeros_like(totals[0])) * (self.losses.weight("ahead", self.step) / len(self.ahead))]
 
 
 class DistilObjective(Objective):
@@ -205,7 +211,8 @@ class DistilObjective(Objective):
         distance_B = torch.zeros(len(batch.labels_BT), device=batch.labels_BT.device)
         for own_BND, other_BND, address in pairs:
             square_BN = (own_BND.float() - other_BND.float()).square().mean(2)
-            distance_B = distance_B + mean_of_kept(square_BN, masks[axes[address]])
+            keep_BN = masks.get(axes[address])  # None for an axis of a fixed size
+            distance_B = distance_B + (square_BN.mean(1) if keep_BN is None else mean_of_kept(square_BN, keep_BN))
         return (distance_B * batch.counts_B).sum()
 
 
@@ -240,9 +247,11 @@ class ReplacedTokenObjective(Objective):
 
     @property
     def _masked(self) -> Objective:
-        """Return the objective of the generator."""
-        assert self.network.replacer is not None, "the launch attaches it"
-        masked = Objective(self.network.replacer, self.smoothing, None, self.losses)
+        """Return the objective of the generator, which recomputes its layers if the network does."""
+        replacer = self.network.replacer
+        assert replacer is not None, "the launch attaches it"
+        replacer.recomputes = self.network.recomputes
+        masked = Objective(replacer, self.smoothing, None, self.losses)
         masked.step = self.step
         return masked
 

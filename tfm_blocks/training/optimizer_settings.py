@@ -25,6 +25,7 @@ from tfm_blocks.registry.optimizers import OPTIMIZERS, OptimizerInfo
 
 DEFAULT, OTHERS, BASE = "default", "others", "base of the adapters"  # the names of further groups in tables
 LISTED = 8  # names in an error
+SHARED = ("weight_decay", "cautious", "independent_decay")  # a group with another optimizer inherits these
 
 
 def _is_a_rate(rate: object) -> object:
@@ -70,7 +71,8 @@ class GroupSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _has_no_optimizer_if_frozen(cls, group: Any) -> Any:
-        others = [str(key) for key in group if key not in ("where", "train")] if isinstance(group, dict) else []
+        own = cls.model_fields.keys() - {"where", "train"}  # unknown keys have separate errors
+        others = [str(key) for key in group if key in own] if isinstance(group, dict) else []
         if others and group.get("train") is False:
             rule = f"freezes its weights with train: false, but sets {listed(others, LISTED)} of their optimizer"
             raise RuleError(rule, f"leave train out, or {listed(others, LISTED)}")
@@ -148,6 +150,19 @@ def read_optimizer(mapping: Mapping[str, Any]) -> OptimizerSettings:
 def settings_type() -> Any:
     """Return the union of the settings of all registered optimizers, including optimizers of plug-ins."""
     return _settings_type(tuple(OPTIMIZERS.values()))
+
+
+def settings_of_others(settings: OptimizerSettings, group: Any) -> Any:
+    """Return how a group without a `name` learns the weights that the whole optimizer does not take, or None.
+
+    It has the settings of `others`, the product of both rates, and its own decay.
+    """
+    others = getattr(settings, OTHERS, None)
+    if others is None or "name" in group.model_fields_set or not (group.train and others.train):
+        return None
+    own = group.model_fields_set & set(SHARED) & fields_of(OPTIMIZERS[others.name]).keys()
+    rate = f"({group.rate}) * ({others.rate})"
+    return others.model_copy(update={**{key: getattr(group, key) for key in own}, "rate": rate})
 
 
 def names_used(settings: OptimizerSettings) -> set[str]:

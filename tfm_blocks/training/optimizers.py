@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,7 +14,9 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from tfm_blocks.config.settings import Count, Fraction, RuleError
 from tfm_blocks.devices import has_fast_bf16
+from tfm_blocks.errors import run_error
 from tfm_blocks.registry.optimizers import optimizer
+from tfm_blocks.runs.checkpoints import OTHER_VERSION, OTHER_VERSION_HELP
 from tfm_blocks.training.schedules import AtLeast0
 
 Betas = Annotated[list[Fraction], Field(min_length=2, max_length=2)]
@@ -76,8 +78,7 @@ class Lion(Optimizer):
         super().__init__(groups, {"lr": 1.0, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _closed(closure)
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             lr, (beta1, beta2) = group["lr"], group["betas"]
             for weight, gradient in _with_gradients(group):
@@ -85,7 +86,6 @@ class Lion(Optimizer):
                 update = momentum.lerp(gradient, 1 - beta1).sign_()
                 weight.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
                 momentum.lerp_(gradient, 1 - beta2)
-        return loss
 
 
 @optimizer("muon", source="Jordan et al. 2024", decoupled=True, roles=("matrix", "experts", "recurrent"))
@@ -116,8 +116,7 @@ class Muon(Optimizer):
         super().__init__(groups, {**defaults, "parts": None})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _closed(closure)
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for weight, gradient in _with_gradients(group):
@@ -126,7 +125,6 @@ class Muon(Optimizer):
                 update = gradient.lerp(mean, momentum) if group["nesterov"] else mean
                 weight.mul_(1 - lr * group["weight_decay"])
                 weight.add_(_orthogonal_parts(update, group), alpha=-lr)
-        return loss
 
 
 def _orthogonal_parts(update: Tensor, group: dict[str, Any]) -> Tensor:
@@ -170,11 +168,13 @@ def _with_gradients(group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
     return [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
 
 
-def _closed(closure: Callable[[], float] | None) -> float | None:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
+def expect_equal_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Raise RunError if the state in a checkpoint has groups of other numbers of weights than the optimizer."""
+    both = state["param_groups"], optimizer.param_groups
+    saved, own = ([len(group["params"]) for group in groups] for groups in both)
+    if saved != own:
+        rule = f"groups the weights differently from the checkpoint, which {OTHER_VERSION}"
+        raise run_error("optimizer", rule, OTHER_VERSION_HELP)
 
 
 class JointOptimizer(Optimizer):
@@ -203,7 +203,8 @@ class JointOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _closed(closure)
+        with torch.enable_grad():
+            loss = closure() if closure else None
         if self.found_inf is not None and self.found_inf.item():
             return loss
         cautious = [group for group in self.param_groups if group.get("cautious_decay")]

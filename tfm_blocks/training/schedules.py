@@ -165,7 +165,8 @@ class WsdSettings(PeakSettings):
     def _begins_after_the_warmup(cls, decay: int, info: ValidationInfo) -> int:
         if info.data.keys() >= {"steps", "warmup"} and decay > (most := info.data["steps"] - info.data["warmup"]):
             rule = f"must be at most the {most} steps after the warm-up, but is {decay}"
-            raise RuleError(rule, f"write schedule.decay={max(1, most // 5)}, or a larger trainer.steps")
+            shorter = f"schedule.decay={max(1, most // 5)}" if most else "a smaller schedule.warmup"
+            raise RuleError(rule, f"write {shorter}, or a larger trainer.steps")
         return decay
 
     @field_validator("shape")

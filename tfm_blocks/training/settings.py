@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, create_model, field_validator
 
-from tfm_blocks.config.settings import Above0, Count, CountOrZero, Fraction, RuleError, Settings, read_settings
+from tfm_blocks.config.settings import (
+    Above0,
+    Count,
+    CountOrZero,
+    Filled,
+    Fraction,
+    ImprovableMetric,
+    RuleError,
+    Settings,
+    read_settings,
+)
 from tfm_blocks.data.objectives import NEXT_TOKEN, ObjectiveSettings
 from tfm_blocks.data.settings import DataSettings, LmSettings
 from tfm_blocks.devices import kind_problem
-from tfm_blocks.errors import shown, suggest
-from tfm_blocks.metric_schema import IMPROVABLE, OBJECTIVE, find_key
+from tfm_blocks.errors import shown
+from tfm_blocks.metric_schema import OBJECTIVE, find_key
 from tfm_blocks.tracking.loggers import LoggerSettings
 from tfm_blocks.training.optimizer_settings import OptimizerSettings, settings_type
 from tfm_blocks.training.schedules import STEP_TOKENS, AtLeast0, ScheduleSettings
@@ -106,7 +115,7 @@ class TrainerSettings(DeviceSettings):
                 often = steps // average  # 0: the run has fewer steps than validations
                 changes = [f"trainer.validate_every={often}"] if often < validate_every else []
                 changes += [f"trainer.keep_last={average}"] if keep_last < average else []
-                other = f", or {' and '.join(changes)}" if often else ""
+                other = f", or in a new run {' and '.join(changes)}" if often else ""
                 raise RuleError(rule, f"write trainer.average={kept}{other}")
         return average
 
@@ -161,18 +170,9 @@ class EarlyStoppingSettings(Settings):
     improvement does not count.
     """
 
-    monitor: str = OBJECTIVE
+    monitor: ImprovableMetric = OBJECTIVE
     patience: Count | None = None
     min_delta: AtLeast0 = 0.0
-
-    @field_validator("monitor")
-    @classmethod
-    def _has_a_direction(cls, monitor: str) -> str:
-        with suppress(KeyError):
-            if find_key(monitor).name in IMPROVABLE:
-                return monitor
-        rule = f"must be a validation metric that can improve, but is {shown(monitor)}"
-        raise RuleError(rule, suggest(monitor, IMPROVABLE))
 
 
 class CallbackSettings(Settings):
@@ -245,10 +245,10 @@ class LossSettings(Settings):
         schedule: WeightSettings | None = getattr(self, name)
         return PARTS[name] if schedule is None else schedule.at(step)
 
-    def is_on(self, name: str) -> bool:
-        """Return True if the loss has a weight above 0 in any step."""
-        schedule: WeightSettings | None = getattr(self, name)
-        return schedule is None or bool(schedule.start or schedule.end)
+    @property
+    def has_z_loss(self) -> bool:
+        """Return True if z-loss has a weight above 0 in any step."""
+        return bool(self.z_loss.start or self.z_loss.end)
 
     def factor(self, address: str, step: int) -> float:
         """Return the factor of the auxiliary loss of a node, by the longest beginning of its address."""
@@ -256,10 +256,10 @@ class LossSettings(Settings):
         names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         return next((factors[name].at(step) for name in names if name in factors), 1.0)
 
-    def names_with(self, blocks: Sequence[str], objective: ObjectiveSettings = NEXT_TOKEN) -> list[str]:
+    def names_with(self, blocks: Sequence[str], objective: ObjectiveSettings) -> list[str]:
         """Return the names of the losses that are logged besides the cross entropy."""
         parts = [name for name in objective.losses if name != "ce"]
-        return [*blocks, *(["z_loss"] if self.is_on("z_loss") else []), *parts]
+        return [*blocks, *(["z_loss"] if self.has_z_loss else []), *parts]
 
 
 # the weights of the parts of an objective, unless `losses` has others
@@ -273,7 +273,7 @@ class RunSettings(Settings):
     label_smoothing: Fraction
     losses: LossSettings = LossSettings()
     objective: ObjectiveSettings = NEXT_TOKEN
-    init_from: str | None = None
+    init_from: Filled | None = None
     plugins: list[str]
     data: DataSettings
     optimizer: OptimizerSettings
@@ -285,31 +285,31 @@ class RunSettings(Settings):
     @field_validator("callbacks")
     @classmethod
     def _monitor_what_is_measured(cls, callbacks: CallbackSettings, info: ValidationInfo) -> CallbackSettings:
-        stop, trainer = callbacks.early_stopping, info.data.get("trainer")
-        if stop.patience is None or trainer is None:
+        stop = callbacks.early_stopping
+        data, objective, trainer = (info.data.get(key) for key in ("data", "objective", "trainer"))
+        if stop.patience is None or data is None or objective is None or trainer is None:
             return callbacks
-        key, data, objective = find_key(stop.monitor), info.data.get("data"), info.data.get("objective")
-        if data and objective and not key.is_of(measured_kinds(data, objective)):
-            rule = f"early_stopping monitors {stop.monitor}, which a run of this data and objective does not measure"
-            raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
-        head, corpus, _ = key.name.partition("{corpus}")
-        scored = [name for name, part in (getattr(data, "mix", None) or {}).items() if part.val is not None]
-        if data and corpus and stop.monitor.removeprefix(head) not in scored:
-            known = ", ".join(scored) or "none"
-            rule = (
-                f"early_stopping monitors {stop.monitor}, but the corpora of data.mix with validation text are: {known}"
-            )
-            raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}, or the name of a corpus")
-        if "translated" not in key.kinds:
-            return callbacks
-        reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
-        reason = "plain text is not translated" if isinstance(data, LmSettings) else reason
-        if objective and not objective.generates:
-            reason = f"objective={objective.name} generates no text"
-        if reason:
-            rule = f"early_stopping monitors {stop.monitor}, which is a score of translations, but {reason}"
+        if reason := why_unmeasured(stop.monitor, data, objective, trainer):
+            rule = f"early_stopping monitors {stop.monitor}, {reason}"
             raise RuleError(rule, f"write callbacks.early_stopping.monitor={OBJECTIVE}")
         return callbacks
+
+
+def why_unmeasured(metric: str, data: DataSettings, objective: ObjectiveSettings, trainer: TrainerSettings) -> str:
+    """Return a clause that says why a run with these settings does not measure a validation metric, or ''."""
+    key = find_key(metric)
+    head, corpus, _ = key.name.partition("{corpus}")
+    corpora = [name for name, part in (getattr(data, "mix", None) or {}).items() if part.val is not None]
+    if corpus and metric.removeprefix(head) not in corpora:
+        return f"but the corpora of data.mix with validation text are: {', '.join(corpora) or 'none'}"
+    if "{" in metric or not key.is_of(measured_kinds(data, objective)):
+        return "which a run of this data and objective does not measure"
+    if "translated" not in key.kinds:
+        return ""
+    reason = "trainer.validate_sentences is 0" if not trainer.validate_sentences else ""
+    reason = "plain text is not translated" if isinstance(data, LmSettings) else reason
+    reason = reason if objective.generates else f"objective={objective.name} generates no text"
+    return f"which is a score of translations, but {reason}" if reason else ""
 
 
 def measured_kinds(data: DataSettings, objective: ObjectiveSettings) -> set[str]:

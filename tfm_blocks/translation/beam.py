@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.data.vocabulary import BOS
+from tfm_blocks.errors import run_error
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network import incremental
 from tfm_blocks.network.attention_maps import attention_nodes, attention_weights
 from tfm_blocks.network.graph import Network
 from tfm_blocks.translation.search import (
-    BOS,
     Begun,
     Bounds,
     Hypothesis,
@@ -98,6 +98,7 @@ class _Extensions(NamedTuple):
         return _Extensions(*(tensor.gather(1, live_BK) for tensor in self))
 
 
+@dataclass(eq=False)
 class _Search:
     """The unfinished sentences, `beam` rows each, best first, and the finished hypotheses of all sentences.
 
@@ -105,25 +106,22 @@ class _Search:
     sentences, it also sends the numbers of the others.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        begun: Begun,
-        bounds: Bounds,
-        beam: int,
-        penalty: Penalty,
-        nbest: int,
-        enough: float,
-        watch: Watch,
-    ) -> None:
-        self.network, self.bounds, self.beam = network, bounds, beam
-        self.penalty, self.nbest, self.enough, self.watch = penalty, nbest, enough, watch
-        self.longest: list[int] = bounds.longest_B.tolist()
+    network: Network
+    begun: Begun
+    bounds: Bounds
+    beam: int
+    penalty: Penalty
+    nbest: int
+    enough: float
+    watch: Watch
+
+    def __post_init__(self) -> None:
+        self.longest: list[int] = self.bounds.longest_B.tolist()
         self.sentences = list(range(len(self.longest)))
         self.finished: list[list[Hypothesis]] = [[] for _ in self.sentences]
-        self.first, self.x_RD, self.decoding = begun.first, begun.x_BD, begun.decoding
-        self.score_BK = begun.log_p_B[:, None]  # one hypothesis per sentence until the first step
-        self.ids: list[list[list[int]]] = [[ids] for ids in bounds.prefix_BP[:, : self.first].tolist()]
+        self.first, self.x_RD, log_p_B, self.decoding = self.begun
+        self.score_BK = log_p_B[:, None]  # one hypothesis per sentence until the first step
+        self.ids: list[list[list[int]]] = [[ids] for ids in self.bounds.prefix_BP.tolist()]
 
     def step(self, position: int) -> None:
         best = self._extensions(self.x_RD, position)
@@ -229,7 +227,7 @@ def last_cross_attention(network: Network) -> tuple[str, str]:
     cross = [(address, map.keys) for address, map in nodes if map.queries == TARGET and map.keys in sources]
     if not cross:
         rule = "a coverage penalty needs cross-attention from the target to the source, which this model lacks"
-        raise RunError(Problem("coverage", rule, help="leave coverage out"))
+        raise run_error("coverage", rule, "leave coverage out")
     return cross[-1]
 
 

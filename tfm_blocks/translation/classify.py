@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
-
-import torch
+from typing import Any
 
 from tfm_blocks.data.labels import LabelCoder, encode_words
 from tfm_blocks.data.layout import padded_rows
 from tfm_blocks.data.settings import LabelsSettings, read_data
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.devices import choose_device
 from tfm_blocks.language.spec import TARGET, names
-from tfm_blocks.network.graph import Network, evaluating
+from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.model import read_spec
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.translation.encoder import Encoder, batch_bounds
+from tfm_blocks.translation.encoder import Encoder
 from tfm_blocks.translation.fill import Filler, predicts_tokens, visible_sources
 from tfm_blocks.translation.translator import Translator
 
@@ -51,14 +48,9 @@ class Classifier(Encoder):
         self.coder = coder
 
     @classmethod
-    def load(
-        cls, run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
-    ) -> Self:
-        encoder = Encoder.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
+    def further_arguments(cls, run: Path) -> tuple[Any, ...]:
         data = read_data(SavedRun(run).config.get("data"))
-        if not isinstance(data, LabelsSettings):
-            cls.refuse()
-        return cls(encoder.network, encoder.tokenizer, data.coder)
+        return (data.coder,) if isinstance(data, LabelsSettings) else cls.refuse()
 
     def classify(
         self, texts: Sequence[str], *, batch_tokens: int = 4096, first: int = 1, name: str = "stdin"
@@ -68,11 +60,7 @@ class Classifier(Encoder):
         Lines count from `first`.
         """
         rows, places = self.encode_labelled(texts, first=first, name=name)
-        labels: list[Classified] = []
-        with evaluating(self.network), torch.inference_mode():
-            for start, end in batch_bounds(rows, batch_tokens):
-                labels += self.labels(rows[start:end], places[start:end])
-        return labels
+        return self.in_batches(rows, batch_tokens, lambda part: self.labels(rows[part], places[part]))
 
     def encode_labelled(
         self, texts: Sequence[str], *, first: int = 1, name: str = "stdin"
@@ -107,7 +95,6 @@ def load_any(
     run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
 ) -> Translator | Encoder:
     """Load a run as a Translator, or without a target as a Classifier, Filler or Encoder. Raises RunError."""
-    device = choose_device(device)
     if TARGET in names(read_spec(run, plugins).inputs):
         return Translator.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
     data = SavedRun(run).config.get("data")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, NoReturn, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,14 +13,15 @@ from tfm_blocks.blocks.layers.state import mean_of_kept
 from tfm_blocks.data.layout import padded_rows
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.devices import choose_device
-from tfm_blocks.errors import DataError, LimitError, Place, Problem, RunError
+from tfm_blocks.devices import on_device
+from tfm_blocks.errors import DataError, LimitError, Place, Problem, run_error
 from tfm_blocks.language.spec import TARGET, names
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.runs.folder import TOKENIZER
 from tfm_blocks.runs.model import read_network
 
 Pooling = Literal["mean", "first"]
+T = TypeVar("T")
 
 
 class Encoder:
@@ -38,7 +39,7 @@ class Encoder:
     def refuse(cls) -> NoReturn:
         """Raise RunError for a run that is not made for this use."""
         rule, help = cls.unfit
-        raise RunError(Problem("model", rule, help=help))
+        raise run_error("model", rule, help)
 
     @classmethod
     def load(
@@ -46,7 +47,13 @@ class Encoder:
     ) -> Self:
         """Load the network and the tokenizer of a run folder. Raises RunError."""
         network = read_network(run, plugins, checkpoint)
-        return cls(network.to(choose_device(device)), load_tokenizer(run / TOKENIZER))
+        encoder = Encoder(on_device(network, device), load_tokenizer(run / TOKENIZER))
+        return cls(encoder.network, encoder.tokenizer, *cls.further_arguments(run))
+
+    @classmethod
+    def further_arguments(cls, run: Path) -> tuple[Any, ...]:
+        """Return the arguments of the class after the network and the tokenizer. Raises RunError."""
+        return ()
 
     def encode(
         self,
@@ -89,11 +96,15 @@ class Encoder:
         line of `name`, for a text that is too long; lines count from `first`.
         """
         rows = self.encode(texts, first=first, name=name)
-        vectors = []
+        vectors: list[Tensor] = self.in_batches(rows, batch_tokens, lambda part: self.vectors(rows[part], pooling))
+        return torch.stack(vectors) if vectors else torch.zeros(0, 0)
+
+    def in_batches(
+        self, rows: Sequence[Sequence[int]], batch_tokens: int, read: Callable[[slice], Iterable[T]]
+    ) -> list[T]:
+        """Return the results of all rows; `read` returns the results of a batch, which it gets as a slice."""
         with evaluating(self.network), torch.inference_mode():
-            for start, end in batch_bounds(rows, batch_tokens):
-                vectors.append(self.vectors(rows[start:end], pooling))
-        return torch.cat(vectors) if vectors else torch.zeros(0, 0)
+            return [result for part in _batches(rows, batch_tokens) for result in read(part)]
 
     def vectors(self, rows: Sequence[Sequence[int]], pooling: Pooling) -> Tensor:
         """Return the vector of each row of a batch: x_BD on the CPU."""
@@ -104,13 +115,13 @@ class Encoder:
         return (mean_BD if pooling == "mean" else x_BSD[:, 0]).cpu()
 
 
-def batch_bounds(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of batches of at most `batch_tokens` padded tokens, or of one longer row."""
+def _batches(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[slice]:
+    """Yield batches of at most `batch_tokens` padded tokens, or of one longer row."""
     start = widest = 0
     for end, ids in enumerate(rows):
         widest = max(widest, len(ids))
         if end > start and widest * (end + 1 - start) > batch_tokens:
-            yield start, end
+            yield slice(start, end)
             start, widest = end, len(ids)
     if rows:
-        yield start, len(rows)
+        yield slice(start, len(rows))

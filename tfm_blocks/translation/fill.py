@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,11 +14,11 @@ from tfm_blocks.data.objective_layouts import visible_columns
 from tfm_blocks.data.objectives import read_objective
 from tfm_blocks.data.settings import columns_of, read_data
 from tfm_blocks.data.tokenizer import MASK, Tokenizer
-from tfm_blocks.errors import DataError, Place, Problem
+from tfm_blocks.errors import DataError, Place, Problem, counted
 from tfm_blocks.language.spec import TARGET
-from tfm_blocks.network.graph import Network, evaluating
+from tfm_blocks.network.graph import Network
 from tfm_blocks.runs.saved_run import SavedRun
-from tfm_blocks.translation.encoder import Encoder, batch_bounds
+from tfm_blocks.translation.encoder import Encoder
 
 
 class Filled(NamedTuple):
@@ -47,7 +48,9 @@ def visible_sources(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Filler(Encoder):
-    """Predicts the tokens at each <mask> of a text. Raises RunError if the run was not trained to do so.
+    """Predicts the tokens at each mask of a text. Raises RunError if the run was not trained to do so.
+
+    A mask is <mask>, or the name of the mask token of an imported tokenizer, such as [MASK].
 
     A text of a run of masked diffusion on pairs is its `sources` and the target, separated by tabs.
     """
@@ -59,13 +62,11 @@ class Filler(Encoder):
         if tokenizer.mask is None or not predicts_tokens(network, tokenizer):
             self.refuse()
         self.mask, self.sources = tokenizer.mask, sources
+        self._masks = re.compile("|".join(map(re.escape, {MASK, tokenizer.piece(self.mask)})))
 
     @classmethod
-    def load(
-        cls, run: Path, *, device: str = "cpu", plugins: Sequence[str] = (), checkpoint: str | int | None = None
-    ) -> Self:
-        encoder = Encoder.load(run, device=device, plugins=plugins, checkpoint=checkpoint)
-        return cls(encoder.network, encoder.tokenizer, visible_sources(SavedRun(run).config))
+    def further_arguments(cls, run: Path) -> tuple[Any, ...]:
+        return (visible_sources(SavedRun(run).config),)
 
     def fill(
         self,
@@ -84,14 +85,13 @@ class Filler(Encoder):
         `first`.
         """
         rows = self.encode_masked(texts, first=first, name=name)
-        filled: list[Filled] = []
-        with evaluating(self.network), torch.inference_mode():
-            for start, end in batch_bounds(rows, batch_tokens):
-                filled += self.filled(rows[start:end], texts[start:end], top, steps)
-        return filled
+        return self.in_batches(rows, batch_tokens, lambda part: self.filled(rows[part], texts[part], top, steps))
 
     def encode_masked(self, texts: Sequence[str], *, first: int = 1, name: str = "stdin") -> list[list[int]]:
-        """Return the ids of each text with masks. Raises DataError as `encode`, and for a wrong number of tabs."""
+        """Return the ids of each text with masks.
+
+        Raises DataError as `encode`, for a wrong number of tabs, and for a mask that the tokenizer reads as text.
+        """
         for number, text in enumerate(texts, first):
             if self.sources and text.count("\t") != len(self.sources):
                 columns, parts = ", ".join((*self.sources, TARGET)), text.split("\t")
@@ -102,19 +102,33 @@ class Filler(Encoder):
         return self.encode(texts, first=first, name=name, read=self._read)
 
     def _read(self, text: str) -> list[int]:
-        if not self.sources:
-            return self.tokenizer.encode_masked(text)
-        *sources, target = map(self.tokenizer.encode_masked, text.split("\t"))
-        return [*prompt(sources).tolist(), *target]
+        *sources, target = text.split("\t") if self.sources else [text]
+        encode = self.tokenizer.encode_masked
+        tag, target = self.tokenizer.split_target_tag(target)
+        ids = [*(prompt(list(map(encode, sources))).tolist() if sources else []), *tag, *encode(target)]
+        if (read := ids.count(self.mask)) != (written := len(self._masks.findall(text))):
+            raise ValueError(f"has {counted(written, 'mask')}, of which the tokenizer reads {read}")
+        return ids
 
-    def filled(self, rows: Sequence[list[int]], texts: Sequence[str], top: int = 1, steps: int = 1) -> Iterator[Filled]:
-        """Yield the filled text of each row of a batch; arguments as in `fill`."""
-        ids_BT, mask = padded_rows(rows), self.mask
-        masks_B = (ids_BT == mask).sum(1)
+    def filled(
+        self,
+        rows: Sequence[list[int]],
+        texts: Sequence[str],
+        top: int = 1,
+        steps: int = 1,
+        proceed: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Filled]:
+        """Yield the filled text of each row of a batch; arguments as in `fill`.
+
+        `proceed` is called before each step but the first; if it returns False, no text is filled.
+        """
+        ids_BT, device = padded_rows(rows), self.network.device
+        masks_B = (ids_BT == self.mask).sum(1)
         best: list[dict[int, list[tuple[str, float]]]] = [{} for _ in rows]  # by position
         for step in range(min(steps, max(1, int(masks_B.max())))):
-            row_N, position_N = (ids_BT == mask).nonzero(as_tuple=True)
-            device = self.network.device
+            if step and not proceed():
+                return
+            row_N, position_N = (ids_BT == self.mask).nonzero(as_tuple=True)
             x_BTD = self.network.trunk_with_losses({self.input: ids_BT.to(device)})[0]
             logits_NV = self.network.head(x_BTD[(ids_BT == self.mask).to(device)]).float()
             logits_NV[:, sorted(self.tokenizer.special_ids)] = -torch.inf
@@ -132,8 +146,9 @@ class Filler(Encoder):
             yield Filled(self._written(text, whole_T[: len(ids)].tolist(), sorted(found)), masks)
 
     def _written(self, text: str, ids: Sequence[int], places: Sequence[int]) -> str:
-        """Return a text with the ids at `places` in place of its masks."""
-        written, *parts = text.split(MASK)
+        """Return a text with the ids at `places` in place of its masks, without the tag of a target."""
+        sources, tab, target = text.rpartition("\t") if self.sources else ("", "", text)
+        written, *parts = self._masks.split(sources + tab + self.tokenizer.split_target_tag(target)[1])
         run: list[int] = []  # the ids of masks without text between them, which can share a character
         for number, part in enumerate(parts):
             run.append(ids[places[number]])

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import config_error
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network.adapters import merge_adapters
 from tfm_blocks.network.build import network_without_values
@@ -44,7 +44,7 @@ def write_run(network: Network, folder: Path, name: str, tokenizer: Tokenizer, k
     spec, weights = network.spec, weights_of(network)
     if TARGET in names(spec.inputs) and spec.sink.shape[-1] != tokenizer.size:
         rule = f"has {tokenizer.size} subwords, but the model has a vocabulary of {spec.sink.shape[-1]}"
-        raise ConfigError(Problem("tokenizer", rule, help=f"build the model with vocab={tokenizer.size}"))
+        raise config_error("tokenizer", rule, f"build the model with vocab={tokenizer.size}")
     expect_rows(spec, tokenizer)
     expect_weights(network_without_values(spec), weights, "network")
     plugins = _plugin_modules(spec)
@@ -56,7 +56,7 @@ def write_run(network: Network, folder: Path, name: str, tokenizer: Tokenizer, k
     config = {"name": name, **knobs, "plugins": plugins, "model": spec.mapping}
     (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
     write_weights(folder, weights)
-    Status("saved", parameters=sum(weight.numel() for weight in network.parameters())).write(folder)
+    Status("saved", parameters=network.parameter_count).write(folder)
 
 
 def _plugin_modules(spec: Spec) -> list[str]:
@@ -69,5 +69,5 @@ def _plugin_modules(spec: Spec) -> list[str]:
     for name, module in modules.items():
         if module == "__main__":
             rule = f"the block {name} is defined in the script, which cannot be imported"
-            raise ConfigError(Problem("model", rule, help="move it to a module, and add the module to plugins=[…]"))
+            raise config_error("model", rule, "move it to a module, and add the module to plugins=[…]")
     return sorted({module for module in modules.values() if module.split(".")[0] != "tfm_blocks"} - known)

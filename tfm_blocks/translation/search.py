@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tfm_blocks.data.vocabulary import Conventions
+from tfm_blocks.data.vocabulary import BOS, EOS, Conventions
 from tfm_blocks.devices import CPU, sum_dtype
 from tfm_blocks.network import incremental
 from tfm_blocks.network.graph import Network
 from tfm_blocks.translation.settings import Sampling
 
-PAD, BOS, EOS = 0, 1, 2
 DEFAULT = torch.device(CPU)
 CHUNK = 64  # columns; 32 and 128 were slower for the 8 largest of 10,000
 
@@ -48,7 +47,7 @@ class Hypothesis:
 
 
 class Bounds(NamedTuple):
-    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, padded with PAD.
+    """For each sentence: minimum tokens without eos, maximum with eos, and the target's prefix, of equal lengths.
 
     `ends` are the ids that end a sentence, as eos does. `conventions` has the tokens that the model never predicts, or
     that it is forced to predict.
@@ -61,8 +60,8 @@ class Bounds(NamedTuple):
     conventions: Conventions = Conventions()
 
     def select(self, sentences: Tensor | slice) -> Bounds:
-        shortest_B, longest_B, prefix_BP = (tensor[sentences] for tensor in self[:3])
-        return Bounds(shortest_B, longest_B, prefix_BP, self.ends, self.conventions)
+        shortest_B, longest_B = self.shortest_B[sentences], self.longest_B[sentences]
+        return Bounds(shortest_B, longest_B, self.prefix_BP[sentences], self.ends, self.conventions)
 
     def refuse(self, log_p_RV: Tensor, position: int) -> Tensor:
         """Set tokens that are not allowed at `position` to -inf, in place; each sentence has R / B adjacent rows.
@@ -75,11 +74,7 @@ class Bounds(NamedTuple):
         early_R = (self.shortest_B > position).repeat_interleave(rows)
         for end in self.ends:
             log_p_RV[:, end].masked_fill_(early_R, -torch.inf)
-        if position < self.prefix_BP.shape[1]:
-            forced_R = self.prefix_BP[:, position].repeat_interleave(rows)
-            others_RV = torch.ones_like(log_p_RV, dtype=torch.bool).scatter_(1, forced_R[:, None], False)
-            log_p_RV.masked_fill_(others_RV & (forced_R != PAD)[:, None], -torch.inf)
-        elif position == 0 and self.conventions.first:
+        if position == 0 and self.conventions.first:
             log_p_RV.fill_(-torch.inf)[:, self.conventions.first] = 0
         if self.conventions.last:
             full_R = (self.longest_B == position + 1).repeat_interleave(rows)
@@ -125,7 +120,7 @@ def largest(x_RMV: Tensor, plus_RM: Tensor, count: int) -> tuple[Tensor, Tensor]
 
 
 class Begun(NamedTuple):
-    """A search after its prompts: `first` target tokens were read, and `log_p_B` is their log probability.
+    """A search after its prompts: the `first` tokens of the prefix were read, and `log_p_B` is their log probability.
 
     The head computes the next token from `x_BD`.
     """
@@ -137,19 +132,19 @@ class Begun(NamedTuple):
 
 
 def begin(network: Network, sources: Mapping[str, Tensor], bounds: Bounds, before_BN: Tensor | None) -> Begun:
-    """Read the prompts, and the prefix tokens that all sentences have, in one pass.
+    """Read the prompts and the prefixes in one pass. A forced first token has the log probability 0.
 
     `before_BN` is a prompt that ends in bos; by default only bos.
     """
     rows, device = len(bounds.longest_B), bounds.longest_B.device
     if before_BN is None:
         before_BN = torch.full((rows, 1), BOS, device=device)
-    first = int((bounds.prefix_BP != PAD).sum(1).min()) if bounds.prefix_BP.shape[1] else 0
-    read_BP = torch.cat((before_BN, bounds.prefix_BP[:, :first]), 1)
+    first = bounds.prefix_BP.shape[1]
+    read_BP = torch.cat((before_BN, bounds.prefix_BP), 1)
     length = before_BN.shape[1] + int(bounds.longest_B.max())
     x_BPD, decoding = incremental.prefill(network, read_BP, incremental.start(network, sources, length, sentences=rows))
     log_p_B = torch.zeros(rows, device=device)
-    for position in range(first):
+    for position in range(1 if bounds.conventions.first else 0, first):
         logits_BV = network.head(x_BPD[:, before_BN.shape[1] + position - 1]).float()
         log_p_B += torch.log_softmax(logits_BV, 1).gather(1, bounds.prefix_BP[:, position, None])[:, 0]
     return Begun(first, x_BPD[:, -1], log_p_B, decoding)
@@ -189,7 +184,7 @@ def one_by_one(
     """Generate until eos, the maximum length or `watch` ends; return a hypothesis for each sentence."""
     longest: list[int] = bounds.longest_B.tolist()
     first, x_BD, log_p_B, decoding = begin(network, sources, bounds, before_BN)
-    ids: list[list[int]] = bounds.prefix_BP[:, :first].tolist()
+    ids: list[list[int]] = bounds.prefix_BP.tolist()
     sentences, sentences_B = list(range(len(longest))), torch.arange(len(longest), device=log_p_B.device)
     done: dict[int, Hypothesis] = {}
     for position in range(first, max(longest)):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tfm_blocks.data.layout import prompt
-from tfm_blocks.errors import DataError, Problem, RunError
+from tfm_blocks.data.vocabulary import BOS
+from tfm_blocks.errors import DataError, Problem, run_error
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.attention_maps import AttentionMap, attention_nodes, attention_weights, label_positions
 from tfm_blocks.network.graph import evaluating
 from tfm_blocks.translation.encoder import Encoder
 from tfm_blocks.translation.fill import Filler
-from tfm_blocks.translation.search import BOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.tasks import Text, texts_of
 from tfm_blocks.translation.translator import Translator
@@ -45,16 +45,17 @@ def attention_of(reader: Translator | Encoder, sentence: Text, target: str | Non
     looks = attention_nodes(network)
     if not looks:
         rule = "none of its nodes has attention weights"
-        raise RunError(Problem("model.graph", rule, help="give your attention blocks a method weights"))
+        raise run_error("model.graph", rule, "give your attention blocks a method weights")
     if isinstance(reader, Translator) and reader.sources:
         source, target, ids = _pair(reader, sentence, target)
     else:
         ((source,),) = texts_of([sentence], ("text",))
         target, ids = "", _row(reader, source)
-    for name, row in ids.items():
-        longest = network.longest(name).tokens
-        if len(row) > longest:
-            rule = f"has {len(row)} tokens, bos or eos included, but the model has {longest} positions"
+    lengths = {name: len(row) for name, row in ids.items()}
+    for name, length in lengths.items():
+        bound = network.longest(name, lengths)
+        if length > bound.tokens:
+            rule = f"has {length} tokens, bos or eos included, but the model has {bound.positions(name, lengths)}"
             address = "--target" if name == TARGET and target else name
             raise DataError(Problem(address, rule, help="shorten it"))
     with evaluating(network):
@@ -83,7 +84,7 @@ def _pair(translator: Translator, sentence: Text, target: str | None) -> tuple[s
         del ids[TARGET][int(longest) :]  # the last token of an output that fills the positions is not an input
     else:
         (encoded,) = translator.encode([target], TARGET)
-        ids[TARGET] = [*before, *encoded]
+        ids[TARGET] = [*before, *translator.conventions.prefix(encoded)]
     return " | ".join(texts), target, ids
 
 

@@ -16,10 +16,10 @@ from typing import BinaryIO, TextIO
 from tfm_blocks.data.files import UTF8_MARK, read_lines
 from tfm_blocks.data.layout import SOURCE
 from tfm_blocks.data.tokenizer import Tokenizer
+from tfm_blocks.data.vocabulary import EOS
 from tfm_blocks.errors import DataError, LimitError, Place, Problem, counted, printable
 from tfm_blocks.language.spec import TARGET
 from tfm_blocks.network.packed import packed
-from tfm_blocks.translation.search import EOS
 from tfm_blocks.translation.settings import Search
 from tfm_blocks.translation.translator import Translation, Translator
 
@@ -77,9 +77,10 @@ def fitting_prompts(
 
 
 def _longest_texts(translator: Translator) -> list[float]:
-    """Return the maximum number of tokens of the text of each source, without eos."""
+    """Return the maximum number of tokens of the text of each source, without eos; the others may be empty."""
     if translator.inputs:
-        return [translator.network.longest(name).tokens - 1 for name in translator.inputs]
+        empty = dict.fromkeys(translator.inputs, 0)
+        return [translator.network.longest(name, empty).tokens - 1 for name in translator.inputs]
     count = len(translator.sources)
     return [(translator.network.longest(TARGET).tokens - 1) / count - 1] * count  # bos, and an eos after each
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tfm_blocks.data.layout import SOURCE, padded_rows, prompt
 from tfm_blocks.data.published_tokenizer import with_sentinels
 from tfm_blocks.data.tokenizer import Tokenizer, unknown_warning
 from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.devices import choose_device, devices_here, names_here
-from tfm_blocks.errors import LimitError, Problem, RunError
+from tfm_blocks.data.vocabulary import BOS
+from tfm_blocks.devices import on_device
+from tfm_blocks.errors import LimitError, Problem, RunError, run_error
 from tfm_blocks.language.spec import TARGET, Spec, names
 from tfm_blocks.network.graph import Network, evaluating
 from tfm_blocks.network.packed import packed
@@ -28,7 +28,7 @@ from tfm_blocks.runs.model import read_network
 from tfm_blocks.runs.records import SavedModel
 from tfm_blocks.runs.saved_run import SavedRun
 from tfm_blocks.translation.beam import Penalty, beam_search, gnmt, last_cross_attention, plain, with_coverage
-from tfm_blocks.translation.search import BOS, Bounds, Hypothesis, Watch, always, chooser, likeliest, one_by_one
+from tfm_blocks.translation.search import Bounds, Choose, Hypothesis, always, chooser, likeliest, one_by_one
 from tfm_blocks.translation.settings import LengthPenalty, Search
 from tfm_blocks.translation.tasks import Task, Text, batches_of, plain_texts, texts_of
 
@@ -65,14 +65,14 @@ class Translator:
         inputs = network.spec.inputs
         if TARGET not in names(inputs):
             rule = f"is not autoregressive: it does not read {TARGET}, the tokens translated so far"
-            raise RunError(Problem("model", rule, help="translate with a run whose model reads src and tgt"))
+            raise run_error("model", rule, "translate with a run whose model reads src and tgt")
         for input in inputs:
             if not input.tokens:
                 rule = f"translation needs text inputs, but the input {input.name} has vectors"
-                raise RunError(Problem("model.inputs", rule, help="call the network directly, in Python"))
+                raise run_error("model.inputs", rule, "call the network directly, in Python")
         if network.spec.sink.shape[-1] != tokenizer.size:
             rule = f"has {tokenizer.size} subwords, but the model has {network.spec.sink.shape[-1]}"
-            raise RunError(Problem("tokenizer", rule, help="use the tokenizer of the model's run folder"))
+            raise run_error("tokenizer", rule, "use the tokenizer of the model's run folder")
         expect_rows(network.spec, tokenizer)
         self._counts = Counter(tokens=0, unknown=0)
         self.network = network
@@ -89,25 +89,19 @@ class Translator:
         `checkpoint` selects the weights of a validation instead of the final ones: `last`, `best` or a step. `device`
         is `auto` or a device name of torch.
         """
-        device = choose_device(device)
-        network = read_network(Path(run), plugins, checkpoint)
-        tokenizer = load_tokenizer(Path(run) / TOKENIZER)
-        if "objective.sentinels" in SavedRun(Path(run)).settings:
+        run = Path(run)
+        network = read_network(run, plugins, checkpoint)
+        tokenizer = load_tokenizer(run / TOKENIZER)
+        if "objective.sentinels" in SavedRun(run).settings:
             tokenizer = with_sentinels(tokenizer)
-        try:
-            torch.zeros((), device=device).item()
-            return cls(network.to(device), tokenizer, SavedModel.read(Path(run)).columns)
-        except (RuntimeError, AssertionError) as error:  # raised for a missing device
-            rule = f"{device!r} cannot be used: {str(error).splitlines()[0]}"
-            help = f"write {names_here()}: this machine has {devices_here()}"
-            raise RunError(Problem("device", rule, help=help)) from None
+        return cls(on_device(network, device), tokenizer, SavedModel.read(run).columns)
 
     def expect_sources(self) -> None:
         """Raise RunError if the model has no sources to translate from."""
         if not self.sources:
             rule = "was trained on plain text, or to answer at positions of its input, so it cannot translate"
             help = "tfm generate RUN, or generate(prompts) in Python; tfm evaluate RUN --text FILE scores it"
-            raise RunError(Problem("model", rule, help=help))
+            raise run_error("model", rule, help)
 
     def translate(self, sentences: Iterable[Text], *, batch_tokens: int = 4096, **settings: Any) -> list[str]:
         """Return the best translation of each sentence, in order; `settings` are fields of Search, such as beam=4."""
@@ -144,16 +138,17 @@ class Translator:
     ) -> list[list[Translation]]:
         """Return the nbest continuations of each prompt, of at most `tokens` tokens; other arguments as in `search`.
 
-        Raises RunError for a model that reads sources.
+        `tokens` takes the place of `search.max_tokens`. Raises RunError for a model that reads sources, and ValueError
+        for a `search` with `longest`.
         """
         search = continuing(search, tokens)
         tasks = self.generation_tasks(list(prompts), search, first_line=first_line)
         return self._outputs(tasks, len(tasks), search, batch_tokens, lambda: False)
 
     def encode(self, texts: Sequence[str], column: str = SOURCE) -> list[list[int]]:
-        """Return the ids of each text of a column, and count them for `warn_of_unknown`."""
+        """Return the ids of each text of a column, a target's after its tag, and count them for `warn_of_unknown`."""
         tokenizer = self.tokenizer.of(column)
-        ids = tokenizer.encode_batch(texts)
+        ids = tokenizer.encode_targets(texts) if column == TARGET else tokenizer.encode_batch(texts)
         self._counts.update(tokenizer.count_unknown(ids))
         return ids
 
@@ -172,7 +167,10 @@ class Translator:
             raise ValueError(f"there are {len(rows)} sentences, but {len(begins)} prefixes")
         encoded = iter(self.encode([text for row in rows for text in row]))
         encoded_starts = self.encode(plain_texts(begins, "prefixes"), TARGET) if begins else [[]] * len(rows)
-        starts = [ids if text else [] for text, ids in zip(begins or [""] * len(rows), encoded_starts, strict=True)]
+        starts = [
+            self.conventions.prefix(ids) if text else []
+            for text, ids in zip(begins or [""] * len(rows), encoded_starts, strict=True)
+        ]
         tasks = []
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
             ids = [next(encoded) for _ in row]
@@ -187,7 +185,7 @@ class Translator:
         """Return the task of each prompt; `search` is from `continuing`; raises the errors of `generate`."""
         if self.inputs:
             rule = f"reads {', '.join(self.inputs)} besides the target, so it translates and cannot continue text"
-            raise RunError(Problem("model", rule, help="tfm translate RUN"))
+            raise run_error("model", rule, "tfm translate RUN")
         ids = self.encode(plain_texts(prompts, "prompts"))
         starts = [self.conventions.prompt(prompt_ids) for prompt_ids in ids]
         tasks = [
@@ -214,7 +212,18 @@ class Translator:
         with evaluating(self.network), packed(self.network):
             for batch in takewhile(lambda batch: not stop(), batches_of(tasks, batch_tokens // search.beam)):
                 for task, hypotheses in zip(batch, self._batch(batch, search, watch), strict=True):
-                    yield task, [self._translation(hypothesis, task, search) for hypothesis in hypotheses]
+                    yield (
+                        task,
+                        [
+                            Translation(
+                                self.tokenizer.decode(hypothesis.ids, task.prompt),
+                                tuple(hypothesis.ids),
+                                hypothesis.log_p,
+                                _score(hypothesis, search),
+                            )
+                            for hypothesis in hypotheses
+                        ],
+                    )
 
     def _outputs(
         self, tasks: Iterable[Task], count: int, search: Search, batch_tokens: int, stop: Callable[[], object]
@@ -235,11 +244,11 @@ class Translator:
         if search.coverage:
             last_cross_attention(self.network)
         for task in tasks:
-            number = task.number
-            for name, ids in zip(self.inputs, task.sources, strict=True):
-                longest = self.network.longest(name).tokens
-                if len(ids) > longest:
-                    rule = f"has {len(ids)} tokens with eos, but the model has {longest} positions"
+            number, lengths = task.number, dict(zip(self.inputs, map(len, task.sources), strict=True))
+            for name, length in lengths.items():
+                bound = self.network.longest(name, lengths)
+                if length > bound.tokens:
+                    rule = f"has {length} tokens with eos, but the model has {bound.positions(name, lengths)}"
                     raise LimitError(Problem(f"sentence {number}", rule, help="split it"))
             most = min(search.max_tokens, self._longest_output(task))
             if most < 1:
@@ -255,18 +264,13 @@ class Translator:
         sources = {name: padded_rows(rows).to(device) for name, rows in zip(self.inputs, columns, strict=False)}
         bounds, before_BN = self._bounds(batch, search), padded_rows([task.before for task in batch]).to(device)
         proceeds = (lambda sentence, ids: watch(batch[sentence], ids)) if watch else always
-        if search.beam > 1:
-            return self._beam(sources, bounds, search, before_BN, proceeds)
-        numbers = [task.number for task in batch]
-        choose: Callable[[Tensor, int, Tensor], Tensor] = likeliest
-        if search.sampling:
-            choose = chooser(search.sampling, numbers, int(bounds.longest_B.max()), device)
-        hypotheses = one_by_one(self.network, sources, bounds, choose, before_BN, proceeds)
-        return [[hypothesis] if math.isfinite(hypothesis.log_p) else [] for hypothesis in hypotheses]
-
-    def _beam(
-        self, sources: dict[str, Tensor], bounds: Bounds, search: Search, before_BN: Tensor, watch: Watch
-    ) -> list[list[Hypothesis]]:
+        if search.beam == 1:
+            choose: Choose = likeliest
+            if search.sampling:
+                numbers = [task.number for task in batch]
+                choose = chooser(search.sampling, numbers, int(bounds.longest_B.max()), device)
+            hypotheses = one_by_one(self.network, sources, bounds, choose, before_BN, proceeds)
+            return [[hypothesis] if math.isfinite(hypothesis.log_p) else [] for hypothesis in hypotheses]
         nbest = beam_search(
             self.network,
             sources,
@@ -276,7 +280,7 @@ class Translator:
             nbest=search.beam if search.coverage else search.nbest,
             patient=search.patient,
             before_BN=before_BN,
-            watch=watch,
+            watch=proceeds,
         )
         if not search.coverage or not any(nbest):  # `watch` ended them all
             return nbest
@@ -295,17 +299,13 @@ class Translator:
         shortest_B, longest_B = torch.tensor(shortest, device=device), torch.tensor(longest, device=device)
         return Bounds(shortest_B, longest_B, prefix_BP, self.tokenizer.ends, limits)
 
-    def _translation(self, hypothesis: Hypothesis, task: Task, search: Search) -> Translation:
-        text = self.tokenizer.decode(hypothesis.ids, task.prompt)
-        return Translation(text, tuple(hypothesis.ids), hypothesis.log_p, _score(hypothesis, search))
-
 
 def expect_rows(spec: Spec, tokenizer: Tokenizer) -> None:
     """Raise RunError if a table of a model lacks rows for ids of the tokenizer."""
-    for node in spec.tables:
-        if node.arguments["vocab"] < (size := tokenizer.of(node.entry).size):
-            rule = f"has {size} subwords for {node.entry}, but the model has {node.arguments['vocab']}"
-            raise RunError(Problem("tokenizer", rule, help="use the tokenizer with which the model was trained"))
+    for node, name in spec.tables:
+        if node.arguments["vocab"] < (size := tokenizer.of(name).size):
+            rule = f"has {size} subwords for {name}, but the model has {node.arguments['vocab']}"
+            raise run_error("tokenizer", rule, "use the tokenizer with which the model was trained")
 
 
 def not_finite(address: str) -> Problem:
@@ -315,7 +315,9 @@ def not_finite(address: str) -> Problem:
 
 
 def continuing(search: Search, tokens: int) -> Search:
-    """Return the settings for continuations of at most `tokens` tokens."""
+    """Return the settings for continuations of at most `tokens` tokens. Raises ValueError if `longest` is set."""
+    if search.longest is not None:
+        raise ValueError(f"longest is {search.longest}, but tokens, {tokens}, limits a continuation: leave longest out")
     return replace(search, longest=(0.0, tokens), max_tokens=tokens)
 
 

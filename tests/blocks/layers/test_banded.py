@@ -43,8 +43,10 @@ def assert_equals_dense(inputs: Triple, keep_BT: Tensor, r: int, causal: bool) -
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("r", [1, 2, 3, 7, 64, 65, 128, 400])
-@pytest.mark.parametrize("n", [1, 2, 31, 33, 64, 128, 129, 257, 400])
+@pytest.mark.parametrize("r", [1, 7, 65, *(pytest.param(r, marks=pytest.mark.grid) for r in (2, 3, 64, 128, 400))])
+@pytest.mark.parametrize(
+    "n", [1, 33, 128, 257, *(pytest.param(n, marks=pytest.mark.grid) for n in (2, 31, 64, 129, 400))]
+)
 def test_output_and_gradients_equal_dense_attention_under_the_band(n: int, r: int, causal: bool) -> None:
     keep_BT = kept(n, n, -(-n // 2), 1)  # whole, half padding, one word
     assert_equals_dense(random_inputs(3, n), keep_BT, r, causal)
@@ -128,6 +130,7 @@ class Banded(torch.nn.Module):
         return banded_attention(q, k, v, keep_BT, r=12, causal=True, dropout=0.0)
 
 
+@pytest.mark.grid
 def test_compiles_to_one_graph_with_its_gradients() -> None:
     torch.compiler.reset()
     compiled = torch.compile(Banded(), fullgraph=True, backend="eager")
@@ -139,6 +142,7 @@ def test_compiles_to_one_graph_with_its_gradients() -> None:
         torch.testing.assert_close(torch.autograd.grad(traced.sum(), inputs), expected)
 
 
+@pytest.mark.grid
 def test_exports_with_a_fixed_length() -> None:
     inputs = (*random_inputs(2, 45), kept(45, 45, 30))
     torch.testing.assert_close(torch.export.export(Banded(), inputs).module()(*inputs), Banded()(*inputs))

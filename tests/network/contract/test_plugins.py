@@ -71,7 +71,8 @@ def test_a_block_that_fails_only_with_padding_before_the_sequences_may_be_traine
     assert plugin_problems(check_model(model), compose_model("tiny").sources) == []
 
 
-@each(TESTS)
+@pytest.mark.grid
+@each(TESTS, {"latent", "switch"})
 def test_no_node_of_any_model_has_a_problem_as_if_all_blocks_were_of_plug_ins(path, monkeypatch):
     monkeypatch.setattr(BlockInfo, "shipped", False)
     composed = compose_model(str(path), SMALL)

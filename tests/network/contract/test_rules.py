@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tfm_blocks.blocks.attention import SEES, SIGNATURE, Attention
+from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.errors import ConfigError
 from tfm_blocks.network.contract.case import cases_of
 from tfm_blocks.network.contract.rules import first_breach, gives_gradients
@@ -68,6 +69,45 @@ def test_an_input_without_effect_and_ids_need_no_gradient(registry):
 
     for name in ("positions_alone", "one_hot"):
         assert first_breach(cases_of(REGISTRY.blocks[name]), [gives_gradients]) is None
+
+
+def test_sizes_of_the_signature_have_the_defaults_of_their_arguments(registry):
+    @block("joins", "x: B N D, y: B N width -> B N D", source="a test")
+    class Joins(nn.Module):
+        def __init__(self, *, width: int = 12) -> None:
+            super().__init__()
+
+        def forward(self, x_BND: Tensor, y_BNE: Tensor) -> Tensor:
+            return x_BND + y_BNE.mean(2, keepdim=True)
+
+    @block("drops", "x: B N D -> B N-tokens D", sees={"x": "all"}, source="a test")
+    class Drops(nn.Module):
+        def __init__(self, *, tokens: int = 1) -> None:
+            super().__init__()
+            self.tokens = tokens
+
+        def forward(self, x_BND: Tensor) -> Tensor:
+            return x_BND[:, self.tokens :]
+
+    assert [case.inputs["y_0"] for case in cases_of(REGISTRY.blocks["joins"])] == ["B N 12"]
+    assert first_breach(cases_of(REGISTRY.blocks["joins"])) is None
+    assert first_breach(cases_of(REGISTRY.blocks["drops"])) is None
+
+
+def test_a_block_may_return_a_new_state(registry):
+    @block("sums", "x: B T D -> B T D", sees={"x": "past"}, source="a test")
+    class Sums(nn.Module):
+        def forward(self, x_BTD: Tensor, *, keep_BT: Tensor) -> Tensor:
+            return x_BTD.masked_fill(~keep_BT[:, :, None], 0).cumsum(1)
+
+        def start(self, *, room: CacheShape) -> State:
+            return State(moving={"sum": room.like.new_zeros(room.rows, 1, 1)})
+
+        def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
+            sum_R1D = state.moving["sum"] + x_R1D
+            return sum_R1D, State(moving={"sum": sum_R1D})
+
+    assert first_breach(cases_of(REGISTRY.blocks["sums"])) is None
 
 
 def test_the_random_state_of_the_caller_does_not_change(wrong_blocks):

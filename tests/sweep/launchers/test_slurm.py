@@ -147,6 +147,7 @@ def test_every_end_of_a_job_by_the_cluster_is_classified(
     assert end_of(worker) == (state, reason)
 
 
+@pytest.mark.grid
 def test_no_job_is_lost_while_slurm_does_not_answer(
     tmp_path: Path, cluster: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_refusal_by_sbatch_is_reported_with_its_message(tmp_path: Path, cluste
     assert launcher_with().find(tmp_path / "x") == {}
 
 
+@pytest.mark.grid
 def test_running_and_waiting_jobs_of_an_exited_command_are_found(
     tmp_path: Path, cluster: Path, trainer: Trainer
 ) -> None:

@@ -94,6 +94,7 @@ def test_queued_jobs_run_and_the_next_job_follows_a_finished_one(
     assert [job["state"] for job in record["jobs"]] == [DONE] * 3
 
 
+@pytest.mark.grid
 def test_time_in_the_queue_does_not_count(make: Callable[..., Sweep], cluster: Path, tmp_path: Path) -> None:
     (cluster / "full").touch()
     sweep = make("a", timeout="2s")
@@ -144,6 +145,7 @@ def test_queued_jobs_count_as_parallel_jobs_and_leave_the_queue_when_the_command
         assert (cluster / "jobs" / str(number) / "state").read_text().startswith("CANCELLED")
 
 
+@pytest.mark.grid
 def test_a_killed_job_resumes_from_its_checkpoint(make: Callable[..., Sweep], cluster: Path, tmp_path: Path) -> None:
     sweep = make("a", retries=1)
     until(sweep, lambda: trains(tmp_path, "a"))

@@ -6,8 +6,10 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import wandb
 
 from tfm_blocks.tracking.loggers import LoggedRun
 from tfm_blocks.tracking.loggers.wandb import WandbLogger, WandbSettings, choose_mode, has_key
@@ -24,11 +26,13 @@ def refusing() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_a_key_is_found_in_the_environment_or_in_netrc(tmp_path: Path) -> None:
-    server = "https://api.wandb.ai"
+@pytest.mark.parametrize("machine", [urlsplit(wandb.Settings().base_url).netloc, "api.wandb.ai"])
+def test_a_key_is_found_in_the_environment_or_in_netrc(machine: str, tmp_path: Path) -> None:
+    server = wandb.Settings().base_url
     assert has_key({"WANDB_API_KEY": KEY}, server)
+    assert has_key({"WANDB_IDENTITY_TOKEN_FILE": "token"}, server)
     assert not has_key({"HOME": str(tmp_path)}, server)
-    (tmp_path / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    (tmp_path / ".netrc").write_text(f"machine {machine} login user password {KEY}\n")
     assert has_key({"HOME": str(tmp_path)}, server)
     assert not has_key({"HOME": str(tmp_path)}, "https://wandb.example.org")
 
@@ -38,11 +42,32 @@ def test_without_a_key_or_a_server_a_run_is_offline(tmp_path: Path, refusing: st
     assert choose_mode({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": refusing})[0] == "offline"
 
 
+@pytest.mark.grid
+def test_a_server_that_wandb_login_stored_is_used(tmp_path: Path, refusing: str) -> None:
+    (tmp_path / "settings").write_text(f"[default]\nbase_url = {refusing}\n")
+    (tmp_path / ".netrc").write_text(f"machine {urlsplit(refusing).netloc} login user password {KEY}\n")
+    program = "import os; from tfm_blocks.tracking.loggers import wandb; print(*wandb.choose_mode(os.environ))"
+    environment = {
+        "WANDB_CONFIG_DIR": str(tmp_path),
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"offline {refusing} does not answer\n"
+
+
+def test_a_setting_that_wandb_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(wandb.Error, match="Invalid project name"):
+        WandbLogger(WandbSettings(project="team/project", entity=None), LoggedRun(tmp_path, {}, {}, "abc"))
+
+
 @pytest.mark.parametrize(("value", "mode"), [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled")])
 def test_wandb_mode_is_respected(value: str, mode: str) -> None:
     assert choose_mode({"WANDB_API_KEY": KEY, "WANDB_MODE": value})[0] == mode
 
 
+@pytest.mark.grid
 def test_an_offline_run_keeps_flat_knobs_and_its_exit_code_in_the_run_folder(tmp_path: Path) -> None:
     program = f"""
 import pathlib
@@ -88,6 +113,7 @@ def test_a_server_that_refuses_the_key_leaves_an_offline_run(
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    wandb.teardown()  # W&B keeps the address that it read first
     logger = WandbLogger(SETTINGS, LoggedRun(tmp_path, {"heads": 4}, {}, "abc"))
     logger.log_metrics({"train/loss": 1.0}, 1)
     logger.close(0, "")

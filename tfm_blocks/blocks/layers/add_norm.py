@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -76,9 +75,6 @@ class DropPath(nn.Module):
 
 class Steps(nn.ModuleDict):
     """Operations by name, applied to y in order; `add` adds the residual x: y_BTD, x_BTD -> y_BTD."""
-
-    def __init__(self, steps: Mapping[str, nn.Module]) -> None:
-        super().__init__(steps)
 
     def forward(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
         for step in self.values():

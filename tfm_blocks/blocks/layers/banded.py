@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.layers.dot_product import AttentionMask, ScoreNormalizer, distance, weighed_attention
 
+PairBias = Callable[[Tensor, Tensor, Tensor], Tensor]
 SMALLEST_BLOCK = 32  # matrix products of fewer queries cost more in calls than they save in window
 
 
@@ -29,34 +30,52 @@ def banded_attention(
     causal: bool,
     dropout: float,
     scores: ScoreNormalizer | None = None,
-    bias: Callable[[Tensor], Tensor] | None = None,
+    bias: PairBias | None = None,
 ) -> Tensor:
     """Attend from every position to r neighbours, itself included: q_BHTK, k_BHTK, v_BHTK, keep_BT -> BHTK.
 
     Keys and values may have fewer heads. `scores` computes the weights, by default softmax(q k^T / √K); `bias` returns
-    the term bias_HTS that is added to the scores of each head, for each distance from query to key.
+    the term that is added to the scores, for queries, keys and the distances between them: bias_HTS or bias_BHTS.
 
     The neighbours are r // 2 positions before and (r - 1) // 2 after, or the r - 1 before if `causal`. Padding (keep
     false) is masked, but every position attends to itself, so the output is finite everywhere. `dropout` is the
     probability of dropping a weight: 0 outside training. torch.export computes all pairs, so that the length is free.
     Source: Vaswani et al. 2017, section 4, self-attention (restricted).
     """
-    scores = scores or ScoreNormalizer(q_BHTK.shape[3])
+    scores, T = scores or ScoreNormalizer(q_BHTK.shape[3]), q_BHTK.shape[2]
     band = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
     block = max(r // 2, SMALLEST_BLOCK)  # measured: larger blocks waste window, smaller ones make slow products
-    B, H, T, _ = q_BHTK.shape
     pairs, windowed = T * T, round_up(T, block) * (block + sum(band))
     # measured: up to a fifth more in one product take less time
     if torch.compiler.is_exporting() or pairs <= windowed + windowed // 5:
         distance_TT = distances(T, (0, 0), keep_BT)
-        masks = AttentionMask(neighbours(keep_BT, distance_TT, band)[:, None], bias=bias and bias(distance_TT))
-        return weighed_attention(q_BHTK, k_BHTK, v_BHTK, masks, scores, dropout=dropout)
-    bias_HCW = bias and bias(distances(block, band, keep_BT))
-    masks = AttentionMask(allowed(keep_BT, block, band)[:, None], bias=bias_HCW)
+        near_BTT = neighbours(keep_BT, distance_TT, band)
+        return _attend(q_BHTK, k_BHTK, v_BHTK, near_BTT, distance_TT, scores, dropout, bias)
     q_GHCK = windows(q_BHTK, block, (0, 0))
     k_GHWK, v_GHWK = (windows(x, block, band) for x in (k_BHTK, v_BHTK))
-    y_GHCK = weighed_attention(q_GHCK, k_GHWK, v_GHWK, masks, scores, dropout=dropout)
-    return y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
+    near_GCW, distance_CW = allowed(keep_BT, block, band), distances(block, band, keep_BT)
+    return _joined(_attend(q_GHCK, k_GHWK, v_GHWK, near_GCW, distance_CW, scores, dropout, bias), q_BHTK)
+
+
+def _attend(
+    q_GHCK: Tensor,
+    k_GHWK: Tensor,
+    v_GHWK: Tensor,
+    mask_GCW: Tensor,
+    distance_CW: Tensor,
+    scores: ScoreNormalizer,
+    dropout: float,
+    bias: PairBias | None,
+) -> Tensor:
+    """Attend to the keys that the mask allows, with the bias at these distances: y_GHCK."""
+    masks = AttentionMask(mask_GCW[:, None], bias=bias and bias(q_GHCK, k_GHWK, distance_CW))
+    return weighed_attention(q_GHCK, k_GHWK, v_GHWK, masks, scores, dropout=dropout)
+
+
+def _joined(y_GHCK: Tensor, q_BHTK: Tensor) -> Tensor:
+    """Join the blocks of each sequence: y_BHTK."""
+    B, H, T, _ = q_BHTK.shape
+    return y_GHCK.transpose(1, 2).reshape(B, -1, H, y_GHCK.shape[3])[:, :T].transpose(1, 2)
 
 
 def allowed(keep_BT: Tensor, block: int, reach: tuple[int, int], band: tuple[int, int] | None = None) -> Tensor:
@@ -136,7 +155,7 @@ def segment_attention(
     causal: bool,
     dropout: float,
     scores: ScoreNormalizer,
-    bias: Callable[[Tensor], Tensor] | None = None,
+    bias: PairBias | None = None,
 ) -> Tensor:
     """Attend within segments, and to the `memory` positions before each: BHTK, in O(n · (segment + memory) · d).
 
@@ -144,24 +163,21 @@ def segment_attention(
     itself. torch.export computes all pairs, so that the length is free.
     Source: Dai et al. 2019, section 3.2.
     """
-    B, H, T, _ = q_BHTK.shape
+    T, reach = q_BHTK.shape[2], (memory, 0)
     if torch.compiler.is_exporting() or segment >= T:
         place_T1 = torch.arange(T, device=keep_BT.device)[:, None] % segment
         band_T1 = (place_T1 + memory, torch.zeros_like(place_T1) if causal else segment - 1 - place_T1)
         distance_TT = distances(T, (0, 0), keep_BT)
-        masks = AttentionMask(neighbours(keep_BT, distance_TT, band_T1)[:, None], bias=bias and bias(distance_TT))
-        return weighed_attention(q_BHTK, k_BHTK, v_BHTK, masks, scores, dropout=dropout)
-    reach = (memory, 0)
-    masks = AttentionMask(
-        allowed(keep_BT, segment, reach, (memory + segment, 0 if causal else segment))[:, None],
-        bias=bias and bias(distances(segment, reach, keep_BT)),
-    )
+        near_BTT = neighbours(keep_BT, distance_TT, band_T1)
+        return _attend(q_BHTK, k_BHTK, v_BHTK, near_BTT, distance_TT, scores, dropout, bias)
+    q_GHCK = windows(q_BHTK, segment, (0, 0))
     keys, values = (
         torch.cat((windows(before, segment, reach)[:, :, :memory], windows(own, segment, (0, 0))), 2)
         for before, own in zip(earlier, (k_BHTK, v_BHTK), strict=True)
     )
-    y_GHCK = weighed_attention(windows(q_BHTK, segment, (0, 0)), keys, values, masks, scores, dropout=dropout)
-    return y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
+    near_GCW = allowed(keep_BT, segment, reach, (memory + segment, 0 if causal else segment))
+    distance_CW = distances(segment, reach, keep_BT)
+    return _joined(_attend(q_GHCK, keys, values, near_GCW, distance_CW, scores, dropout, bias), q_BHTK)
 
 
 def global_banded_attention(
@@ -175,32 +191,35 @@ def global_banded_attention(
     causal: bool,
     dropout: float,
     scores: ScoreNormalizer,
-    bias: Callable[[Tensor], Tensor] | None = None,
+    bias: PairBias | None = None,
+    heads: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Compute `banded_attention` with `first` global positions: BHTK, in O(n · (r + first) · d).
 
-    Global positions attend to all positions, and all attend to them. If `causal`, both only look backward.
+    Global positions attend to all positions, and all attend to them. If `causal`, both only look backward. `heads` has
+    other queries of the global positions, and the keys and values that they attend to: q_BHFK, k_BHTK, v_BHTK.
     Source: Beltagy et al. 2020, section 3.1, global attention.
     """
-    B, H, T, _ = q_BHTK.shape
+    T = q_BHTK.shape[2]
     first = min(first, T)
     reach = (r - 1, 0) if causal else (r // 2, (r - 1) // 2)
     block = max(r // 2, SMALLEST_BLOCK)
     blocks = round_up(T, block) // block
-    near_CW = distances(block, reach, keep_BT)
-    bias_GHCS = bias and _bias(bias, near_CW, blocks, first).repeat(B, 1, 1, 1)
-    masks = AttentionMask(_mask(keep_BT, block, reach, first, causal)[:, None], bias=bias_GHCS)
+    q_GHCK = windows(q_BHTK, block, (0, 0))
     keys, values = (
         torch.cat((_repeat_blocks(x[:, :, :first], blocks), windows(x, block, reach)), 2) for x in (k_BHTK, v_BHTK)
     )
-    y_GHCK = weighed_attention(windows(q_BHTK, block, (0, 0)), keys, values, masks, scores, dropout=dropout)
-    y_BHTK = y_GHCK.transpose(1, 2).reshape(B, -1, H, v_BHTK.shape[3])[:, :T].transpose(1, 2)
+    near = distances(block, reach, keep_BT)
+    bias_GHCS = bias and _after_far(bias(q_GHCK, keys[:, :, first:], near), bias, q_BHTK, k_BHTK[:, :, :first], blocks)
+    masks = AttentionMask(_mask(keep_BT, block, reach, first, causal)[:, None], bias=bias_GHCS)
+    y_BHTK = _joined(weighed_attention(q_GHCK, keys, values, masks, scores, dropout=dropout), q_BHTK)
     if causal:
         return y_BHTK
     itself_FT = torch.eye(first, T, dtype=torch.bool, device=keep_BT.device)
     all_T = torch.arange(T, device=keep_BT.device)
-    masks = AttentionMask((keep_BT[:, None] | itself_FT)[:, None], bias=bias and bias(distance(all_T[:first], all_T)))
-    y_BHFK = weighed_attention(q_BHTK[:, :, :first], k_BHTK, v_BHTK, masks, scores, dropout=dropout)
+    mask_BFT, distance_FT = keep_BT[:, None] | itself_FT, distance(all_T[:first], all_T)
+    heads = heads or (q_BHTK[:, :, :first], k_BHTK, v_BHTK)
+    y_BHFK = _attend(*heads, mask_BFT, distance_FT, scores, dropout, bias)
     return torch.cat((y_BHFK, y_BHTK[:, :, first:]), 2)
 
 
@@ -209,25 +228,22 @@ def _repeat_blocks(x_BHFK: Tensor, blocks: int) -> Tensor:
     return x_BHFK[:, None].expand(-1, blocks, -1, -1, -1).flatten(0, 1)
 
 
-def _bias(bias: Callable[[Tensor], Tensor], near_CW: Tensor, blocks: int, first: int) -> Tensor:
-    """Return the bias from each query to the first positions and its window, for Q blocks of a sequence: QHC(F+W)."""
-    C, device = near_CW.shape[0], near_CW.device
-    far_HNF = bias(distance(torch.arange(blocks * C, device=device), torch.arange(first, device=device)))
-    far_QHCF = torch.unflatten(far_HNF, 1, (blocks, C)).transpose(0, 1)
-    return torch.cat((far_QHCF, bias(near_CW).expand(blocks, -1, -1, -1)), 3)
+def _after_far(near: Tensor, bias: PairBias, q_BHTK: Tensor, k_BHFK: Tensor, blocks: int) -> Tensor:
+    """Return the bias from each query to the first positions and its window, whose bias is `near`: bias_GHC(F+W)."""
+    (B, _, T, _), C = q_BHTK.shape, near.shape[-2]
+    place_N = torch.arange(blocks * C, device=q_BHTK.device)
+    far = bias(F.pad(q_BHTK, (0, 0, 0, blocks * C - T)), k_BHFK, distance(place_N, place_N[: k_BHFK.shape[2]]))
+    far_GHCF = torch.unflatten(far.expand(B, -1, -1, -1), 2, (blocks, C)).transpose(1, 2).flatten(0, 1)
+    return torch.cat((far_GHCF, near.expand(len(far_GHCF), -1, -1, -1)), 3)
 
 
 def _mask(keep_BT: Tensor, block: int, reach: tuple[int, int], first: int, causal: bool) -> Tensor:
     """Return each query's mask over the first positions and its window, without duplicates: GC(F+W)."""
-    B, T = keep_BT.shape
-    device = keep_BT.device
-    blocks = round_up(T, block) // block
-    query_QC = torch.arange(blocks * block, device=device).view(blocks, block)
+    (B, T), device = keep_BT.shape, keep_BT.device
+    query_QC = torch.arange(round_up(T, block), device=device).view(-1, block)
     window_QW = query_QC[:, :1] + torch.arange(-reach[0], block + reach[1], device=device)
-    near_GCW = allowed(keep_BT, block, reach)
-    near_GCW = near_GCW & (window_QW >= first).repeat(B, 1)[:, None]
+    near_GCW = allowed(keep_BT, block, reach) & (window_QW >= first).repeat(B, 1)[:, None]
     first_F = torch.arange(first, device=device)
-    later_QCF = first_F > query_QC[..., None]
-    far_BQCF = keep_BT[:, None, None, :first] & ~(later_QCF if causal else torch.zeros_like(later_QCF))
+    far_BQCF = keep_BT[:, None, None, :first] & ~((first_F > query_QC[..., None]) & causal)
     far_BQCF = far_BQCF | (first_F == query_QC[..., None])
     return torch.cat((far_BQCF.flatten(0, 1), near_GCW), 2)

@@ -41,15 +41,17 @@ def split_heads(x_BTD: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
     return x_BTD.view(B, T, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
+def to_heads(x_BTD: Tensor, heads: int) -> Tensor:
+    """Split the width into heads, the inverse of `merge_heads`: x_BT(H·K) -> x_BHTK."""
+    return torch.unflatten(x_BTD, 2, (heads, -1)).transpose(1, 2)
+
+
 def split_widths(x_BTD: Tensor, heads: tuple[int, ...], width: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Split tensors that are concatenated along the width, each with its number and width of heads: x_BTD -> x_BHTK."""
     if len(set(heads)) == len(set(width)) == 1:
         return split_heads(x_BTD, heads[0], len(heads))
     sizes = [count * size for count, size in zip(heads, width, strict=True)]
-    parts = torch.split(x_BTD, sizes, 2)
-    return tuple(
-        torch.unflatten(part, 2, (count, -1)).transpose(1, 2) for part, count in zip(parts, heads, strict=True)
-    )
+    return tuple(to_heads(*pair) for pair in zip(torch.split(x_BTD, sizes, 2), heads, strict=True))
 
 
 def merge_heads(x_BHTK: Tensor) -> Tensor:
@@ -63,10 +65,24 @@ def repeat_kv(x_BGSK: Tensor, heads: int) -> Tensor:
     return x_BGSK if groups == heads else x_BGSK.repeat_interleave(heads // groups, 1)
 
 
+def rotate_adjacent(x_BHNK: Tensor, cos_NI: Tensor, sin_NI: Tensor) -> Tensor:
+    """Rotate elements 2i and 2i+1 of the last axis by angle i, for as many i as there are angles: x_BHNK -> x_BHNK."""
+    width = 2 * cos_NI.shape[-1]
+    pairs, rest = torch.split(x_BHNK, [width, x_BHNK.shape[-1] - width], -1)
+    a, b = torch.unflatten(pairs, -1, (-1, 2)).unbind(-1)
+    rotated = torch.stack((a * cos_NI - b * sin_NI, b * cos_NI + a * sin_NI), -1).flatten(-2)
+    return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
+
+
 def one_hot_values(k_BHSK: Tensor) -> Tensor:
     """Return one-hot values v_BHSS, with which attention outputs its weights."""
     B, H, S, _ = k_BHSK.shape
     return torch.eye(S, dtype=k_BHSK.dtype, device=k_BHSK.device).expand(B, H, S, S)
+
+
+def renormalised(w_BHTS: Tensor) -> Tensor:
+    """Divide the weights of each query by their sum; a row of zeros remains."""
+    return w_BHTS / w_BHTS.sum(-1, keepdim=True).clamp(min=torch.finfo(w_BHTS.dtype).tiny)
 
 
 class ScoreNormalizer(nn.Module):
@@ -78,7 +94,7 @@ class ScoreNormalizer(nn.Module):
     fused = True
     sums_to_one = True
 
-    def __init__(self, D: int, beta: float | None = None) -> None:
+    def __init__(self, D: int, *, beta: float | None = None) -> None:
         super().__init__()
         self.width = D
         self.beta = 1 / math.sqrt(D) if beta is None else beta
@@ -137,6 +153,10 @@ class AttentionMask(NamedTuple):
         bias = q_BHTK.new_zeros(()) if self.bias is None else self.bias
         lowest = max(torch.finfo(dtype).min for dtype in (bias.dtype, q_BHTK.dtype))
         return torch.where(mask, bias, lowest)
+
+    def plus(self, bias: Tensor) -> AttentionMask:
+        """Return the mask with a further bias of the scores."""
+        return self._replace(bias=bias if self.bias is None else self.bias + bias)
 
 
 def causal_mask(keep_BT: Tensor) -> Tensor:
@@ -225,9 +245,10 @@ def among_largest(scores_BHTS: Tensor, k: int) -> Tensor:
 def few_queries(q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | None, beta: float) -> Tensor:
     """Compute `dot_product_attention` for a decoding step, without gradients; G divides H.
 
-    The mask must allow at least one key for each query. The query heads of a key-value head become its queries, so keys
-    and values are not repeated. On the CPU, torch's fused kernel is slow for few queries with a mask, so two matrix
-    products replace it: docs/notebook/experiments.md#small-products-and-masks-as-biases.
+    A query whose mask allows no key, as in a source of padding alone, has a finite output. The query heads of a
+    key-value head become its queries, so keys and values are not repeated. On the CPU, torch's fused kernel is slow for
+    few queries with a mask, so two matrix products replace it:
+    docs/notebook/experiments.md#small-products-and-masks-as-biases.
     """
     B, H, M, K = q_BHMK.shape
     G, S = k_BGSK.shape[1:3]
@@ -240,7 +261,7 @@ def few_queries(q_BHMK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask: Tensor | N
         y_BGQK = F.scaled_dot_product_attention(q_BGQK, k_BGSK, v_BGSK, mask, scale=beta)
         return y_BGQK.reshape(B, H, M, -1)
     q_XQK, k_XSK, v_XSK = q_BGQK.flatten(0, 1), k_BGSK.flatten(0, 1), v_BGSK.flatten(0, 1)
-    bias_XQS = torch.where(mask, 0.0, -torch.inf).expand(B, G, q_XQK.shape[1], S).flatten(0, 1)
+    bias_XQS = torch.where(mask, 0.0, torch.finfo(torch.float32).min).expand(B, G, q_XQK.shape[1], S).flatten(0, 1)
     scores_XQS = torch.baddbmm(bias_XQS, q_XQK, k_XSK.mT, alpha=beta)
     return torch.bmm(torch.softmax(scores_XQS, 2), v_XSK).view(B, H, M, -1)
 
@@ -265,6 +286,12 @@ class RotatesHeads(Protocol):
         """Rotate x_BHNK -> x_BHNK; a single position applies to all N."""
 
 
+def rotate_keys(position: RotatesHeads, k_BHNK: Tensor, positions_N: Tensor) -> Tensor:
+    """Rotate keys by `rotate_keys` of a position, or by `rotate` if it rotates keys like queries."""
+    rotated_BHNK: Tensor = getattr(position, "rotate_keys", position.rotate)(k_BHNK, positions_N)
+    return rotated_BHNK
+
+
 @runtime_checkable
 class BiasesScores(Protocol):
     """Adds to the scores of each head a bias that depends on the distance from query to key."""
@@ -272,6 +299,18 @@ class BiasesScores(Protocol):
     @abstractmethod
     def of_distance(self, distance_TS: Tensor) -> Tensor:
         """Return bias_HTS; a distance is negative if the key precedes the query."""
+
+
+@runtime_checkable
+class ComparesPairs(Protocol):
+    """Adds to the scores a bias that depends on the query, the key and the distance from one to the other."""
+
+    @abstractmethod
+    def of_pairs(self, q_BHTK: Tensor, k_BGSK: Tensor, distance_TS: Tensor) -> Tensor:
+        """Return bias_BHTS, which attention multiplies by β.
+
+        Queries and keys are equally spaced, or one row of distances, between any places, applies to all queries.
+        """
 
 
 def distance(queries_T: Tensor, keys_S: Tensor) -> Tensor:

@@ -2,66 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from tfm_blocks.blocks.layers.linear import LowRank
+from tfm_blocks.blocks.layers.linear import StackedMaps
 from tfm_blocks.devices import has_grouped_kernel
 
 
-class ExpertLinear(nn.Module):
+class ExpertLinear(StackedMaps):
     """x W_e^T for the rows of each expert e: x_RI -> y_RO. Rows are sorted by expert; the rows of e end at ends_E[e].
 
-    Every expert is initialised like a `Linear` without a bias; `parts`, `depth_scaled`, `round_weight` and
-    `round_input` have the same meaning.
+    Every expert is initialised like a `Linear` without a bias.
     """
-
-    selectable = True
 
     def __init__(
         self, experts: int, inputs: int, outputs: int, *, parts: int = 1, depth_scaled: Sequence[int] = ()
     ) -> None:
-        super().__init__()
-        self.parts = [outputs // parts] * parts
-        self.depth_scaled = tuple(depth_scaled)
+        super().__init__(parts=[outputs // parts] * parts, depth_scaled=depth_scaled)
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
-        self.adapter: LowRank | None = None
-        self.round_weight: Callable[[Tensor, list[int]], Tensor] | None = None
-        self.round_input: Callable[[Tensor], Tensor] | None = None
-
-    def initialise(self, name: str, generator: Generator) -> None:
-        for weight_OI in self.weight:
-            for part in torch.split(weight_OI, self.parts):
-                nn.init.xavier_uniform_(part, generator=generator)
-
-    def shrink(self, factor: float) -> None:
-        """Multiply the initial values of the parts `depth_scaled`."""
-        parts = torch.split(self.weight, self.parts, 1)
-        for part in self.depth_scaled:
-            parts[part].mul_(factor)
 
     def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
-        x_RI = x_RI if self.round_input is None else self.round_input(x_RI)
-        weight_EOI = self.weight if self.round_weight is None else self.round_weight(self.weight, self.parts)
-        y_RO = multiply_rows(x_RI, weight_EOI, ends_E)
+        x_RI = self.rounded_input(x_RI)
+        y_RO = multiply_rows(x_RI, self.rounded_weight(), ends_E)
         if self.adapter is None:
             return y_RO
         added_RO: Tensor = self.adapter(x_RI, lambda x, weight: multiply_rows(x, weight, ends_E))
         return y_RO + added_RO
-
-    def adapt(self, parts: Sequence[int], rank: int, scale: float, dropout: float) -> None:
-        """Add an adapter to some of the `parts` of every expert."""
-        experts, _, inputs = self.weight.shape
-        self.adapter = LowRank(inputs, self.parts, parts, rank, scale, dropout, (experts,))
-
-    def merged_weight(self) -> Tensor:
-        """Return W_e of all experts plus the adapter's products of matrices."""
-        return self.weight if self.adapter is None else self.weight + self.adapter.product()
 
 
 def multiply_rows(x_RI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
@@ -82,12 +53,6 @@ class BiasedExpertLinear(ExpertLinear):
     def __init__(self, experts: int, inputs: int, outputs: int, **options: Any) -> None:
         super().__init__(experts, inputs, outputs, **options)
         self.bias = nn.Parameter(torch.empty(experts * outputs))
-
-    def initialise(self, name: str, generator: Generator) -> None:
-        if name == "bias":
-            nn.init.zeros_(self.bias)
-        else:
-            super().initialise(name, generator)
 
     def forward(self, x_RI: Tensor, ends_E: Tensor) -> Tensor:
         y_RO = super().forward(x_RI, ends_E)
@@ -152,17 +117,13 @@ def _(y_RO: Tensor, x_RI: Tensor, ends_E: Tensor) -> Tensor:
     return x_RI.new_empty(ends_E.shape[0], y_RO.shape[1], x_RI.shape[1])
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _gradients(ctx: Any, grad_RO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x_RI, weight_EOI, ends_E = ctx.saved_tensors
     grad_RI = grouped_product(grad_RO, weight_EOI.transpose(1, 2), ends_E) if ctx.needs_input_grad[0] else None
     return grad_RI, grouped_outer(grad_RO, x_RI, ends_E) if ctx.needs_input_grad[1] else None, None
 
 
-grouped_product.register_autograd(_gradients, setup_context=_keep_inputs)
+grouped_product.register_autograd(_gradients, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 @register_flop_formula(torch.ops.tfm_blocks.grouped_product)

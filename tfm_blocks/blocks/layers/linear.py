@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -14,46 +15,29 @@ Product = Callable[[Tensor], Tensor]
 """x_NI -> x W^T + b: y_NO, where N stands for any leading axes. A product for decoding on the CPU has no gradients."""
 
 
-class Linear(nn.Linear):
-    """x W^T + b. `parts` stacks several maps of the same input: a number of equal maps, or their widths.
+class StackedMaps(nn.Module):
+    """Linear maps of the same input, which are stacked along the output axis of W. `parts` are their widths.
 
-    W is initialised Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; b with 0. The parts
-    `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down. A map whose weight is
-    read without `forward`, as by a convolution, has `selectable` False. `heads` is the number of attention heads in
-    each part. `round_weight` and `round_input` round W and x in the forward pass.
+    W is initialised Xavier-uniform (Glorot and Bengio 2010, equation 16), each part by its own fan; biases with 0. The
+    parts `depth_scaled` lie on the path to the residual, so deepnorm scales their initial values down. A map whose
+    weight is read without `forward`, as by a convolution, has `selectable` False. `round_weight` and `round_input`
+    round W and x in the forward pass.
     """
 
+    weight: Tensor
     selectable = True
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        parts: int | Sequence[int] = 1,
-        bias: bool = True,
-        depth_scaled: Sequence[int] = (),
-        heads: Sequence[int] = (),
-    ) -> None:
-        super().__init__(inputs, outputs, bias)
-        self.parts = [outputs // parts] * parts if isinstance(parts, int) else list(parts)
-        self.heads = tuple(heads) or (1,) * len(self.parts)
-        self.depth_scaled = tuple(depth_scaled)
-        self.packed: Product | None = None
+    def __init__(self, *arguments: Any, parts: Sequence[int], depth_scaled: Sequence[int]) -> None:
+        super().__init__(*arguments)
+        self.parts, self.depth_scaled = list(parts), tuple(depth_scaled)
         self.adapter: LowRank | None = None
         self.round_weight: Callable[[Tensor, list[int]], Tensor] | None = None
         self.round_input: Callable[[Tensor], Tensor] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.rounded_input(x)
-        if self.packed is not None:
-            return self.packed(x)
-        y = F.linear(x, self.rounded_weight(), self.bias)
-        return y if self.adapter is None else y + self.adapter(x, F.linear)
-
     def adapt(self, parts: Sequence[int], rank: int, scale: float, dropout: float) -> None:
         """Add an adapter to some of the `parts`."""
-        self.adapter = LowRank(self.in_features, self.parts, parts, rank, scale, dropout)
+        *stack, _, inputs = self.weight.shape
+        self.adapter = LowRank(inputs, self.parts, parts, rank, scale, dropout, stack)
 
     def rounded_input(self, x: Tensor) -> Tensor:
         """Return x, rounded if the activations are quantised. Rounding a rounded x has no effect."""
@@ -67,24 +51,58 @@ class Linear(nn.Linear):
         """Return the rounded W plus the adapter's product of matrices."""
         return self.rounded_weight() if self.adapter is None else self.rounded_weight() + self.adapter.product()
 
+    def initialise(self, name: str, generator: Generator) -> None:
+        if name.endswith("bias"):
+            nn.init.zeros_(self.get_parameter(name))
+        for part in chain.from_iterable(self._matrices()) if name == "weight" else ():
+            nn.init.xavier_uniform_(part, generator=generator)
+
+    def shrink(self, factor: float) -> None:
+        """Multiply the initial values of the parts `depth_scaled`."""
+        for parts in self._matrices():
+            for part in self.depth_scaled:
+                parts[part].mul_(factor)
+
+    def _matrices(self) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the parts of W, or of the W of each expert."""
+        for weight_OI in self.weight.view(-1, *self.weight.shape[-2:]):
+            yield torch.split(weight_OI, self.parts)
+
+
+class Linear(StackedMaps, nn.Linear):
+    """x W^T + b. `parts` stacks several maps of the same input: a number of equal maps, or their widths.
+
+    `heads` is the number of attention heads in each part.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        parts: int | Sequence[int] = 1,
+        bias: bool = True,
+        depth_scaled: Sequence[int] = (),
+        heads: Sequence[int] = (),
+    ) -> None:
+        widths = [outputs // parts] * parts if isinstance(parts, int) else parts
+        super().__init__(inputs, outputs, bias, parts=widths, depth_scaled=depth_scaled)
+        self.heads = tuple(heads) or (1,) * len(self.parts)
+        self.packed: Product | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rounded_input(x)
+        if self.packed is not None:
+            return self.packed(x)
+        y = F.linear(x, self.rounded_weight(), self.bias)
+        return y if self.adapter is None else y + self.adapter(x, F.linear)
+
     def pack(self, make: Callable[[Tensor, Tensor | None], Product]) -> None:
         """Let `forward` call the product that `make` returns for the weight and bias, until `packed` is set to None."""
         self.packed = make(self.merged_weight().detach(), None if self.bias is None else self.bias.detach())
 
     def reset_parameters(self) -> None:
         """Do nothing: `initialise` fills the parameters, each from its own generator."""
-
-    def shrink(self, factor: float) -> None:
-        """Multiply the initial values of the parts `depth_scaled`."""
-        parts = torch.split(self.weight, self.parts)
-        for part in self.depth_scaled:
-            parts[part].mul_(factor)
-
-    def initialise(self, name: str, generator: Generator) -> None:
-        if name == "bias":
-            nn.init.zeros_(self.bias)
-        for part in torch.split(self.weight, self.parts) if name == "weight" else ():
-            nn.init.xavier_uniform_(part, generator=generator)
 
 
 class PartlyBiased(Linear):
@@ -96,12 +114,6 @@ class PartlyBiased(Linear):
         super().__init__(inputs, sum(parts), parts=parts, bias=False, **options)
         self.unbiased = unbiased
         self.part_bias = nn.Parameter(torch.empty(sum(parts) - parts[unbiased]))
-
-    def initialise(self, name: str, generator: Generator) -> None:
-        if name == "part_bias":
-            nn.init.zeros_(self.part_bias)
-        else:
-            super().initialise(name, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         first = sum(self.parts[: self.unbiased])
@@ -145,28 +157,43 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Return the term that the adapter adds; `product` multiplies rows by a matrix like this module's."""
         h = product(self.dropout(x), self.a)
-        chosen = zip(torch.split(h, self.rank, -1), self._split_b(), strict=True)
-        outputs = dict(zip(self.parts, (product(*pair) for pair in chosen), strict=True))
-        return self._join([outputs.get(part, h.new_zeros(*h.shape[:-1], n)) for part, n in enumerate(self.widths)], -1)
+        return self._join(map(product, torch.split(h, self.rank, -1), self._split_b()), -1)
 
     def product(self) -> Tensor:
         """Return scale · B A in the shape of the map's weight."""
-        chosen = zip(torch.split(self.a, self.rank, -2), self._split_b(), strict=True)
-        outputs = dict(zip(self.parts, (b @ a for a, b in chosen), strict=True))
-        *stack, _, inputs = self.a.shape
-        zeros = (self.a.new_zeros(*stack, width, inputs) for width in self.widths)
-        return self._join([outputs.get(part, zero) for part, zero in enumerate(zeros)], -2)
+        return self._join(map(torch.matmul, self._split_b(), torch.split(self.a, self.rank, -2)), -2)
 
     def _split_b(self) -> Sequence[Tensor]:
         return torch.split(self.b, [self.widths[part] for part in self.parts], -2)
 
-    def _join(self, pieces: list[Tensor], axis: int) -> Tensor:
-        return (torch.cat(pieces, axis) if len(pieces) > 1 else pieces[0]) * self.scale
+    def _join(self, chosen: Iterable[Tensor], axis: int) -> Tensor:
+        """Stack the products of the parts along an axis, with zeros for the other maps, and scale them."""
+        products = dict(zip(self.parts, chosen, strict=True))
+        zero = torch.zeros_like(products[self.parts[0]].narrow(axis, 0, 1))
+        of_all = [products.get(part, zero.repeat_interleave(n, axis)) for part, n in enumerate(self.widths)]
+        return (torch.cat(of_all, axis) if len(of_all) > 1 else of_all[0]) * self.scale
 
 
-def normal_(weight: Tensor, width: int, generator: Generator) -> None:
-    """Fill with N(0, 1/width), so that an embedding scaled by √width has unit variance."""
-    nn.init.normal_(weight, std=1 / math.sqrt(width), generator=generator)
+def fill_normal(module: nn.Module, name: str, generator: Generator) -> None:
+    """Initialise with N(0, 1/width), where the width is the last axis: an embedding times √width has unit variance."""
+    weight = module.get_parameter(name)
+    nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]), generator=generator)
+
+
+def fill_zeros(module: nn.Module, name: str, generator: Generator) -> None:
+    """Initialise with 0."""
+    nn.init.zeros_(module.get_parameter(name))
+
+
+def fill_ones(module: nn.Module, name: str, generator: Generator) -> None:
+    """Initialise with 1."""
+    nn.init.ones_(module.get_parameter(name))
+
+
+class ZeroLinear(Linear):
+    """A linear map whose weights start at 0."""
+
+    initialise = fill_zeros
 
 
 LEVELS = 2**16  # a rate is rounded to 1/65536

@@ -187,6 +187,11 @@ class Recurrence(nn.Module, ABC):
     prefill = step
 
 
+def wide_zeros(like: Tensor, *sizes: int) -> Tensor:
+    """Return zeros on the device of `like`, in float32 or wider, for a memory that sums over many positions."""
+    return like.new_zeros(sizes, dtype=torch.promote_types(like.dtype, torch.float32))
+
+
 def reading_order(keep_BT: Tensor, *, backward: bool = False) -> Tensor:
     """Return order_BT: the positions of each row that are not padding, from the left or the right, then the padding."""
     T = keep_BT.shape[1]

@@ -107,13 +107,9 @@ def _fill_layer(spec: Any, nodes: dict[str, Node], network: Network) -> None:
         if kind == "ffn":
             # the first half of `inner` of a gated network has the activation
             linears = [part.linear_0, part.linear_0_noact] if hasattr(part, "linear_0_noact") else [part.linear_0]
-            weights = branch.block.inner.weight.chunk(len(linears))
-            biases = (
-                [None] * len(linears)
-                if branch.block.inner.bias is None
-                else branch.block.inner.bias.chunk(len(linears))
-            )
-            for target, weight, bias in zip(linears, weights, biases, strict=True):
+            inner, count = branch.block.inner, len(linears)
+            biases = [None] * count if inner.bias is None else inner.bias.chunk(count)
+            for target, weight, bias in zip(linears, inner.weight.chunk(count), biases, strict=True):
                 _fill_linear(target, weight, bias)
             _fill_linear(part.linear_1, branch.block.out.weight, branch.block.out.bias)
         else:

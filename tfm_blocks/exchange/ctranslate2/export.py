@@ -10,7 +10,7 @@ import torch
 
 from tfm_blocks.data.published_tokenizer import PublishedTokenizer
 from tfm_blocks.data.tokenizer import Tokenizer
-from tfm_blocks.errors import ConfigError, Problem, RunError
+from tfm_blocks.errors import config_error, run_error
 from tfm_blocks.exchange.certificate import Certificate, LogProbabilities, Translations, compare_with_engine
 from tfm_blocks.exchange.ctranslate2.rules import read_engine_graph
 from tfm_blocks.exchange.exporting import tokenizer_files, write_files
@@ -39,7 +39,7 @@ def export_to_ctranslate2(
     read_engine_graph(translator.network.spec, str(run))  # raises before the folder exists
     if sources and not translator.inputs:
         rule = "compares translations, but the model reads no source"
-        raise ConfigError(Problem("--src", rule, help="leave --src and --ref out"))
+        raise config_error("--src", rule, "leave --src and --ref out")
     library = _library()
     with new_folder(folder) as part:
         write_network(translator.network, subwords, part, quantization, str(run), of_source)
@@ -70,7 +70,6 @@ def write_network(
     `of_source` are the subwords of a separate vocabulary of sources.
     """
     sides = read_engine_graph(network.spec, where)
-    _library()
     from tfm_blocks.exchange.ctranslate2.conversion import convert_network
 
     spec = convert_network(network, sides, subwords, of_source or subwords)
@@ -94,7 +93,7 @@ def _library() -> Any:
         import ctranslate2
     except ImportError:
         help = "pip install -c constraints.txt 'tfm-blocks[ctranslate2]'"
-        raise RunError(Problem("ctranslate2", "the library is not installed", help=help)) from None
+        raise run_error("ctranslate2", "the library is not installed", help) from None
     return ctranslate2
 
 
@@ -109,7 +108,7 @@ def compare_log_p(
     """Compare the log probabilities of random sentences. CTranslate2 assigns probability 0 to padding and bos."""
 
     def log_p_of_engine(rows: Rows) -> list[list[float]]:
-        names = {name: subwords if name == TARGET or not of_source else of_source for name in rows}
+        names = {name: subwords if name == TARGET else of_source or subwords for name in rows}
         texts = [[[names[name][id] for id in row.tolist()] for row in ids] for name, ids in rows.items()]
         if len(texts) == 1:  # a generator does not score its first token: bos is added
             begin, end = subwords[Tokenizer.BOS], subwords[Tokenizer.EOS]

@@ -113,10 +113,9 @@ def _blocks(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
 
 
 def _structure(spec: Spec, sides: Sequence[EngineSide]) -> Iterator[Refusal]:
+    memory = sides[0].nodes[-1].address if sides[0].name == "encoder" else ""
     for side in sides:
         yield from _order(side)
-        first_side = sides[0]
-        memory = first_side.nodes[-1].address if first_side.name == "encoder" else ""
         for before, node in zip([None, *side.nodes], side.nodes, strict=False):
             first, *others = node.reads.items()
             if before and (first[1] != (before.address,) or (node.post and node.residual != before.address)):

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.blocks.layers.banded import windows
+from tfm_blocks.blocks.layers.decay import products_by_channel, products_by_halves
 from tfm_blocks.blocks.layers.expert_linear import grouped_product
 from tfm_blocks.blocks.layers.linear import Dropout, Linear
 from tfm_blocks.blocks.layers.rounding import int8, ternary
@@ -51,6 +52,8 @@ SAME_SHAPE = (
     "repeat_interleave",
     "contiguous",
 )  # dropped if the shape is equal
+CHANGING = {"append", "extend", "insert", "pop", "popitem", "remove", "clear", "sort", "reverse", "update"}
+CHANGING |= {"setdefault", "add", "discard"}  # methods that change a list, a dict or a set
 SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 FALSE = {id(f) for f in (torch.compiler.is_compiling, torch.compiler.is_exporting, torch.is_autocast_enabled)}
 FORWARDS = (Linear.forward, LayerNorm.forward, RMSNorm.forward)  # compute the same as torch's
@@ -78,6 +81,7 @@ def _windows(x_BHTK: Tensor, block: int, reach: tuple[int, int]) -> Tensor:
 PLAIN: dict[int, Callable[..., Tensor]] = {
     id(Dropout.forward): _dropout,
     id(grouped_product): _grouped_product,
+    id(products_by_halves): products_by_channel,
     id(windows): _windows,
 }
 
@@ -86,7 +90,7 @@ def is_leaf(module: nn.Module) -> bool:
     """Return True if the module computes the same as a layer of torch."""
     if isinstance(module, Linear) and module.round_weight is not None:
         return False
-    if isinstance(module, RMSNorm) and module.groups > 1:
+    if isinstance(module, nn.ModuleList) or (isinstance(module, RMSNorm) and module.groups > 1):
         return False
     plain = isinstance(module, Unembed) and type(module).forward is Unembed.forward and not module.first_id
     return plain or type(module).forward in FORWARDS or type(module).__module__.startswith("torch.nn.modules")
@@ -105,7 +109,7 @@ class Calls(Expressions):
         match function:
             case Code():
                 return self._method_of_code(function, arguments, named)
-            case Ref() if is_leaf(function.module):
+            case Ref() if is_leaf(function.module) and next(function.module.parameters(), None) is not None:
                 return residual(function.expr, arguments, named, trial(function.module, *arguments, **named))
             case Ref():
                 return self.call(self.get(function, "forward"), arguments, named)
@@ -158,19 +162,24 @@ class Calls(Expressions):
         if str(getattr(function, "__module__", "")).startswith("torch") or id(function) in TORCH_NAMES:
             tried = {key: value for key, value in named.items() if key != "generator"}  # the meta device has none
             return residual(to_expr(function), arguments, named, trial(function, *arguments, **tried))
-        if isinstance(function, type) and issubclass(function, Exception):
-            return residual(name(function.__name__), arguments, named, None)
-        record = isinstance(function, type) and _has_own_source(function)
         of_container = isinstance(getattr(function, "__self__", None), list | dict | tuple | str | set)
-        if record or of_container or is_static((arguments, named)):
+        if of_container and function.__name__ in CHANGING:
+            self.expect_unconditional()
+        is_error = isinstance(function, type) and issubclass(function, Exception)
+        record = isinstance(function, type) and _has_own_source(function)
+        if not is_error and (record or of_container or is_static((arguments, named))):
             return function(*arguments, **named)
-        return residual(name(function.__name__), arguments, named, trial(function, *arguments, **named))
+        word = getattr(function, "__name__", "")
+        if not hasattr(builtins, word) or getattr(builtins, word) is not function:
+            raise CannotEjectError(f"a call of {getattr(function, '__module__', '')}.{word} is not supported")
+        runs = None if is_error else trial(function, *arguments, **named)
+        return residual(name(word), arguments, named, runs)
 
     def inline(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
         """Evaluate the body of a function with these arguments."""
         if self.depth > DEEPEST:
             raise CannotEjectError(f"{function.__name__} calls itself")
-        bound = inspect.signature(function).bind(*arguments, **named)
+        bound = inspect.signature(function, follow_wrapped=False).bind(*arguments, **named)
         bound.apply_defaults()
         tree = source_of(function)
         used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
@@ -180,9 +189,11 @@ class Calls(Expressions):
         if "__class__" in outer:
             owner = next(iter(bound.arguments.values()))
             outer["super"] = functools.partial(Super, owner, outer["__class__"])
+        inner, self.inner = self.inner, 0
         self.depth += 1
         value = self.run(tree.body, ChainMap(env, outer, function.__globals__, vars(builtins)))
         self.depth -= 1
+        self.inner = inner
         return value
 
     def _call_len(self, value: Any) -> Any:
@@ -202,6 +213,12 @@ class Calls(Expressions):
 
     def _call_type(self, value: Any) -> Any:
         return type(value.module) if isinstance(value, Ref) else type(value)
+
+    def _call_hasattr(self, value: Any, text: str) -> bool:
+        return hasattr(value.module if isinstance(value, Ref) else value, text)
+
+    def _call_getattr(self, value: Any, text: str, *default: Any) -> Any:
+        return default[0] if default and not self._call_hasattr(value, text) else self.get(value, text)
 
     _call_slice = staticmethod(slice)
 
@@ -261,7 +278,7 @@ def _has_own_source(function: Any) -> bool:
 def source_of(function: Any) -> ast.FunctionDef:
     """Return the syntax tree of a function. Raises CannotEjectError if its source is not available."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function.__code__))).body[0]
     except (OSError, TypeError, SyntaxError):
         raise CannotEjectError(f"the source of {function.__name__} is not available") from None
     if not isinstance(tree, ast.FunctionDef):

@@ -15,7 +15,8 @@ from tfm_blocks.blocks.layers.state import CacheShape, State
 from tfm_blocks.exchange.eject.calls import is_leaf
 from tfm_blocks.exchange.eject.expressions import Statements
 from tfm_blocks.exchange.eject.graph import BATCHES, LENGTHS, POSITIONS, EjectContext, block_kind
-from tfm_blocks.exchange.eject.statements import Evaluator, name_nodes
+from tfm_blocks.exchange.eject.simplify import name_nodes
+from tfm_blocks.exchange.eject.statements import Evaluator
 from tfm_blocks.exchange.eject.values import (
     RUNS,
     CannotEjectError,
@@ -23,6 +24,7 @@ from tfm_blocks.exchange.eject.values import (
     Ref,
     assignment,
     code,
+    expect_saved_buffers,
     is_attribute,
     name,
     to_expr,
@@ -82,6 +84,8 @@ class BlockClass:
     """
 
     def __init__(self, context: EjectContext, call: Call) -> None:
+        for module in call.block.modules():
+            expect_saved_buffers(module)
         self.context, self.call = context, call
         self.ref, self.state = Ref(call.block, name("self")), State()
         forward = self._forward()
@@ -157,12 +161,21 @@ class BlockClass:
         )
 
         def action(evaluator: Evaluator) -> Any:
-            state = State(fixed, caches, {**changing}, cast(int, position))
+            state = State({**fixed}, {**caches}, {**changing}, cast(int, position))
             result, after = evaluator.call(evaluator.get(self.ref, "step"), [operands[first.parameter], state], moving)
+            for before, now in ((fixed, after.fixed), (caches, after.caches)):
+                if any(tensor is not before.get(key) for key, tensor in now.items()):
+                    raise CannotEjectError("a step that replaces a tensor of fixed or caches is not supported")
+            changed = {key: tensor for key, tensor in after.moving.items() if tensor is not changing.get(key)}
             result = evaluator.bind("y", result)
-            for key, tensor in after.moving.items():
-                if tensor is not changing.get(key):
-                    evaluator.body.append(assignment(f"state[{key!r}]", to_expr(tensor)))
+            if changed and not isinstance(to_expr(result), ast.Name):  # an entry of the state before its change
+                variable = evaluator.fresh("y")
+                evaluator.body.append(assignment(variable, to_expr(result)))
+                result = Code(name(variable), result.runs)
+            values = [to_expr(tensor) for tensor in changed.values()]
+            if values:  # one statement, because a value may read another entry
+                targets = ", ".join(f"state[{key!r}]" for key in changed)
+                evaluator.body.append(assignment(targets, ast.Tuple(values) if len(values) > 1 else values[0]))
             return result
 
         parameters = {first.parameter: operands[first.parameter], **moving, "state": None, "position": position}
@@ -188,13 +201,14 @@ def class_body(docstring: str, tree: Mapping[str, Any], methods: Iterable[Method
 
 
 def tree_of(module: nn.Module) -> dict[str, Any]:
-    """Return the constructors of the parameters of a module, and of its submodules that have parameters."""
-    if module._buffers:
-        raise CannotEjectError("a block with buffers is not supported")
+    """Return the constructors of the parameters and buffers of a module, and of its submodules that have parameters."""
+    expect_saved_buffers(module)
     tree: dict[str, Any] = {}
-    for key, tensor in module._parameters.items():
+    for key, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None:
-            tree[key] = f"nn.Parameter(torch.empty({', '.join(map(str, tensor.shape)) or '()'}))"
+            shape = ", ".join(map(str, tensor.shape)) or "()"
+            saved = f"nn.Buffer(torch.empty({shape}, dtype={tensor.dtype}))"
+            tree[key] = saved if key in module._buffers else f"nn.Parameter(torch.empty({shape}))"
     for key, child in module._modules.items():
         if child is not None and next(child.parameters(), None) is not None:
             tree[key] = constructor(child) if is_leaf(child) else tree_of(child)
@@ -225,6 +239,8 @@ def constructor(module: nn.Module) -> str:
     if isinstance(module, nn.Linear):
         bias = "" if module.bias is not None else ", bias=False"
         return f"nn.Linear({module.in_features}, {module.out_features}{bias})"
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
+        raise CannotEjectError("a norm over several axes is not supported")
     if isinstance(module, nn.LayerNorm):
         options = "" if module.eps == 1e-5 else f", eps={module.eps}"
         options += "" if module.bias is not None else ", bias=False"

@@ -8,11 +8,13 @@ import types
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from tfm_blocks.exchange.eject.values import (
     RUNS,
@@ -21,10 +23,13 @@ from tfm_blocks.exchange.eject.values import (
     Ref,
     Super,
     assignment,
+    attribute_of,
     binary,
     comparison,
+    expect_saved_buffers,
     has_call,
     is_static,
+    list_children,
     name,
     parse,
     terms_of,
@@ -43,11 +48,17 @@ Frame = ChainMap[str, Any]
 
 @dataclass
 class Expressions(ABC):
-    """Evaluate expressions. Emitted statements are appended to `body`; `names` are in use."""
+    """Evaluate expressions. Emitted statements are appended to `body`; `names` are in use.
+
+    `branches` counts the branches of unknown conditions and the emitted loops around the current statement, and `inner`
+    the loops and `with` statements around it in its function.
+    """
 
     names: set[str] = field(default_factory=set)
     body: Statements = field(default_factory=list)
     temporary: set[str] = field(default_factory=set)
+    branches: int = 0
+    inner: int = 0
 
     @abstractmethod
     def call(self, function: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
@@ -72,6 +83,18 @@ class Expressions(ABC):
             self.temporary.add(variable)
         self.body.append(assignment(variable, value.expr))
         return Code(name(variable), value.runs, terms_of(value) if value.is_int else None)
+
+    @contextmanager
+    def conditional(self) -> Iterator[None]:
+        """Count a branch that the ejected file may skip or repeat."""
+        self.branches += 1
+        yield
+        self.branches -= 1
+
+    def expect_unconditional(self) -> None:
+        """Raise CannotEjectError in a branch, which is evaluated whether or not the ejected file enters it."""
+        if self.branches:
+            raise CannotEjectError("changes a list, a dict or an attribute under an unknown condition")
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Any:
         """Return the value of an expression. Raises CannotEjectError."""
@@ -110,7 +133,7 @@ class Expressions(ABC):
         """Return an attribute of a value."""
         match value:
             case Code():
-                return _of_code(value, text)
+                return attribute_of(value, text)
             case Ref():
                 return self._of_module(value, text)
             case Super(owner=owner, cls=cls):
@@ -127,8 +150,12 @@ class Expressions(ABC):
         for values in (module._parameters, module._buffers, module._modules):
             if text in values:
                 member: Any = values[text]
+                if values is module._buffers:
+                    expect_saved_buffers(module)
                 if isinstance(member, torch.Tensor):
                     return Code(expr, (member,) * RUNS)
+                if isinstance(member, nn.ModuleList):
+                    return list_children(member, expr)
                 return None if member is None else Ref(member, expr)
         return vars(module)[text] if text in vars(module) else self._of_class(ref, type(module).__mro__, text)
 
@@ -185,20 +212,22 @@ class Expressions(ABC):
         return binary(node.op, left, right)
 
     def _boolop(self, node: ast.BoolOp, frame: Frame) -> Any:
-        """Evaluate operands until one decides; the unknown operands before it stay code."""
-        decides, unknown = isinstance(node.op, ast.Or), list[Code]()
+        """Evaluate operands until one decides; the unknown operands before it stay code, and so does the last value."""
+        decides, unknown = isinstance(node.op, ast.Or), list[Any]()
         value: Any = None
         for operand in node.values:
             value = self.evaluate(operand, frame)
             if isinstance(value, Code):
                 unknown.append(value)
             elif bool(value) is decides:
-                if not unknown or not decides or value is True:
+                if not decides or value is True:
                     return value
-                return Code(ast.BoolOp(node.op, [*map(to_expr, unknown), to_expr(value)]))
+                break
         if not unknown:
             return value
-        return unknown[0] if len(unknown) == 1 else Code(ast.BoolOp(node.op, [code.expr for code in unknown]))
+        if not isinstance(value, Code | bool):
+            unknown.append(value)
+        return unknown[0] if len(unknown) == 1 else Code(ast.BoolOp(node.op, [*map(to_expr, unknown)]))
 
     def _compare(self, node: ast.Compare, values: list[Any]) -> Any:
         results = [comparison(sign, *values[i : i + 2]) for i, sign in enumerate(node.ops)]
@@ -279,12 +308,14 @@ class Expressions(ABC):
             case ast.Name():
                 frame[target.id] = self.bind(target.id, value)
             case ast.Attribute():
+                self.expect_unconditional()
                 setattr(self.evaluate(target.value, frame), target.attr, value)
             case ast.Subscript():
                 owner, index = self.evaluate(target.value, frame), self.evaluate(target.slice, frame)
                 if isinstance(owner, Code):
                     self.body.append(assignment(ast.unparse(self.item(owner, index).expr), to_expr(value)))
                 else:
+                    self.expect_unconditional()
                     owner[index] = value
             case ast.Tuple():
                 self._assign_parts(target, value, frame)
@@ -316,23 +347,3 @@ class Expressions(ABC):
 def truth(value: Any) -> Any:
     """Return the truth of a value as a bool, or as code if it is unknown. A module is true."""
     return value if isinstance(value, Code) else bool(value)
-
-
-def _of_code(value: Code, text: str) -> Any:
-    """Return an attribute of an unknown value."""
-    if text in ("requires_grad", "is_meta"):
-        return False
-    expr = ast.Attribute(value.expr, text)
-    runs = trial(getattr, value, text)
-    if text == "type" and runs and isinstance(runs[0], str):
-        return Code(expr, ("cpu",) * RUNS)
-    if text == "shape" and runs and len({len(run) for run in runs}) == 1:
-        sizes = enumerate(zip(*runs, strict=True))
-        return tuple(
-            size[0] if len(set(size)) == 1 else Code(ast.Subscript(expr, ast.Constant(axis)), size)
-            for axis, size in sizes
-        )
-    if text == "ndim" and runs and len(set(runs)) == 1:
-        return runs[0]
-    sample = runs[0] if runs else getattr(torch.Tensor, text, getattr(list, text, None))
-    return Code(expr, runs, owner=value if callable(sample) else None)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import yaml
 
 from tfm_blocks.blocks.layers.rounding import int8, round_to_mean, straight_through, ternary
-from tfm_blocks.errors import ConfigError, Problem
+from tfm_blocks.errors import config_error
 from tfm_blocks.exchange.eject.classes import RESERVED, MethodCode, class_body
 from tfm_blocks.exchange.eject.graph import (
     BATCHES,
@@ -18,19 +18,20 @@ from tfm_blocks.exchange.eject.graph import (
     POSITIONS,
     CallScope,
     EjectContext,
-    LayerStack,
+    calls_of,
     reads,
     scope_of,
 )
 from tfm_blocks.exchange.eject.layers import initial_state, write_items
 from tfm_blocks.exchange.eject.scope_methods import Mode, ScopeMethod, mask_variable
-from tfm_blocks.exchange.eject.statements import name_nodes
+from tfm_blocks.exchange.eject.simplify import name_nodes
 from tfm_blocks.exchange.eject.values import CannotEjectError, Code, assignment, code, parse
 from tfm_blocks.language.parametrisation import expect_standard
 from tfm_blocks.language.sources import Sources
-from tfm_blocks.language.spec import TARGET, Input, Spec, names
+from tfm_blocks.language.spec import TARGET, Input, Node, Spec, names
 from tfm_blocks.network.build import network_without_values
-from tfm_blocks.network.call import Call, derive_mask
+from tfm_blocks.network.call import derive_mask
+from tfm_blocks.registry.blocks import REGISTRY
 
 WIDTH = 120
 NODE = '''class Node(nn.Module):
@@ -57,7 +58,7 @@ def eject(spec: Spec, sources: Sources, title: str) -> str:
     try:
         model = ModelWriter(context).text()
     except CannotEjectError as error:
-        raise ConfigError(Problem("model", f"cannot be ejected: {error}", help="see docs/ejecting.md")) from error
+        raise config_error("model", f"cannot be ejected: {error}", "see docs/ejecting.md") from error
     classes = [f"class {name}(nn.Module):\n{body}" for body, name in context.classes.items()]
     body = "\n\n".join([*classes, model])
     used = {node.id for node in name_nodes([ast.parse(body)])}
@@ -77,7 +78,7 @@ def eject(spec: Spec, sources: Sources, title: str) -> str:
         return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
     except FileNotFoundError:
         help = "pip install -c constraints.txt -e '.[eject]'"
-        raise ConfigError(Problem("tfm eject", "ruff formats the file, but is not installed", help=help)) from None
+        raise config_error("tfm eject", "ruff formats the file, but is not installed", help) from None
 
 
 class ModelWriter:
@@ -105,11 +106,9 @@ class ModelWriter:
             methods = [self._pass("encode", self.encoder, self.sources)] if self.encoded else []
             step = self._step()
             methods += [self._pass("forward", self.decoder, self.inputs), self._start(step.state_keys), step]
-        ties = [
-            f"{path(node.address, '')}.block.weight = {path(node.tie, '')}.block.weight"
-            for node in network.spec.nodes
-            if node.tie
-        ]
+        by_address = {node.address: node for node in network.spec.nodes}
+        pairs = [(node, by_address[node.tie]) for node in network.spec.nodes if node.tie]
+        ties = [" = ".join(f"{path(tied.address, '')}.block.{_tieable(tied)}" for tied in pair) for pair in pairs]
         return f"class Model(nn.Module):\n{class_body(ABOUT, self.context.take_constructors(''), methods, ties)}"
 
     def _pass(self, text: str, scope: CallScope, inputs: Sequence[Input]) -> MethodCode:
@@ -180,5 +179,5 @@ class ModelWriter:
         return MethodCode("step", dict.fromkeys(parameters), evaluator.finish(result), "Tensor", method.state_keys)
 
 
-def calls_of(item: Call | LayerStack) -> Sequence[Call]:
-    return item.calls if isinstance(item, LayerStack) else [item]
+def _tieable(node: Node) -> str:
+    return REGISTRY.blocks[node.block or ""].tieable or ""

@@ -154,7 +154,7 @@ class CallScope:
     @property
     def calls(self) -> list[Call]:
         """Return the calls of the scope and of the layers in it, in order."""
-        return [call for item in self.items for call in (item.calls if isinstance(item, LayerStack) else [item])]
+        return [call for item in self.items for call in calls_of(item)]
 
     def relative(self, address: str) -> str:
         """Return an address below the home of this scope without its prefix."""
@@ -179,11 +179,15 @@ class LayerStack:
         return [call for layer in self.layers for call in layer.calls]
 
 
+def calls_of(item: Call | LayerStack) -> list[Call]:
+    return item.calls if isinstance(item, LayerStack) else [item]
+
+
 def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", home: str = "") -> CallScope:
     """Group calls by the layers of the outermost stacks below the address. `network` has all calls of the model.
 
     A layer is not grouped if it cannot be a class: other calls read its inner values, its weights belong to several
-    layers, or it shares the weights of a layer with another pattern of inputs.
+    layers, or it shares the weights of a layer with another pattern of inputs or with other arguments.
     """
     chunks = [(layer, list(group)) for layer, group in groupby(calls, lambda call: _layer(call.address, address))]
     layers = [layer for layer, _ in chunks if layer]
@@ -212,15 +216,22 @@ def scope_of(calls: Sequence[Call], network: Sequence[Call], address: str = "", 
 
 
 def _pattern(layer: str, group: Sequence[Call], network: Sequence[Call]) -> Pattern:
-    """Return the reads and outputs of a layer: inner addresses without its prefix, outer addresses by index."""
-    inputs = list(dict.fromkeys(a for call in group for a in (*call.node.read, call.node.residual)))
+    """Return the reads, arguments and outputs of a layer: inner addresses without its prefix, outer ones by index.
+
+    Of layers that share weights, only nodes without weights differ in their arguments.
+    """
+    inputs = list(dict.fromkeys(a for call in group for a in call.node.dependencies))
     outer = [address for address in inputs if not address.startswith(f"{layer}.")]
 
     def local(address: str) -> str | int:
         return outer.index(address) if address in outer else address.removeprefix(layer)
 
-    rows = [(local(call.address), call.node.sees, *map(local, (*call.node.read, call.node.residual))) for call in group]
-    return tuple(rows), tuple(map(local, outputs_of(group, network)))
+    def row(call: Call) -> tuple[Any, ...]:
+        node = call.node
+        kind = (block_kind(call), node.sees, node.pre, node.post)
+        return (local(call.address), *kind, *map(local, node.dependencies))
+
+    return tuple(map(row, group)), tuple(map(local, outputs_of(group, network)))
 
 
 def _layer(address: str, scope: str) -> str:

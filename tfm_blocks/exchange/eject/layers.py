@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from tfm_blocks.exchange.eject.classes import MethodCode, class_body
 from tfm_blocks.exchange.eject.graph import CallScope, EjectContext, LayerStack, outputs_of
 from tfm_blocks.exchange.eject.scope_methods import Mode, ScopeMethod
-from tfm_blocks.exchange.eject.statements import name_nodes
+from tfm_blocks.exchange.eject.simplify import name_nodes
 from tfm_blocks.exchange.eject.values import Code, assignment, code, name, parse
+
+Pattern = Mapping[str, tuple[str, str]]
+"""The kind of each parameter over the layers of a stack, and the address or the variable with its values."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class StackWriter:
         methods = [layer.methods.get(mode) for layer in self.classes]
         return [method.parameters if method else {} for method in methods]
 
-    def _pattern(self, mode: Mode) -> dict[str, tuple[str, str]] | None:
+    def _pattern(self, mode: Mode) -> Pattern | None:
         """Return the kind of each parameter over the layers: constant, carried (the previous output), indexed or state.
 
         None if the layers differ in their classes or in another kind of parameter.
@@ -173,9 +176,7 @@ class StackWriter:
             return f"[{container}[str(i)] for i in range({len(paths)})]"
         return f"[{', '.join(paths)}]"
 
-    def _iteration(
-        self, mode: Mode, pattern: Mapping[str, tuple[str, str]], carried: ast.expr
-    ) -> tuple[ast.expr, ast.expr, ast.Call]:
+    def _iteration(self, mode: Mode, pattern: Pattern, carried: ast.expr) -> tuple[ast.expr, ast.expr, ast.Call]:
         """Return the target and the iterable of the loop, and the layer's call."""
         layer = self.evaluator.fresh("layer")
         targets, iterables, arguments = [layer], [self._layers()], list[ast.expr]()
@@ -192,7 +193,7 @@ class StackWriter:
         call = ast.Call(parse(layer if mode == "forward" else f"{layer}.{mode}"), arguments, [])
         return assignment(target, call).targets[0], parse(iterable), call
 
-    def _loop(self, mode: Mode, pattern: Mapping[str, tuple[str, str]]) -> None:
+    def _loop(self, mode: Mode, pattern: Pattern) -> None:
         """Write a loop in which each layer reads the output of the previous layer."""
         first = next(self.method.read(key).expr for kind, key in pattern.values() if kind == "carried")
         inside = set(self.stack.calls)
@@ -220,6 +221,6 @@ class StackWriter:
             runs = self.context.runs(address, step=self.method.steps)
             self.method.values[address] = code(f"{variable}[{index}]", runs)
 
-    def _comprehension(self, mode: Mode, pattern: Mapping[str, tuple[str, str]]) -> ast.expr:
+    def _comprehension(self, mode: Mode, pattern: Pattern) -> ast.expr:
         target, iterable, call = self._iteration(mode, pattern, name("_"))
         return ast.ListComp(call, [ast.comprehension(target, iterable, [], 0)])

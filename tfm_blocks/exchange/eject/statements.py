@@ -6,14 +6,13 @@ At the end, unused variables are removed, and temporary variables that are used 
 from __future__ import annotations
 
 import ast
-import keyword
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tfm_blocks.exchange.eject.calls import Calls
 from tfm_blocks.exchange.eject.expressions import NOTHING, Frame, Statements, truth
+from tfm_blocks.exchange.eject.simplify import name_nodes, simplified
 from tfm_blocks.exchange.eject.values import (
     RUNS,
     CannotEjectError,
@@ -21,7 +20,6 @@ from tfm_blocks.exchange.eject.values import (
     Ref,
     assignment,
     binary,
-    has_call,
     is_static,
     name,
     to_expr,
@@ -29,7 +27,6 @@ from tfm_blocks.exchange.eject.values import (
 )
 
 RAISED = object()  # the outcome of statements that raise an exception
-LONGEST = 100  # characters of a statement into which the value of a variable is moved
 
 
 class Evaluator(Calls):
@@ -37,22 +34,30 @@ class Evaluator(Calls):
 
     def finish(self, result: ast.expr) -> Statements:
         """Return the emitted statements and `return result`, without unused and temporary variables."""
-        body = _without_unused([*self.body, ast.Return(result)])
-        return _with_short_names(_without_result(_without_temporary(body, self.temporary)))
+        return simplified([*self.body, ast.Return(result)], self.temporary)
 
     def run(self, statements: Statements, frame: Frame) -> Any:
         outcome = self.execute(statements, frame)
         return None if outcome is NOTHING else outcome
 
     def execute(self, statements: Statements, frame: Frame) -> Any:
-        for number, statement in enumerate(statements, 1):
-            outcome = self._execute(statement, statements[number:], frame)
+        rest = [*statements]
+        while rest:
+            statement, *rest = rest
+            if isinstance(statement, ast.If):
+                test = truth(self.evaluate(statement.test, frame))
+                if not isinstance(test, Code):  # the rest follows the branch, so it also follows an inner return
+                    rest = [*(statement.body if test else statement.orelse), *rest]
+                    continue
+                outcome = self._if(statement, test, rest, frame)
+            else:
+                outcome = self._execute(statement, frame)
             if outcome is not NOTHING:
                 return outcome
         return NOTHING
 
-    def _execute(self, statement: ast.stmt, rest: Statements, frame: Frame) -> Any:
-        """Execute a statement. If it returns in one of two unknown cases, execute the rest of its list in the other."""
+    def _execute(self, statement: ast.stmt, frame: Frame) -> Any:
+        """Execute a statement, except `if`."""
         match statement:
             case ast.Return(value=value):
                 return None if value is None else self.evaluate(value, frame)
@@ -72,17 +77,16 @@ class Evaluator(Calls):
                 self.assign(target, self.evaluate(value, frame), frame)
             case ast.AugAssign(target=ast.Name() as target, op=sign, value=value):
                 self.assign(target, binary(sign, frame[target.id], self.evaluate(value, frame)), frame)
-            case ast.If():
-                return self._if(statement, rest, frame)
             case ast.For():
                 return self._for(statement, frame)
             case ast.With():
                 items = [
                     ast.withitem(to_expr(self.evaluate(item.context_expr, frame)), None) for item in statement.items
                 ]
-                body, outcome = self._buffered(partial(self.execute, statement.body, frame))
+                body, outcome = self._buffered(partial(self._inner, statement.body, frame))
                 self.body.append(ast.With(items, body, lineno=0))
-                return outcome
+                if outcome is not NOTHING:
+                    raise CannotEjectError("a return or raise within `with` is not supported")
             case ast.Raise(exc=ast.expr() as error):
                 self.body.append(ast.Raise(to_expr(self.evaluate(error, frame)), None))
                 return RAISED
@@ -112,7 +116,8 @@ class Evaluator(Calls):
         return body, value
 
     def both(self, test: Code, branches: list[Callable[[], Any]]) -> Any:
-        (first, a), (second, b) = (self._buffered(branch) for branch in branches)
+        with self.conditional():
+            (first, a), (second, b) = (self._buffered(branch) for branch in branches)
         if a is RAISED:
             self.body += [ast.If(test.expr, first, []), *second]
             return b
@@ -144,28 +149,38 @@ class Evaluator(Calls):
             body.append(assignment(variable, to_expr(value)))
         return Code(name(variable), runs)
 
-    def _if(self, statement: ast.If, rest: Statements, frame: Frame) -> Any:
-        test, sides = truth(self.evaluate(statement.test, frame)), (statement.body, statement.orelse)
-        if not isinstance(test, Code):
-            return self.execute(sides[0 if test else 1], frame)
-        frames = frame.copy(), frame.copy()
+    def _if(self, statement: ast.If, test: Code, rest: Statements, frame: Frame) -> Any:
+        """Execute an `if` with an unknown test. If one case returns, execute the rest of the list in the other."""
+        sides, frames = (statement.body, statement.orelse), (frame.copy(), frame.copy())
         if any(isinstance(node, ast.Return | ast.Raise) for node in ast.walk(statement)):
+            if self.inner:
+                raise CannotEjectError("a return or raise under an unknown condition within `for` or `with`")
             return self.both(test, [partial(self.run, side + rest, frames[i]) for i, side in enumerate(sides)])
         actions = [partial(self.execute, *side) for side in zip(sides, frames, strict=True)]
-        bodies = [self._buffered(action)[0] for action in actions]
+        with self.conditional():
+            bodies = [self._buffered(action)[0] for action in actions]
         for variable in dict.fromkeys(_assigned([statement])):
             first, second = (inner.maps[0].get(variable) for inner in frames)
             frame[variable] = self._merged(test, bodies, first, second, variable)
         self._append_if(test, *bodies)
         return NOTHING
 
+    def _inner(self, statements: Statements, frame: Frame) -> Any:
+        """Execute the statements within a `for` or `with`."""
+        self.inner += 1
+        outcome = self.execute(statements, frame)
+        self.inner -= 1
+        return outcome
+
     def _for(self, statement: ast.For, frame: Frame) -> Any:
+        if statement.orelse:
+            raise CannotEjectError("the `else` of a loop is not supported")
         values = self.evaluate(statement.iter, frame)
         if isinstance(values, Code):
             return self._loop(statement, values, frame)
         for value in list(values):
             self.assign(statement.target, value, frame)
-            outcome = self.execute(statement.body, frame)
+            outcome = self._inner(statement.body, frame)
             if outcome is not NOTHING:
                 return outcome
         return NOTHING
@@ -178,7 +193,8 @@ class Evaluator(Calls):
         carried = [word for word in dict.fromkeys(_assigned(statement.body) + lists) if word in frame.maps[0]]
         variables = {word: self._variable(word, frame) for word in carried}
         target = self.loop_target(statement.target, values, frame)
-        body, outcome = self._buffered(partial(self.execute, statement.body, frame))
+        with self.conditional():
+            body, outcome = self._buffered(partial(self._inner, statement.body, frame))
         if outcome is not NOTHING:
             raise CannotEjectError("a loop that returns is not supported")
         for word, variable in variables.items():
@@ -204,147 +220,3 @@ class Evaluator(Calls):
 
 def _assigned(statements: Statements) -> list[str]:
     return [node.id for node in name_nodes(statements) if isinstance(node.ctx, ast.Store)]
-
-
-def name_nodes(nodes: Collection[ast.AST]) -> list[ast.Name]:
-    """Return all names in statements or expressions."""
-    return [node for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name)]
-
-
-def _loads(nodes: Collection[ast.AST]) -> Counter[str]:
-    return Counter(node.id for node in name_nodes(nodes) if isinstance(node.ctx, ast.Load))
-
-
-def _targets(statement: ast.stmt) -> list[str]:
-    """Return the names that an assignment without other effects assigns."""
-    if not isinstance(statement, ast.Assign):
-        return []
-    nodes = list(ast.walk(statement.targets[0]))
-    if any(isinstance(node, ast.Subscript | ast.Attribute) for node in nodes):
-        return []
-    return [node.id for node in nodes if isinstance(node, ast.Name)]
-
-
-def _nested(statement: ast.stmt) -> list[Statements]:
-    fields = (getattr(statement, field, None) for field in ("body", "orelse"))
-    return [inner for inner in fields if isinstance(inner, list)]
-
-
-def _without_unused(body: Statements) -> Statements:
-    """Drop assignments to variables that are read only to update themselves."""
-    while True:
-        loads = _loads(body)
-        for statement in (node for root in body for node in ast.walk(root) if isinstance(node, ast.Assign)):
-            if len(targets := _targets(statement)) == 1:
-                loads[targets[0]] -= _loads([statement.value])[targets[0]]
-        if not _drop(body, loads):
-            return body
-
-
-def _drop(body: Statements, loads: Counter[str]) -> bool:
-    """Drop unused assignments and empty blocks in place, and rename unused names of a tuple to `_`.
-
-    Return True if anything changed.
-    """
-    changed = False
-    for statement in list(body):
-        for inner in _nested(statement):
-            changed |= _drop(inner, loads)
-        targets = _targets(statement)
-        empty = isinstance(statement, ast.If | ast.For | ast.With) and not any(_nested(statement))
-        if empty or (targets and not any(loads[target] > 0 for target in targets)):
-            body.remove(statement)
-            changed = True
-        elif isinstance(statement, ast.If) and not statement.body:
-            statement.test = ast.UnaryOp(ast.Not(), statement.test)
-            statement.body, statement.orelse = statement.orelse, []
-        elif isinstance(statement, ast.Assign) and len(targets) > 1:
-            for node in ast.walk(statement.targets[0]):
-                if isinstance(node, ast.Name) and node.id != "_" and loads[node.id] <= 0:
-                    node.id, changed = "_", True
-    return changed
-
-
-def _without_temporary(body: Statements, temporary: Collection[str]) -> Statements:
-    """Move the value of a temporary variable to its only use, in the same list of statements or below an `if`."""
-    for inner in [inner for statement in body for inner in _nested(statement)]:
-        inner[:] = _without_temporary(inner, temporary)
-    loads = _loads(body)
-    result: Statements = []
-    for statement in reversed(body):
-        (target, *_) = _targets(statement) or [""]
-        if target in temporary and loads[target] == 1 and isinstance(statement, ast.Assign):
-            use = next((number for number, later in enumerate(result) if _loads([later])[target]), None)
-            if use is not None and _may_move(statement, result[use], result[:use], target):
-                _Replace(target, statement.value).visit(result[use])
-                continue
-        result.insert(0, statement)
-    return result
-
-
-def _may_move(statement: ast.Assign, use: ast.stmt, between: Statements, target: str) -> bool:
-    """Return True if the use is in a short simple statement, and nothing between can change the value.
-
-    The order of calls stays as it is, because gradients are added in that order.
-    """
-    if isinstance(use, ast.For | ast.With) or any(not _targets(other) for other in between):
-        return False
-    if isinstance(use, ast.If) and not _loads([use.test])[target]:
-        return False
-    if has_call(statement.value) and (any(map(has_call, between)) or not _reads_first(target, use)):
-        return False
-    comprehensions = (node for node in ast.walk(use) if isinstance(node, ast.ListComp | ast.GeneratorExp))
-    if any(_loads([node])[target] for node in comprehensions):
-        return False
-    return isinstance(use, ast.If) or len(ast.unparse(use)) + len(ast.unparse(statement.value)) <= LONGEST
-
-
-def _reads_first(variable: str, node: ast.AST) -> bool | None:
-    """Return True if a variable is read before anything is called, and None if neither happens."""
-    for child in ast.iter_child_nodes(node):
-        if (reads := _reads_first(variable, child)) is not None:
-            return reads
-    is_read = isinstance(node, ast.Name) and node.id == variable
-    return is_read if is_read or isinstance(node, ast.Call) else None
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, variable: str, value: ast.expr) -> None:
-        self.variable, self.value = variable, value
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.value if node.id == self.variable and isinstance(node.ctx, ast.Load) else node
-
-
-def _without_result(body: Statements) -> Statements:
-    """Replace `y = …; return y` by `return …`, also in both branches of a final `if`."""
-    if len(body) < 2 or not isinstance(body[-1], ast.Return) or not isinstance(body[-1].value, ast.Name):
-        return body
-    rest, before, variable = body[:-2], body[-2], body[-1].value.id
-    if _targets(before) == [variable] and isinstance(before, ast.Assign) and isinstance(before.targets[0], ast.Name):
-        return [*rest, ast.Return(before.value)]
-    if (
-        isinstance(before, ast.If)
-        and before.orelse
-        and all(_targets(inner[-1]) == [variable] for inner in (before.body, before.orelse))
-    ):
-        result = ast.Return(ast.Name(variable, ast.Load()))
-        before.body = _without_result([*before.body, result])
-        return [*rest, ast.If(before.test, before.body, []), *_without_result([*before.orelse, result])]
-    return body
-
-
-def _with_short_names(body: Statements) -> Statements:
-    """Remove the number from a name such as `x2` if the name without it is free."""
-    nodes = name_nodes(body)
-    used = {node.id for node in nodes}
-    stored = dict.fromkeys(node.id for node in nodes if isinstance(node.ctx, ast.Store))
-    for variable in stored:
-        short = variable.rstrip("0123456789").rstrip("_")
-        is_free = short and short != variable and short not in used and not keyword.iskeyword(short)
-        if is_free and f"{short}1" != variable:
-            used.add(short)
-            for node in nodes:
-                if node.id == variable:
-                    node.id = short
-    return body

@@ -80,6 +80,23 @@ class Ref:
     expr: ast.expr
 
 
+def expect_saved_buffers(module: nn.Module) -> None:
+    """Raise CannotEjectError if a buffer of the module has values that only its constructor computes.
+
+    A module without parameters is not written as a module, so its buffers are not supported.
+    """
+    if module._buffers and (module._non_persistent_buffers_set or next(module.parameters(), None) is None):
+        raise CannotEjectError("buffers that are not saved, or of a module without parameters, are not supported")
+
+
+def list_children(module: nn.ModuleList, expr: ast.expr) -> list[Ref]:
+    """Return the modules of a ModuleList, which the file writes as a ModuleDict if some have no parameters."""
+    children = dict(module.named_children())
+    is_list = all(next(child.parameters(), None) is not None for child in children.values())
+    keys = (ast.Constant(int(key) if is_list else key) for key in children)
+    return [Ref(child, ast.Subscript(expr, key)) for key, child in zip(keys, children.values(), strict=True)]
+
+
 @dataclass(eq=False, frozen=True)
 class Super:
     """`super()` in a method of the class `cls`."""
@@ -170,6 +187,26 @@ TORCH_NAMES = {  # by the identity of the function; of several names, the last c
     for key, member in reversed(vars(module).items())
     if callable(member) and not key.startswith("_")
 }
+
+
+def attribute_of(value: Code, text: str) -> Any:
+    """Return an attribute of an unknown value."""
+    if text in ("requires_grad", "is_meta"):
+        return False
+    expr = ast.Attribute(value.expr, text)
+    runs = trial(getattr, value, text)
+    if text == "type" and runs and isinstance(runs[0], str):
+        return Code(expr, ("cpu",) * RUNS)
+    if text == "shape" and runs and len({len(run) for run in runs}) == 1:
+        sizes = enumerate(zip(*runs, strict=True))
+        return tuple(
+            size[0] if len(set(size)) == 1 else Code(ast.Subscript(expr, ast.Constant(axis)), size)
+            for axis, size in sizes
+        )
+    if text == "ndim" and runs and len(set(runs)) == 1:
+        return runs[0]
+    sample = runs[0] if runs else getattr(Tensor, text, getattr(list, text, None))
+    return Code(expr, runs, owner=value if callable(sample) else None)
 
 
 def to_expr(value: Any) -> ast.expr:

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.data.tokenizer_files import load_tokenizer
-from tfm_blocks.errors import Problem, RunError
+from tfm_blocks.errors import RunError, run_error
 from tfm_blocks.exchange.certificate import Certificate, LogProbabilities, compare_with_engine
 from tfm_blocks.exchange.exporting import tokenizer_files, write_files
 from tfm_blocks.exchange.onnx.tracing import LOGITS, Graph, refused, trace_network
@@ -46,7 +46,7 @@ def export_to_onnx(run: Path, folder: Path) -> tuple[list[str], Certificate | No
         import onnxscript  # noqa: F401
     except ImportError as error:
         help = "pip install -c constraints.txt 'tfm-blocks[onnx]'"
-        raise RunError(Problem(str(error.name), "the library is not installed", help=help)) from None
+        raise run_error(str(error.name), "the library is not installed", help) from None
     network, tokenizer = read_network(run), load_tokenizer(run / TOKENIZER)
     with new_folder(folder) as part:
         graphs = write_graphs(network, part, str(run))
@@ -62,21 +62,18 @@ def write_graphs(network: Network, folder: Path, where: str) -> list[str]:
     programs = {graph.name: to_onnx(graph, where) for graph in trace_network(network, where)}
     write_weights(folder, weights_of(network))
     with (folder / WEIGHTS).open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    begin = 8 + size
-    offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    stored = {name: (begin + first, last - first) for name, (first, last) in offsets.items()}
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        begin = file.tell()
     first: dict[int, str] = {}
     tied = {name: first.setdefault(id(tensor), name) for name, tensor in network.state_dict(keep_vars=True).items()}
     for name, program in programs.items():
         for value in program.model.graph.initializers.values():
             weight = tied.get(value.name.partition("network.")[2])
-            if weight in stored:
-                offset, length = stored[weight]
+            if weight in header:
+                start, end = header[weight]["data_offsets"]
                 shape = value.const_value.shape
                 value.const_value = onnx_ir.ExternalTensor(
-                    WEIGHTS, offset, length, value.dtype, shape=shape, name=value.name, base_dir=folder
+                    WEIGHTS, begin + start, end - start, value.dtype, shape=shape, name=value.name, base_dir=folder
                 )
         onnx_ir.save(program.model, folder / f"{name}.onnx")
     return list(programs)
@@ -104,6 +101,8 @@ def _certify(network: Network, run: Path, folder: Path) -> Certificate | None:
 @torch.no_grad()
 def to_onnx(graph: Graph, where: str) -> Any:
     """Return the program of ONNX. Raises RunError for an operation without a counterpart in ONNX."""
+    from tfm_blocks.exchange.onnx.translations import TRANSLATIONS
+
     outputs = [NEXT + name if name in graph.inputs else name for name in graph.outputs]
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the libraries warn about their internal packages, classes and passes
@@ -117,7 +116,7 @@ def to_onnx(graph: Graph, where: str) -> Any:
                 opset_version=OPSET,
                 input_names=graph.inputs,
                 output_names=outputs,
-                custom_translation_table=_translations(),
+                custom_translation_table=TRANSLATIONS,
             )
             assert program is not None
             _simplify(program.model)
@@ -152,40 +151,6 @@ def _simplify(model: Any) -> None:
         common.NameFixPass(),
     ):
         simplify(model)
-
-
-def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the ONNX form of operations that torch does not translate."""
-    from onnxscript import opset20
-
-    op: Any = opset20  # its annotations refuse constants
-
-    def grouped_product(x_RI: Any, weight_EOI: Any, ends_E: Any) -> Any:
-        outputs, first = [], op.Constant(value_ints=[0])
-        for expert in range(weight_EOI.shape[0]):
-            last = op.Gather(ends_E, op.Constant(value_ints=[expert]))
-            x_NI = op.Slice(x_RI, first, last, op.Constant(value_ints=[0]))
-            weight_OI = op.Gather(weight_EOI, op.Constant(value_int=expert))
-            outputs.append(op.MatMul(x_NI, op.Transpose(weight_OI, perm=[1, 0])))
-            first = last
-        return op.Concat(*outputs, axis=0)
-
-    def searchsorted(sorted_N: Any, values_M: Any, *, right: bool = False, **options: Any) -> Any:
-        compare = op.LessOrEqual if right else op.Less
-        before_MN = compare(
-            op.Unsqueeze(sorted_N, op.Constant(value_ints=[0])), op.Unsqueeze(values_M, op.Constant(value_ints=[1]))
-        )
-        return op.ReduceSum(op.Cast(before_MN, to=7), op.Constant(value_ints=[1]), keepdims=0)
-
-    def stable_sort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:
-        size = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
-        return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)  # of equal values the first comes first
-
-    return {
-        torch.ops.tfm_blocks.grouped_product.default: grouped_product,
-        torch.ops.aten.searchsorted.Tensor: searchsorted,
-        torch.ops.aten.sort.stable: stable_sort,
-    }
 
 
 class Engine:

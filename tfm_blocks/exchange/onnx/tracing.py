@@ -70,18 +70,22 @@ class GrowingState(State):
 class StateLayout:
     """The tensors of a decoding by name, such as `decoder.0.self.k`, from an example.
 
-    `alias` maps each name to the first name of its tensor, because many calls share a mask. `read` are the tensors that
-    exist before the first target token, `changing` those that the first pass and the steps return.
+    `changing` are the tensors that the first pass and the steps return. `alias` maps each name to itself if it changes,
+    and else to the first such name of its tensor, because many calls share a mask. `read` are the tensors that exist
+    before the first target token.
     """
 
     def __init__(self, example: Decoding) -> None:
         self.example = example
-        first: dict[int, str] = {}
-        self.alias = {name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(example).items()}
         states = example.states.items()
         caches = [f"{address}.{name}" for address, state in states for name in state.caches]
-        self.read = [name for name in dict.fromkeys(self.alias.values()) if name not in caches]
         self.changing = caches + [f"{address}.{name}" for address, state in states for name in state.moving]
+        first: dict[int, str] = {}
+        self.alias = {
+            name: name if name in self.changing else first.setdefault(id(tensor), name)
+            for name, tensor in named_tensors(example).items()
+        }
+        self.read = [name for name in dict.fromkeys(self.alias.values()) if name not in caches]
 
     def decoding(self, tensors: Mapping[str, Tensor], position: int) -> Decoding:
         """Return a decoding before the target token at `position`, with growing caches."""

@@ -95,9 +95,14 @@ class Case:
         }
         for axis in self.info.signature.output:
             if "-" in axis:  # removes positions, which another block must have added
-                tokens = self.arguments[axis.partition("-")[2]]
+                tokens = _size(self.info, self.arguments, axis.partition("-")[2])
                 keys["in"] = {"block": "learned_tokens", "tokens": tokens, "in": keys["in"]}
         return {"block": self.info.name, **keys, **self.arguments}
+
+    @property
+    def _ids_inputs(self) -> set[str]:
+        """Return the inputs of token ids."""
+        return {name for port in self.info.signature.ports if port.ids for name in self.reads.get(port.name, [])}
 
     @cached_property
     def spec(self) -> Spec:
@@ -112,35 +117,34 @@ class Case:
     @cached_property
     def decoder(self) -> Network | None:
         """Return a decoder with the block between embedding and unembed, in eval mode; None if it does not fit."""
-        first, *_ = self.info.signature.ports
-        aligned = [name for name in self.ports if self.info.signature.port(name).axes[1:2] == first.axes[1:2]]
-        arguments = self.spec.sink.arguments
-        if not self._gives_target_vectors or any(
-            self.info.sight(port, self.ports, arguments) == "all" for port in aligned
-        ):
+        signature = self.info.signature
+        first = signature.ports[0]
+        # the first port and the output must be vectors of the same positions, and all inputs vectors or ids
+        same = len(signature.output) == 3 and not first.ids and first.axes[1:2] == signature.output[1:2]
+        ids = self._ids_inputs
+        vectors = all(
+            name in ids or (len(axes.split()) == 3 and axes.split()[-1].isdecimal())
+            for name, axes in self.inputs.items()
+        )
+        aligned = [name for name in self.ports if signature.port(name).axes[1:2] == first.axes[1:2]]
+        sights = {self.info.sight(port, self.ports, self.spec.sink.arguments) for port in aligned}
+        if not (same and vectors) or first.sums & signature.sequences or "all" in sights:
             return None
         return _network(check(self._decoder_model(aligned), REGISTRY))
 
     def _decoder_model(self, aligned: Collection[str]) -> dict[str, Any]:
-        """Return a model whose `aligned` ports read an embedding of tgt; the other ports read an embedding of src."""
+        """Return a model whose `aligned` ports read tgt, and the other ports src; vectors come from an embedding."""
         read = {name: TARGET if port in aligned else SOURCE for port, names in self.reads.items() for name in names}
         graph: dict[str, Any] = {}
+        sources = {name: read[name] for name in self._ids_inputs}
         for name, axes in self.inputs.items():
-            width = int(axes.split()[-1])
-            graph[f"{name}_emb"] = {"block": "embedding", "vocab": VOCAB, "d_model": width, "in": read[name]}
-        graph[NODE] = self.node({port: [f"{name}_emb" for name in names] for port, names in self.reads.items()})
+            if name not in sources:
+                width, sources[name] = int(axes.split()[-1]), f"{name}_emb"
+                graph[sources[name]] = {"block": "embedding", "vocab": VOCAB, "d_model": width, "in": read[name]}
+        graph[NODE] = self.node({port: [sources[name] for name in names] for port, names in self.reads.items()})
         graph["logits"] = {"block": "unembed", "vocab": VOCAB}
         inputs = {name: axes for name, axes in ((SOURCE, "B S"), (TARGET, "B T")) if name in read.values()}
         return {"inputs": inputs, "graph": graph}
-
-    @property
-    def _gives_target_vectors(self) -> bool:
-        """Return True if the first port and the output are vectors of the same positions, and so are all inputs."""
-        signature = self.info.signature
-        first = signature.ports[0]
-        same = len(signature.output) == 3 and not first.ids and first.axes[1:2] == signature.output[1:2]
-        vectors = all(len(axes.split()) == 3 and axes.split()[-1].isdecimal() for axes in self.inputs.values())
-        return same and vectors and not first.sums & signature.sequences
 
     def fix(self, text: str) -> str:
         """Return the remedy for a block that mixes positions: `text`, or the sentence for its category of part."""
@@ -217,7 +221,12 @@ def cases_of(info: BlockInfo, overrides: Arguments | None = None) -> Iterator[Ca
                 Problem(f"{info.name}.{name}", f"{info.name} has no argument or letter {shown(name)}", help=help)
             )
     arguments = {name: value for name, value in overrides.items() if name in info.arguments} | _guesses(info, overrides)
-    for case in (*_alone(info, arguments, overrides), *_hosted(info, arguments, overrides)):
+    cases = [*_alone(info, arguments, overrides)]
+    if info.category in HOSTS:
+        host = REGISTRY.blocks[HOSTS[info.category]]
+        inside = {**_guesses(host, {}), info.category: {"block": info.name, **arguments}}
+        cases += [replace(case, part=info.category) for case in _alone(host, inside, overrides)]
+    for case in cases:
         _expect_made(case, info)
         yield case
 
@@ -239,16 +248,6 @@ def _alone(info: BlockInfo, arguments: Arguments, overrides: Arguments) -> Itera
         yield _case(info, required, {**arguments, **masks}, overrides, _note(masks))
 
 
-def _hosted(info: BlockInfo, arguments: Arguments, overrides: Arguments) -> Iterator[Case]:
-    """Yield the cases of a part inside a block that takes it."""
-    if info.category not in HOSTS:
-        return
-    host = REGISTRY.blocks[HOSTS[info.category]]
-    part = {info.category: {"block": info.name, **arguments}}
-    for case in _alone(host, {**_guesses(host, {}), **part}, overrides):
-        yield replace(case, part=info.category)
-
-
 def _note(arguments: Arguments) -> str:
     return ", ".join(f"{name}: {value}" for name, value in arguments.items())
 
@@ -266,13 +265,18 @@ def _axes(info: BlockInfo, port: Port, number: int, arguments: Arguments, overri
     words = []
     for place, axis in enumerate(port.axes):
         if not is_letter(axis):
-            words.append(str(arguments[axis]))
+            words.append(str(_size(info, arguments, axis)))
         elif place == 0 or axis in info.signature.sequences:
             words.append(f"{axis}{number}" if axis in port.sums else axis)
         else:
             width = overrides.get(axis, WIDTHS.get(axis, OTHER_WIDTH))
             words.append(str(width + 4 * number if axis in port.sums else width))
     return " ".join(words)
+
+
+def _size(info: BlockInfo, arguments: Arguments, name: str) -> Any:
+    """Return the value of an argument that is a size in the signature."""
+    return arguments.get(name, info.arguments[name].default)
 
 
 def _guesses(info: BlockInfo, overrides: Arguments) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -57,15 +58,15 @@ class LocalLauncher(Launcher):
         return _ProcessWorker(job_file["begin"], supervisor, self.load, devices)
 
 
+@dataclass
 class _ProcessWorker:
     """A job under its supervisor, which is a new process or a fork; it uses `devices`, counted in `load`."""
 
-    patience = PATIENCE
-
-    def __init__(
-        self, begin: int, supervisor: subprocess.Popen[bytes] | BaseProcess, load: Counter[str], devices: Sequence[str]
-    ) -> None:
-        self.begin, self.supervisor, self.load, self.devices = begin, supervisor, load, devices
+    begin: int
+    supervisor: subprocess.Popen[bytes] | BaseProcess
+    load: Counter[str]
+    devices: Sequence[str]
+    patience: float = PATIENCE
 
     def place(self) -> str:
         return ""

@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from tfm_blocks.config.settings import Count, RuleError
 from tfm_blocks.devices import VISIBLE
 from tfm_blocks.distributed.signals import install_handlers
-from tfm_blocks.errors import ConfigError, Problem, shown
+from tfm_blocks.errors import config_error, shown
 from tfm_blocks.sweep import supervisor
 from tfm_blocks.sweep.job import ERROR, KILLED
 from tfm_blocks.sweep.launcher import PATIENCE, ClusterSettings, Launcher, Result, Worker, clean, job_file_content
@@ -24,7 +24,7 @@ try:
     import ray
 except ImportError:
     help = "pip install -c constraints.txt -e '.[ray]'"
-    raise ConfigError(Problem("launcher", "is ray, and ray is not installed", help=help)) from None
+    raise config_error("launcher", "is ray, and ray is not installed", help) from None
 
 KILL_SECONDS = 10.0  # seconds for an actor to kill its job's processes before the actor is killed
 CALLS = 3  # concurrent calls of an actor: one of them waits for the end of the job
@@ -68,7 +68,7 @@ class RayLauncher(Launcher):
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             rule = f"leads to no Ray cluster: {str(error).strip().splitlines()[0]}"
             help = "write launcher.address=HOST:6379, or launcher.address=local for one of this machine"
-            raise ConfigError(Problem("launcher.address", rule, help=help)) from None
+            raise config_error("launcher.address", rule, help) from None
         finally:
             install_handlers()
         ray.cloudpickle.register_pickle_by_value(supervisor)  # so a node does not need to import it

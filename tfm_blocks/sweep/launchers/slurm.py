@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.config.settings import Count, RuleError
-from tfm_blocks.errors import PREEMPTED, ConfigError, Problem, shown
+from tfm_blocks.errors import PREEMPTED, config_error, shown
 from tfm_blocks.launch.check import CheckedRun, check_remote_run
 from tfm_blocks.sweep.job import KILLED, MEMORY, TIMED_OUT
 from tfm_blocks.sweep.launcher import (
@@ -37,7 +37,7 @@ try:
     import submitit
 except ImportError:
     help = "pip install -c constraints.txt -e '.[slurm]'"
-    raise ConfigError(Problem("launcher", "is slurm, and submitit is not installed", help=help)) from None
+    raise config_error("launcher", "is slurm, and submitit is not installed", help) from None
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel")
 STATUS_INTERVAL = 2.0  # seconds between two reads of a node's status files
@@ -96,7 +96,7 @@ class SlurmLauncher(Launcher):
         missing = [command for command in COMMANDS if not shutil.which(command)]
         if missing:
             rule = f"is slurm, and this machine has no {', '.join(missing)}"
-            raise ConfigError(Problem("launcher", rule, help="start the sweep where jobs are submitted"))
+            raise config_error("launcher", rule, "start the sweep where jobs are submitted")
         self.settings, self.timeout = settings, timeout
         self.last_poll, self.listed = -math.inf, frozenset[str]()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 
 import yaml
 from PIL import Image
 
-from tfm_blocks.config.settings import Settings
+from tfm_blocks.config.settings import Filled, Settings
 from tfm_blocks.errors import PREEMPTED
 from tfm_blocks.metric_schema import IN_EVERY_ROW
 from tfm_blocks.tracking.loggers import LoggedRun, LoggerKind, RunLogger, TranslationSample
@@ -18,6 +19,7 @@ from tfm_blocks.tracking.loggers import LoggedRun, LoggerKind, RunLogger, Transl
 LOCAL = "sqlite:///mlflow.db"  # where `mlflow ui` looks
 TAG = "tfm_blocks_run"
 LONGEST_TAG = 5000
+REFUSED = re.compile("[^a-zA-Z0-9_/. -]")  # letters that Lightning would remove from the name of a metric
 ENVIRONMENT = {  # defaults for variables that are not set
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # about 15 s; MLflow's seven retries would block a step for four minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -29,8 +31,8 @@ STATES = {0: "FINISHED", PREEMPTED: "KILLED"}  # by exit status; any other is FA
 class MlflowSettings(Settings):
     """MLflow. uri: the server or database; null: MLFLOW_TRACKING_URI, or else mlflow.db in the current folder."""
 
-    experiment: str
-    uri: str | None
+    experiment: Filled
+    uri: Filled | None
 
 
 class MlflowLogger(RunLogger):
@@ -69,6 +71,7 @@ class MlflowLogger(RunLogger):
         print(f"MLflow: run {self.run_id} of {settings.experiment}")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        metrics = {REFUSED.sub(" ", name): value for name, value in metrics.items()}
         for name in metrics.keys() - self._steps.keys():  # the steps before a resume too
             self._steps[name] = {entry.step for entry in self.client.get_metric_history(self.run_id, name)}
         new = {name: value for name, value in metrics.items() if step not in self._steps[name]}

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 from pydantic import Field
 
-from tfm_blocks.config.settings import Settings
+from tfm_blocks.config.settings import Filled, Settings
 from tfm_blocks.errors import PREEMPTED
 from tfm_blocks.metric_schema import IN_EVERY_ROW, METRIC_KEYS, TOKENS
 from tfm_blocks.runs.folder import CONFIG, MODEL, TOKENIZER, WEIGHTS
@@ -41,8 +41,8 @@ class WandbSettings(Settings):
     final weights.
     """
 
-    project: str
-    entity: str | None
+    project: Filled
+    entity: Filled | None
     group: str | None = None
     job_type: str = "train"
     tags: list[str] = Field(default_factory=list)
@@ -60,6 +60,8 @@ class WandbLogger(RunLogger):
     shows_pictures = True
 
     def __init__(self, settings: WandbSettings, run: LoggedRun) -> None:
+        import wandb
+
         self.settings = settings
         self.logged = logged_keys(run.folder, run.id)
         mode, reason = choose_mode(os.environ)
@@ -67,24 +69,24 @@ class WandbLogger(RunLogger):
         options["group"] = settings.group or run.config.get("sweep_name")
         config = {**run.config, "facts": dict(run.facts)}
         options |= {"name": run.folder.name, "config": config, "id": run.id, "resume": "allow"}
-        self.run = _start_run(options, run.folder, mode)
-        if self.run is None:
-            import wandb
-
+        try:
+            self.run = _start_run(options, run.folder, mode)
+        except (wandb.Error, OSError):
+            if mode != "online":
+                raise
             wandb.teardown()  # else its service keeps the ID of the refused run
             mode, reason = "offline", "the server refused the run"
             self.run = _start_run(options, run.folder, mode)
-        if self.run:
-            for key in METRIC_KEYS:  # the summary of each metric, and tokens as the x-axis
-                axis = None if key.name in IN_EVERY_ROW else TOKENS
-                summary = None if key.summary == "last" else key.summary  # W&B always keeps the last value
-                name = re.sub(r"{.*", "*", key.name)  # of several keys
-                self.run.define_metric(name, summary=summary, step_metric=axis)
-            self.run.config.update(_missing_settings(config, self.run.config))  # type: ignore[no-untyped-call]
-            if mode == "offline":
-                print(f"W&B: offline, {reason}; to upload: wandb sync {Path(self.run.dir).parent}")
-            elif mode == "online":
-                print(f"W&B: {self.run.url}")
+        for key in METRIC_KEYS:  # the summary of each metric, and tokens as the x-axis
+            axis = None if key.name in IN_EVERY_ROW else TOKENS
+            summary = None if key.summary == "last" else key.summary  # W&B always keeps the last value
+            name = re.sub(r"{.*", "*", key.name)  # of several keys
+            self.run.define_metric(name, summary=summary, step_metric=axis)
+        self.run.config.update(_missing_settings(config, self.run.config))  # type: ignore[no-untyped-call]
+        if mode == "offline":
+            print(f"W&B: offline, {reason}; to upload: wandb sync {Path(self.run.dir).parent}")
+        elif mode == "online":
+            print(f"W&B: {self.run.url}")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._log(metrics, step or 0)
@@ -103,14 +105,14 @@ class WandbLogger(RunLogger):
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:
         new = values.keys() - self.logged.get(step, set())
-        if self.run and new - IN_EVERY_ROW:
+        if new - IN_EVERY_ROW:
             self.run.log(
                 {name: value for name, value in values.items() if name in new or name in IN_EVERY_ROW}, step=step
             )
 
     def log_weights(self, run: Path) -> None:
         """Upload the model and its weights if `artifact` is set."""
-        if self.run and self.settings.artifact:
+        if self.settings.artifact:
             import wandb
 
             artifact = wandb.Artifact(f"weights-{self.run.id}", type="model", metadata={"run": run.name})
@@ -119,8 +121,6 @@ class WandbLogger(RunLogger):
             self.run.log_artifact(artifact)
 
     def close(self, exit_code: int, reason: str) -> None:
-        if not self.run:
-            return
         if exit_code == PREEMPTED:
             self.run.alert(f"{self.run.name} was preempted", reason, level="WARN")
             self.run.mark_preempting()
@@ -165,7 +165,7 @@ def choose_mode(environment: Mapping[str, str]) -> tuple[Mode, str]:
     requested = environment.get("WANDB_MODE", "")
     if requested in ("offline", "dryrun", "disabled"):  # dryrun is W&B's older name for offline
         return ("disabled" if requested == "disabled" else "offline"), f"as WANDB_MODE={requested} requests"
-    server = environment.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    server = environment.get("WANDB_BASE_URL") or _stored_server()
     if not has_key(environment, server):
         return "offline", "no key was found (wandb login stores one)"
     if not _answers(server):
@@ -173,14 +173,26 @@ def choose_mode(environment: Mapping[str, str]) -> tuple[Mode, str]:
     return "online", "a key was found"
 
 
+def _stored_server() -> str:
+    """Return the address that `wandb login --host` stored, or the default of the installed version."""
+    import wandb
+
+    return wandb.setup().settings.base_url
+
+
 def has_key(environment: Mapping[str, str], server: str) -> bool:
-    """Return True if WANDB_API_KEY is set, or the netrc file has a key for the server."""
-    if environment.get("WANDB_API_KEY"):
+    """Return True if the environment has a key or an identity token, or the netrc file has a key for the server."""
+    if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
+    import wandb
+
+    machines = [urlsplit(server).netloc]
+    if server.rstrip("/") == wandb.Settings().base_url:
+        machines.append("api.wandb.ai")  # the default server had this name when older versions stored their keys
     home = Path(environment.get("HOME") or Path.home())
     for path in [Path(environment["NETRC"])] if "NETRC" in environment else [home / ".netrc", home / "_netrc"]:
         with contextlib.suppress(OSError, netrc.NetrcParseError):
-            return netrc.netrc(str(path)).authenticators(urlsplit(server).netloc) is not None
+            return any(map(netrc.netrc(str(path)).authenticators, machines))
     return False
 
 
@@ -195,15 +207,11 @@ def _answers(server: str) -> bool:
     return True
 
 
-def _start_run(options: Mapping[str, Any], folder: Path, mode: Mode) -> wandb.Run | None:
-    """Return the run, or None if the server refuses it."""
+def _start_run(options: Mapping[str, Any], folder: Path, mode: Mode) -> wandb.Run:
     import wandb
 
     quiet = wandb.Settings(silent=True, console="off", init_timeout=4 * PATIENCE, disable_git=True)
-    try:
-        return wandb.init(**options, dir=str(folder), mode=mode, settings=quiet, reinit="finish_previous")
-    except (wandb.Error, OSError):
-        return None
+    return wandb.init(**options, dir=str(folder), mode=mode, settings=quiet, reinit="finish_previous")
 
 
 LOGGER = LoggerKind(WandbSettings, WandbLogger)
