@@ -273,7 +273,7 @@ class Drawer:
         addresses = tuple(f"{other.address}.{index}" for other in alike for index in layers)
         layer, first = alike[0].layers[layers[0]], entry_of_graph(alike[0].layers[layers[0]])
         before = exit_of(alike[0].layers[layers[0] - 1]) if layers[0] else first
-        read = {address for node in nodes_of(layer) for address in node.read}
+        read = {address for node in nodes_of(layer) for address in (node.entry, node.residual)}
         entry = self.outlets[before if before in read else first]
         return Frame(addresses, plate=True, entry=entry, label=label)
 
