@@ -99,6 +99,15 @@ def test_nothing_overlaps_in_the_figure_of_three_stacks():
         assert faults(picture_of(spec, REGISTRY, content)) == [], content
 
 
+def test_lines_of_two_boxes_on_one_side_of_a_frame_have_different_heights():
+    wide = {"join": "sum", "repeat": 1, "layer": {f"node_{i}": {"block": "ffn", "add_norm": "post"} for i in range(3)}}
+    reader = {"block": "sum", "in": [{"block": "linear", "d_out": "d_model", "in": "emb"}]}
+    first, second = ({**reader, "in": [before, "emb", *reader["in"]]} for before in ("wide", "first"))
+    spec = spec_of({**EMB, "wide": wide, "first": first, "second": second, **LOGITS}, inputs={"tgt": "B T"})
+    for content in contents(spec):
+        assert faults(picture_of(spec, REGISTRY, content)) == [], content
+
+
 def test_a_box_that_is_moved_onto_another_or_onto_a_line_is_noticed():
     picture = picture_of(shipped_spec("base"), REGISTRY, Content())
     first, second, *others = picture.boxes

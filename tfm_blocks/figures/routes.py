@@ -93,9 +93,13 @@ def find_routes(root: Frame) -> Routes:
     routes = Routes()
     for arrow in root.arrows:
         routes.lines[arrow] = _Route(arrow, routes).find()
+    beside: dict[tuple[Frame, int], dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for channel, spans in routes.spans.items():
-        occupied: dict[int, list[Span]] = defaultdict(list)  # a net gets the first track without another on its span
-        for net, (low, high) in sorted(spans.items(), key=lambda item: item[1]):
+        frame, kind, place = channel
+        occupied: dict[int, list[Span]] = defaultdict(list)
+        if kind == "roof" and any(isinstance(item, Box) and roof(item) == place for item in frame.items()):
+            occupied = beside[frame, place // len(frame.chains)]  # the lines above the boxes of a row have one height
+        for net, (low, high) in sorted(spans.items(), key=lambda item: item[1]):  # the first track free on its span
             track = next(n for n in count() if all(high < first or last < low for first, last in occupied[n]))
             occupied[track].append((low, high))
             routes.tracks[Track(*channel, net)] = track
