@@ -36,10 +36,6 @@ def test_a_block_is_known_by_its_declaration_alone():
     assert str(info.arguments["rate"].kind) == "float" and info.arguments["rate"].default == 0.0
 
 
-def test_the_help_for_a_former_block_names_the_argument_that_replaces_it():
-    assert REGISTRY.suggest("gated_moe", REGISTRY.blocks) == "write moe with gated: true"
-
-
 class Unannotated(Fine):
     def __init__(self, D: int, *, rate=0.0) -> None:
         super().__init__(D)

@@ -37,11 +37,6 @@ ALIASES = {  # names of activations in transformers
     "gelu_python": "gelu",
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
 }
-RENAMED = {  # blocks that became arguments of another
-    "gated_moe": "moe with gated: true",
-    "clamped_moe": "moe with gated: true and a limit",
-    "shared_gate_moe": "moe with shared_gate: true",
-}
 
 Cls = TypeVar("Cls", bound=type)
 Sees = Literal["nothing", "itself", "past", "all"]
@@ -149,8 +144,6 @@ class Registry:
         For the name of an activation in transformers, the nearest is the activation.
         """
         known = [*known]
-        if "moe" in known and (block := RENAMED.get(str(name))):
-            return f"write {block}"
         if (alias := ALIASES.get(str(name))) in known:
             name = alias
         failed = [f"it may be a block of the plug-in {plugin}, which failed to load" for plugin in sorted(self.broken)]
