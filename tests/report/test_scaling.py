@@ -1,6 +1,7 @@
 """`tfm compare --scaling`: run folders of a ladder with a known law, read back with its factor."""
 
 import contextlib
+import csv
 import io
 import json
 import math
@@ -262,7 +263,7 @@ def test_the_report_begins_with_the_law_and_its_figure(ladder, tmp_path):
     page = path.read_text()
     assert "<h3>against" not in page, "nothing was tested"
     section = page[page.index('<section id="scaling">') : page.index('<h2 id="comparison">')]
-    assert section.count("<table") == 3 and section.count("<svg") == 1
+    assert section.count("<table") == 3 and section.count("<svg") == 1 and "with embeddings" in section
     assert "llama needs 0." in section and "note" in section
     assert 'id="scaling"' not in page_without_law(ladder, tmp_path)
 
@@ -516,9 +517,42 @@ def test_losses_of_several_contexts_have_a_note(ladder, tmp_path):
             assert note.endswith(f"; a longer context lowers the {measure}")
 
 
+def test_rungs_have_the_parameters_with_embeddings(ladder):
+    points = json.loads(cached_output(ladder, "--json"))["points"]
+    rows = list(csv.DictReader(cached_output(ladder, "--csv").splitlines()))
+    for model, tied in (("decoder_only", True), ("llama", False)):
+        for width in (8, 16, 32, 64):
+            network = tfm.build(model, d_model=width, d_ff=2 * width, heads=2, layers=1, vocab=50)
+            whole = sum(parameter.numel() for parameter in network.parameters())
+            without = whole if tied else whole - 50 * width
+            own = [point for point in points if (point["model"], point["parameters"]) == (model, without)]
+            assert len(own) == 4 and {point["with_embeddings"] for point in own} == {whole}
+            shown = [row for row in rows if (row["model"], float(row["parameters"])) == (model, without)]
+            assert len(shown) == 2 and {float(row["with embeddings"]) for row in shown} == {whole}
+    assert "| model | parameters | with embeddings | tokens |" in cached_output(ladder, "--markdown")
+
+
+@pytest.mark.grid
+def test_figures_have_profiles_of_models_with_runs_of_equal_compute(ladder, tmp_path):
+    shutil.copytree(ladder, tmp_path / "all")
+    note = "note: no IsoFLOP profile of "
+    before = said(tmp_path / "all", "--figures", tmp_path / "before")
+    assert before.count(note) == 2 and note not in cached_output(ladder)
+    assert {path.stem for path in (tmp_path / "before").iterdir()} == {"scaling"}
+    *_, middle, _ = (measured("llama", width)[-1] for width in (8, 16, 32, 64))
+    for width in (16, 64):
+        tokens_per_parameter = 40 * middle**2 / measured("llama", width)[-1] ** 2
+        leave_rung(tmp_path / "all" / f"equal-{width}", "llama", width, tokens_per_parameter, 1)
+    after = said(tmp_path / "all", "--figures", tmp_path / "after")
+    assert after.count(note) == 1 and f"{note}decoder_only" in after
+    assert {path.name for path in (tmp_path / "after").iterdir()} == {
+        "scaling.pdf", "scaling.svg", "isoflops.pdf", "isoflops.svg"
+    }  # fmt: skip
+
+
 def test_the_formats_have_the_rungs(ladder):
     lines = cached_output(ladder, "--csv").splitlines()
-    assert lines[0] == "model,parameters,tokens,runs,val/loss,law"
+    assert lines[0] == "model,parameters,with embeddings,tokens,runs,val/loss,law"
     assert len(lines) == 1 + 16
     assert cached_output(ladder, "--latex").count("\\begin{tabular}") >= 2
     markdown_text = cached_output(ladder, "--markdown")

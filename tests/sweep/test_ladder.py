@@ -75,6 +75,22 @@ def test_all_models_of_a_size_have_its_parameters_without_embeddings(text: Path)
 
 
 @pytest.mark.grid
+def test_lengths_that_grow_with_the_square_of_the_factor_give_three_sizes_equal_compute(text: Path) -> None:
+    request = read_sweep(parse_request([*ARGUMENTS, "ladder.lengths=[0.25,1,4]", f"data.dir={text}"]))
+    plan = plan_ladder(request, read_sweep_settings(request.settings), check_run)
+    assert plan is not None
+    for variant in (0, 1):
+        sizes = [
+            count_without_embeddings(network_without_values(plan.spec(plan.checked(variant, rung))))
+            for rung in (0, 1, 2)
+        ]
+        steps = [rung.steps[2 - place] for place, rung in enumerate(plan.rungs)]
+        tokens = [count * rung.step_tokens for count, rung in zip(steps, plan.rungs, strict=True)]
+        computes = [6 * size * count for size, count in zip(sizes, tokens, strict=True)]
+        assert max(computes) < 1.02 * min(computes)
+
+
+@pytest.mark.grid
 def test_a_ladder_is_printed_and_trains_nothing_until_it_is_confirmed(
     text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,7 +293,9 @@ def test_a_time_that_steps_on_this_cpu_do_not_show_is_not_estimated(
 @pytest.mark.grid
 def test_data_whose_steps_have_a_number_of_rows_are_refused() -> None:
     request = read_sweep(parse_request(["-m", "experiment=ladder", "model=probe_decoder", "data=parity"]))
-    with pytest.raises(ConfigError, match="data: is parity, whose steps have a number of rows"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)data: is parity, whose steps have a number of rows.*--scaling --metric"
+    ):
         plan_ladder(request, read_sweep_settings(request.settings), check_run)
 
 

@@ -212,25 +212,29 @@ def _ladder(arguments: Namespace, comparison: Comparison) -> Ladder:
 def _compare_scaling(arguments: Namespace, comparison: Comparison) -> Iterable[Path]:
     ladder = _ladder(arguments, comparison)
     from tfm_blocks.report import scaling_tables as scaling
+    from tfm_blocks.report.isoflops import draw_isoflops, find_profiles, profile_notes
     from tfm_blocks.report.screen import print_json
     from tfm_blocks.report.table import csv_text
 
+    notes = [*comparison.notes, *ladder.notes, *(profile_notes(ladder.fit) if arguments.figures else ())]
     if arguments.json:
         record = scaling.scaling_record(ladder, exponents=arguments.exponents, factors=arguments.factors)
-        print_json(record | {"notes": [*comparison.notes, *ladder.notes]})
+        print_json(record | {"notes": notes})
     elif arguments.csv:
         print(csv_text(scaling.rungs_table(ladder)), end="")
     else:
         tables = scaling.tables_of_ladder(ladder)
         tables += [scaling.two_factors_table(ladder)] if arguments.factors else []
         tables += [scaling.exponents_table(ladder)] if arguments.exponents else []
-        _show_tables(arguments, tables, [*comparison.notes, *ladder.notes])
+        _show_tables(arguments, tables, notes)
     if not arguments.figures:
         return ()
     from tfm_blocks.report.drawing import drawing_style, save_drawings
 
     with drawing_style():
-        return save_drawings([("scaling", scaling.draw_scaling(ladder))], arguments.figures)
+        drawings = [("scaling", scaling.draw_scaling(ladder))]
+        drawings += [("isoflops", draw_isoflops(ladder))] if find_profiles(ladder.fit) else []
+        return save_drawings(drawings, arguments.figures)
 
 
 def _comparison(arguments: Namespace) -> Comparison:

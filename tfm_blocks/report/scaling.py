@@ -58,6 +58,11 @@ class Ladder:
         return f"1 - {self.score.display}" if self.score.in_percent else self.score.display
 
     @property
+    def axis_label(self) -> str:
+        """Return the label of an axis of the loss or score."""
+        return self.measure if self.score else "validation loss"
+
+    @property
     def largest(self) -> float:
         """Return the largest compute of a run, in operations."""
         return max(point.compute for point in self.fit.points)
@@ -91,15 +96,15 @@ def read_ladder(comparison: Comparison, plugins: Sequence[str] = (), metric: str
     _expect_comparable(runs, score)
     rows = [settings_of(run) for run in runs]
     keys = [key for factor in comparison.factors if (key := _naming_key(factor, rows))]
-    size_of = _sizes(plugins)
     points = [
         LadderPoint(
             model=", ".join(label_setting(key, show_setting(row.get(key, ABSENT))) for key in keys) or run.model,
-            parameters=size_of(run),
+            parameters=size,
             tokens=run.numbers["tokens_seen"],
             loss=loss,
+            with_embeddings=whole,
         )
-        for row, (_, run, loss) in zip(rows, kept, strict=True)
+        for row, (_, run, loss), (size, whole) in zip(rows, kept, map(_sizes(plugins), runs), strict=True)
     ]
     _expect_seeds({id(point): group for point, (group, *_) in zip(points, kept, strict=True)}, points)
     usable = [run for run in comparison.runs if not _why_left_out(run, parents, 1.0, is_counted=True)]
@@ -250,17 +255,21 @@ def _expect_seeds(groups: Mapping[int, Group], points: Sequence[LadderPoint]) ->
             raise config_error("--scaling", rule, help)
 
 
-def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], float]:
-    """Return a function that counts the parameters of a run without embeddings; an unembedding counts, tied or not."""
-    known: dict[bytes, float] = {}
+def _sizes(plugins: Sequence[str]) -> Callable[[SavedRun], tuple[int, int]]:
+    """Return a function that counts the parameters of a run without embeddings, and all of them.
 
-    def size_of(run: SavedRun) -> float:
+    An unembedding counts in both, tied or not.
+    """
+    known: dict[bytes, tuple[int, int]] = {}
+
+    def sizes_of(run: SavedRun) -> tuple[int, int]:
         text = read_bytes(run.folder / MODEL_FILE)
         if text not in known:
-            known[text] = count_without_embeddings(network_without_values(read_spec(run.folder, plugins)))
+            network = network_without_values(read_spec(run.folder, plugins))
+            known[text] = count_without_embeddings(network), network.parameter_count
         return known[text]
 
-    return size_of
+    return sizes_of
 
 
 def unseen_reason(term: str) -> str:

@@ -217,12 +217,13 @@ def _exp(logarithm: float) -> float:
 def rungs_table(ladder: Ladder) -> Table:
     """Return a row for each model, size and number of tokens, with the mean loss and the loss of the law."""
     fit = ladder.fit
-    columns = texts("model") + numbers(COUNT, "parameters", "tokens", "runs")
+    columns = texts("model") + numbers(COUNT, "parameters", "with embeddings", "tokens", "runs")
     columns += numbers("{:.4f}", ladder.measure, "law")
     rows: Rows = [
         [
             rung[0].model,
             rung[0].parameters,
+            rung[0].with_embeddings,
             tokens := fmean(point.tokens for point in rung),
             len(rung),
             mean_cell([point.loss for point in rung], "{:.4f}"),
@@ -230,7 +231,7 @@ def rungs_table(ladder: Ladder) -> Table:
         ]
         for rung in rungs(fit.points)
     ]
-    return Table("rungs: parameters without embeddings, mean ± standard deviation over seeds", columns, rows, keys=3)
+    return Table("rungs: parameters without embeddings, mean ± standard deviation over seeds", columns, rows, keys=4)
 
 
 def factors_table(ladder: Ladder) -> Table:
@@ -345,6 +346,6 @@ def draw_scaling(ladder: Ladder) -> Figure:
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel("operations of the training, 6 N D\n(right of the line: extrapolated)")
-    panel.set_ylabel(ladder.measure if ladder.score else "validation loss")
+    panel.set_ylabel(ladder.axis_label)
     panel.legend()
     return drawn

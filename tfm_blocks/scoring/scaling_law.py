@@ -37,12 +37,16 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LadderPoint:
-    """The loss of a model with `parameters`, without embeddings, after `tokens`."""
+    """The loss of a model with `parameters`, without embeddings, after `tokens`.
+
+    The law does not read `with_embeddings`, the number of all parameters; None if it is not known.
+    """
 
     model: str
     parameters: float
     tokens: float
     loss: float
+    with_embeddings: float | None = None
 
     @property
     def compute(self) -> float:

@@ -62,6 +62,9 @@ def context_of(composed: Composed) -> int:
     data = composed.mapping["data"]
     if "step_tokens" not in data:
         rule = f"is {composed.choices['data']}, whose steps have a number of rows, but a ladder sets data.step_tokens"
-        help = "choose other data, such as data=lm, or sweep the sizes and trainer.steps without a ladder"
+        help = (
+            "choose other data, such as data=lm, or sweep the sizes and trainer.steps without a ladder, and fit a score"
+            " with tfm compare --scaling --metric"
+        )
         raise config_error("data", rule, help)
     return int(data.get("context") or 1)
