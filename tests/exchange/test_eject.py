@@ -239,6 +239,7 @@ OTHERS = [
             "attention_residuals",
             "adaptive",
             "ngrams",
+            "kv_sharing",
         )
     ),
 ]

@@ -263,7 +263,7 @@ def test_a_node_can_be_called_next(tmp_path):
     [
         ("hyper_connections", {"kind": "manifold"}),
         *((name, {}) for name in ("routed_updates", "segments", "ternary", "mamba", "mamba2", "griffin")),
-        *((name, {}) for name in ("ngrams", "attention_residuals", "adaptive", "hashed_experts")),
+        *((name, {}) for name in ("ngrams", "attention_residuals", "adaptive", "hashed_experts", "kv_sharing")),
         ("scalenorm", {"model.graph.encoder.layer.ffn": {"block": "expert_choice_moe", "experts": 4}}),
     ],
 )

@@ -136,6 +136,8 @@ class RestrictedSharedAttention(Windowed, SharedAttention):
     Example: k: key, v: value, r: 64
     """
 
+    describe_caches = SharedAttention.describe_caches
+
     def __init__(self, D: int, E: int, F: int, *, r: int, **options: Any) -> None:
         refuse_selection(options)
         super().__init__(D, E, F, **options)

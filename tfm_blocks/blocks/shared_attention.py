@@ -13,7 +13,7 @@ from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, Widths, se
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.multi_head import Bias, Heads, MultiHead
 from tfm_blocks.blocks.layers.state import CacheShape, State
-from tfm_blocks.registry.blocks import block
+from tfm_blocks.registry.blocks import REGISTRY, block
 from tfm_blocks.registry.values import Position
 
 
@@ -81,8 +81,9 @@ class SharedAttention(ReadsHeads):
     `clip_qkv`, `qk_norm`, `v_norm` and `position` act on k and v here, which are the projections before them. Other
     arguments are the same as in `attention`, and so is the result if k and v are its projections of x.
 
-    Layers that read one node for k and v share keys and values. If k and v are the same node, values are keys. If v is
-    a mix of two nodes, values of an earlier layer flow into this layer.
+    Layers that read one node for k and v share keys and values. In decoding, layers with the same nodes share one cache
+    if the norms, the rotation and `clip_qkv` of keys and values are equal and have no separate weights. If k and v are
+    the same node, values are keys. If v is a mix of two nodes, values of an earlier layer flow into this layer.
 
     Also known as: cross-layer attention, KV sharing (YOCO, Gemma 3n); shared keys and values, K = V; value residual.
     Use: keys and values of another layer, or values that are more than a projection.
@@ -103,6 +104,16 @@ class SharedAttention(ReadsHeads):
     ) -> None:
         groups = heads if kv_heads is None else kv_heads
         super().__init__(D, None, Widths(heads, groups, E // groups, F // groups), mask, position, **options)
+        self.parts = {"position": position, **options}
+
+    def describe_caches(self) -> str:
+        """Return a text of all that acts on cached keys and values: widths, arguments, and identities of weights."""
+        used = {"position": self.position if self.rotates else None, "qk_norm": self.k_norm, "v_norm": self.v_norm}
+        modules = {name: module for name, module in used.items() if module is not None}
+        weights = [weight for module in modules.values() for weight in module.state_dict(keep_vars=True).values()]
+        parts = {name: REGISTRY.complete(self.parts[name]) for name in modules}
+        kind = self.qk_norm_kind if "qk_norm" in modules else None
+        return str((self.widths, self.clip_qkv, kind, parts, [id(weight) for weight in (self.k_gain, *weights)]))
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
         self.q = Linear(D, self.widths.maps[0], bias=bias not in (False, "out"), heads=(self.widths.heads,))

@@ -43,8 +43,8 @@ def multiply_adds(network: Network, lengths: Mapping[str, int]) -> dict[str, int
 def decoding_state(network: Network, lengths: Mapping[str, int]) -> int:
     """Return the number of floats that greedy decoding keeps for one sentence, up to the length of the target.
 
-    They are caches, memories, and the encoded sources that every step reads. `network` is on the meta device; a network
-    without a target keeps none.
+    They are caches, memories, and the encoded sources that every step reads. A cache that several layers share counts
+    once. `network` is on the meta device; a network without a target keeps none.
     """
     if TARGET not in {tensor.name for tensor in network.spec.inputs}:
         return 0
@@ -52,8 +52,10 @@ def decoding_state(network: Network, lengths: Mapping[str, int]) -> int:
     with torch.no_grad():
         decoding = start(network, inputs_of_lengths(network.spec.sources, lengths), length, sentences=1)
     states = decoding.states.values()
-    parts = [decoding.values, *(part for state in states for part in (state.fixed, state.caches, state.moving))]
-    return sum(tensor.numel() for part in parts for tensor in part.values() if tensor.is_floating_point())
+    caches = {tensor for state in states for tensor in state.caches.values()}
+    parts = [decoding.values, *(part for state in states for part in (state.fixed, state.moving))]
+    tensors = [*caches, *(tensor for part in parts for tensor in part.values())]
+    return sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
 
 
 def inputs_of_lengths(inputs: Iterable[Input], lengths: Mapping[str, int]) -> dict[str, Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ class Decoding:
     """The state of a decoding in progress.
 
     `values` are the source values that steps read, and `keeps` their masks, one row per hypothesis. `states` holds the
-    state of each call by address. `State` describes `path_BMTM`.
+    state of each call by address; calls with the same `cache_key` have the same tensors as caches. `State` describes
+    `path_BMTM`.
     """
 
     values: Values
@@ -57,7 +59,11 @@ def start(
     assert rows is not None, "a model without sources needs the number of sentences"
     shape = CacheShape(rows, length, _cache_template(network, values))
     calls = _calls_per_step(network)
-    states = {call.address: _start(call, values, keeps, shape) for call in calls}
+    states: dict[str, State] = {}
+    first: dict[str, str] = {}
+    for call in calls:
+        earlier = states.get(first.setdefault(call.cache_key, call.address))
+        states[call.address] = State(caches={**earlier.caches}) if earlier else _start(call, values, keeps, shape)
     read = {call.node.residual for call in calls}  # by each step, after `start`
     for call in calls:
         read |= {address for port in call.moving_ports for address in port.addresses}
@@ -103,12 +109,9 @@ def select(decoding: Decoding, sentences: Tensor) -> Decoding:
     """Return a decoding of only the given sentences, in the given order, each with all its hypotheses."""
     offsets = torch.arange(decoding.hypotheses, device=sentences.device)
     rows = (sentences[:, None] * decoding.hypotheses + offsets).flatten()
+    caches = _convert_caches(decoding, lambda cache_BHTMK: cache_BHTMK.index_select(0, sentences))
     states = {
-        address: State(
-            _select_rows(state.fixed, sentences),
-            _select_rows(state.caches, sentences),
-            _select_rows(state.moving, rows),
-        )
+        address: State(_select_rows(state.fixed, sentences), caches[address], _select_rows(state.moving, rows))
         for address, state in decoding.states.items()
     }
     values, keeps = _select_rows(decoding.values, rows), _select_rows(decoding.keeps, rows)
@@ -122,8 +125,9 @@ def spread(decoding: Decoding, hypotheses: int) -> Decoding:
     path_MTM = torch.eye(hypotheses, dtype=torch.bool, device=device)[:, None].repeat(1, length, 1)
     path_MTM[:, past] = torch.arange(hypotheses, device=device) == 0
     rows = torch.arange(sentences, device=device).repeat_interleave(hypotheses)
+    caches = _convert_caches(decoding, lambda cache_BHT1K: _expand(cache_BHT1K, hypotheses, past))
     states = {
-        address: State(state.fixed, _expand_caches(state.caches, hypotheses, past), _select_rows(state.moving, rows))
+        address: State(state.fixed, caches[address], _select_rows(state.moving, rows))
         for address, state in decoding.states.items()
     }
     path_BMTM = path_MTM.expand(sentences, -1, -1, -1).clone()
@@ -131,14 +135,21 @@ def spread(decoding: Decoding, hypotheses: int) -> Decoding:
     return Decoding(values, keeps, states, path_BMTM, decoding.position)
 
 
-def _expand_caches(caches: Values, hypotheses: int, past: slice) -> Values:
-    """Allocate caches for `hypotheses` hypotheses, each with a copy of the past."""
-    expanded = {}
-    for name, cache_BHT1K in caches.items():
-        B, H, T, _, K = cache_BHT1K.shape
-        expanded[name] = cache_BHT1K.new_empty(B, H, T, hypotheses, K)
-        expanded[name][:, :, past] = cache_BHT1K[:, :, past]
-    return expanded
+def _convert_caches(decoding: Decoding, convert: Callable[[Tensor], Tensor]) -> dict[str, Values]:
+    """Return the converted caches of each call by address. A cache that several calls share is converted once."""
+    once = cache(convert)
+    return {
+        address: {name: once(tensor) for name, tensor in state.caches.items()}
+        for address, state in decoding.states.items()
+    }
+
+
+def _expand(cache_BHT1K: Tensor, hypotheses: int, past: slice) -> Tensor:
+    """Allocate a cache for `hypotheses` hypotheses, each with a copy of the past."""
+    B, H, T, _, K = cache_BHT1K.shape
+    cache_BHTMK = cache_BHT1K.new_empty(B, H, T, hypotheses, K)
+    cache_BHTMK[:, :, past] = cache_BHT1K[:, :, past]
+    return cache_BHTMK
 
 
 def reorder(decoding: Decoding, origin_BM: Tensor) -> None:
