@@ -30,7 +30,7 @@ from tfm_blocks.exchange.family import (
 from tfm_blocks.exchange.rope import rope_rows, rope_rows_of, unused_rope_keys
 from tfm_blocks.registry.expression import evaluate
 
-EOS = "eos_token_id"
+BOS, EOS = "bos_token_id", "eos_token_id"
 LARGEST = 2**31
 MOST_LAYERS = 1000
 KINDS = "attention_types"  # of the layers of GPT-Neo: its class computes missing attention_layers from them
@@ -112,6 +112,15 @@ def family_of(config: Config, where: str) -> Family:
         help = f"known: {', '.join(sorted(known))}; your own: --family FILE.yaml"
         raise run_error(f"{where}: {key}", f"cannot be imported: {shown(config.get(key))}", help)
     return min(fitting, key=lambda family: (_differences(family, flat), -len(family.implied)))
+
+
+def unstated_ids(family: Family, config: Config, generation: Config) -> tuple[str, ...]:
+    """Return the keys that the tokenizer replaces: BOS and EOS of an encoder, or EOS, if no file states their ids."""
+    if family.encoder:
+        return tuple(key for key in (BOS, EOS) if config.get(key) is None)
+    flat = dict(leaves(family.missing)) | dict(leaves(config))
+    stated = (flat.get(EOS, flat.get(f"decoder.{EOS}")), generation.get(EOS))
+    return (EOS,) if stated == (None, None) else ()
 
 
 def _differences(family: Family, flat: Config) -> int:

@@ -102,13 +102,18 @@ def ignored_settings(generation: Config) -> list[str]:
     return [f"{key}: {shown(value)}" for key, value in given.items() if value not in (None, [], {})]
 
 
-def ids_of_encoder(files: Mapping[str, bytes]) -> dict[str, int]:
-    """Return the keys of config.json for the tokens that begin and end a text of BERT, if tokenizer.json has them."""
+def special_ids_of(files: Mapping[str, bytes], *, encoder: bool) -> dict[str, int]:
+    """Return the keys of config.json for special tokens that tokenizer.json has.
+
+    They begin and end a text of BERT, or end the text of a decoder, whose `eos_token` has no usual name.
+    """
     if FAST not in files:
         return {}
     pieces, named = Tokenizer.from_str(files[FAST].decode()), _named_tokens(files)
     keys = {"bos_token_id": ("cls_token", "[CLS]"), "eos_token_id": ("sep_token", "[SEP]")}
-    ids = {key: pieces.token_to_id(_content(named.get(token) or usual)) for key, (token, usual) in keys.items()}
+    names = {key: named.get(token) or usual for key, (token, usual) in keys.items()}
+    names = names if encoder else {"eos_token_id": named.get("eos_token")}
+    ids = {key: pieces.token_to_id(_content(name)) for key, name in names.items() if name}
     return {key: id for key, id in ids.items() if id is not None}
 
 

@@ -28,6 +28,7 @@ from tfm_blocks.exchange.config import (
     knob_defaults,
     read_published,
     to_json,
+    unstated_ids,
     vocabulary_of,
     with_knobs,
     write_published,
@@ -201,8 +202,7 @@ def _record(run: Path, published: Published) -> PublishedFile:
     try:
         config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in record.texts else {}
         ids = {"bos_token_id": published.vocabulary.start, "eos_token_id": published.vocabulary.eos}
-        missing = {key: id for key, id in ids.items() if published.family.encoder and config.get(key) is None}
-        known = config | missing
+        known = config | {key: ids[key] for key in unstated_ids(published.family, config, generation)}
         stated = read_published(published.family, known, generation, len(record.tensors) or LARGEST, str(where))
     except (KeyError, ValueError) as error:
         raise damaged(where, error) from None

@@ -22,8 +22,8 @@ from tfm_blocks.data.published_tokenizer import FAST, TARGET_IDS, PublishedToken
 from tfm_blocks.data.tokenizer_files import expect_usable, read_folder
 from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.errors import ConfigError, Problem, RunError, run_error
-from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published
-from tfm_blocks.exchange.conventions import ids_of_encoder, ignored_settings, read_conventions
+from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published, unstated_ids
+from tfm_blocks.exchange.conventions import ignored_settings, read_conventions, special_ids_of
 from tfm_blocks.exchange.family import Config, Family, Knobs
 from tfm_blocks.exchange.folder import (
     CONFIG,
@@ -101,7 +101,7 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     own = family or family_of(config, where)
     named = with_current_names(written, own)
     files, keys = read_folder(folder)
-    ids = _ids_of_tokenizer(files, folder, config) if own.encoder else {}
+    ids = _ids_of_tokenizer(files, folder, own, unstated_ids(own, config, generation))
     published = read_published(own, config | ids, generation, len(named.tensors), where)
     stored, published = with_tied(named, published)
     composed, spec = _checked(published, folder)
@@ -126,12 +126,16 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
     return ImportReport(run, own.name, overrides, network.parameter_count, (*removed, *keys), ignored)
 
 
-def _ids_of_tokenizer(files: Mapping[str, bytes], folder: Path, config: Config) -> dict[str, int]:
-    """Return the ids of BOS and EOS of an encoder's tokenizer that config.json lacks. Raises RunError."""
+def _ids_of_tokenizer(
+    files: Mapping[str, bytes], folder: Path, family: Family, keys: Collection[str]
+) -> dict[str, int]:
+    """Return the ids of the tokenizer for these keys of config.json. Raises RunError."""
+    if not keys:
+        return {}
     if files:
         expect_usable(files, str(folder / next(iter(files))))
     with refusing_damage(str(folder)):
-        return {key: id for key, id in ids_of_encoder(files).items() if config.get(key) is None}
+        return {key: id for key, id in special_ids_of(files, encoder=family.encoder).items() if key in keys}
 
 
 @contextmanager
