@@ -1,6 +1,7 @@
 """Rotary positions against Hugging Face's functions."""
 
 import re
+from math import inf
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from tfm_blocks.blocks.attention import Attention
+from tfm_blocks.blocks.layers.state import CacheShape
 from tfm_blocks.blocks.rotary import Llama3Rotary, LongRotary, Rotary, Yarn
 from tfm_blocks.compose.model import compose_model
 from tfm_blocks.errors import ConfigError
-from tfm_blocks.network.build import check_model
+from tfm_blocks.network.build import build_network, check_model
+from tfm_blocks.registry.values import Part
 
 K, N = 32, 200
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}
@@ -79,7 +83,11 @@ def test_longrope_has_hugging_faces_frequencies(attention_factor):
 
 
 @pytest.mark.parametrize(
-    ("factors", "rule"), [([1.0, 2.0], "one for each of 4 pairs, but are 2"), ([0.0], "factors must be above 0")]
+    ("factors", "rule"),
+    [
+        ([1.0, 2.0], "one for each of 4 pairs, but are 2"),
+        ([0.0], "factors must be from 1e-06 to 1000000.0, but one is 0.0"),
+    ],
 )
 def test_factors_that_do_not_fit_the_pairs_are_refused(factors, rule):
     with pytest.raises(ValueError, match=rule):
@@ -121,3 +129,39 @@ def test_a_node_with_an_odd_number_of_turning_numbers_breaks_a_rule_of_the_block
     )
     with pytest.raises(ConfigError, match=re.escape(f"({rule}), but")):
         check_model(composed.model, composed.sources)
+
+
+@pytest.mark.parametrize(
+    ("node", "bounds"), [("decoder.layer.cross", {"src": 4, "tgt": 4}), ("encoder.layer.attn", {"src": 4, "tgt": inf})]
+)
+def test_a_bounded_rotation_bounds_the_sequences_that_the_attention_reads(node, bounds):
+    position = "{block: longrope, factors: [1.0], trained_length: 4, max_length: 4}"
+    composed = compose_model("tiny", ["layers=1", f"++model.graph.{node}.position={position}"])
+    network = build_network(check_model(composed.model, composed.sources), seed=1).eval()
+    assert {name: network.longest(name).tokens for name in bounds} == bounds
+    ids = {name: torch.ones(1, min(bound, 9), dtype=torch.int64) for name, bound in bounds.items()}
+    network(**ids)
+    for name, bound in bounds.items():
+        if bound < inf:
+            longer = ids | {name: torch.ones(1, 5, dtype=torch.int64)}
+            with pytest.raises(ValueError, match="max_length = 4 positions, but the sequence has 5"):
+                network(**longer)
+
+
+def test_a_step_beyond_a_bounded_rotation_is_refused():
+    attention = Attention(
+        8,
+        None,
+        heads=2,
+        mask="causal",
+        position=Part("longrope", {"factors": [1.0], "trained_length": 4, "max_length": 4}),
+    )
+    own, x_B1D = LongRotary(8, factors=[1.0], trained_length=4, max_length=4), torch.randn(1, 1, 8)
+    for block in (attention, own):
+        state = block.start(room=CacheShape(1, 9, x_B1D))
+        for position in range(4):
+            state.position = position
+            block.step(x_B1D, state)
+        state.position = 4
+        with pytest.raises(ValueError, match="max_length = 4 positions, but the sequence has 5"):
+            block.step(x_B1D, state)

@@ -89,7 +89,7 @@ def config_of(name):
 def published_of(name, **changes):
     """Return the tiny model of a family, with changed knobs."""
     published = read_published(families()[name], config_of(name), {}, 10**6, name)
-    positions = {knob: published.sizes[knob] for knob in rope_knobs()} if published.family.rope else {}
+    positions = {knob: published.sizes[knob] for knob in rope_knobs(published.family.rope)}
     return replace(published, knobs={**positions, **published.knobs, **changes})
 
 

@@ -183,7 +183,11 @@ def test_a_value_that_changes_the_model_of_transformers_is_refused(name, key, va
             {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.4}},
             "rope_parameters.mscale_all_dim: has",
         ),
-        ("phi3", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling.type: has no counterpart"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "linear", "factor": 4.0}},
+            "rope_scaling.type: must be 'default' or 'longrope' or",
+        ),
         (
             "kimi_linear",
             {"linear_attn_config": {"full_attn_layers": [28], "kda_layers": [1]}},

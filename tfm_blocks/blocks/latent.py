@@ -19,7 +19,7 @@ from tfm_blocks.blocks.layers.dot_product import (
     few_queries,
     merge_heads,
     renormalised,
-    rotate_keys,
+    rotate_heads,
     sequence_mask,
     to_heads,
 )
@@ -111,12 +111,11 @@ class LatentAttention(DotProduct):
     def _project(self, x_BTD: Tensor, r_BTQ: Tensor, span_T: Span) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries q_BHTK, latent vectors c_B1TL, and the shared part of the keys p_B1TR."""
         d_head, d_turned, _ = self.sizes
-        positions_T = span_T.on(x_BTD.device)
         q_BHTX = to_heads(self.q(r_BTQ), self.heads)
         plain, rotary = torch.split(q_BHTX, [d_head, d_turned], 3)
-        q_BHTK = torch.cat((plain, self.position.rotate(rotary, positions_T)), 3)
+        q_BHTK = torch.cat((plain, rotate_heads(self.position, rotary, span_T)), 3)
         c_BTL, p_BTR = torch.split(self.down(x_BTD), self.down.parts, 2)
-        p_B1TR = rotate_keys(self.position, p_BTR[:, None], positions_T)
+        p_B1TR = rotate_heads(self.position, p_BTR[:, None], span_T, keys=True)
         return q_BHTK, self.up.rounded_input(self.norm(c_BTL))[:, None], p_B1TR
 
     def _keys_and_values(self, c_B1TL: Tensor, p_B1TR: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,12 +219,12 @@ class Indexer(nn.Module):
     def keys(self, x_BND: Tensor, span_N: Span) -> Tensor:
         """Return the keys of all heads: k_B1NK."""
         k_B1NK: Tensor = self.norm(self.k(x_BND))[:, None]
-        return rotate_keys(self.position, k_B1NK, span_N.on(x_BND.device))
+        return rotate_heads(self.position, k_B1NK, span_N, keys=True)
 
     def forward(self, x_BTD: Tensor, r_BTQ: Tensor, k_B1SK: Tensor, span_T: Span) -> Tensor:
         """Return the scores score_B1TS; a span of one position applies to all queries."""
         q_BHTK = torch.unflatten(self.q(r_BTQ), 2, (-1, k_B1SK.shape[3])).transpose(1, 2)
-        q_BHTK = self.position.rotate(q_BHTK, span_T.on(x_BTD.device))
+        q_BHTK = rotate_heads(self.position, q_BHTK, span_T)
         w_BTH1 = self.weights(x_BTD)[..., None] * self.scale
         score_B1TS: Tensor = (w_BTH1.transpose(1, 2) * F.relu(q_BHTK @ k_B1SK.mT)).sum(1, keepdim=True)
         return score_B1TS

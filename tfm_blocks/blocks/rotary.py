@@ -8,11 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tfm_blocks.blocks.layers.dot_product import rotate_adjacent
+from tfm_blocks.blocks.layers.dot_product import Span, rotate_adjacent, rotate_heads
 from tfm_blocks.blocks.layers.state import Positional, State
 from tfm_blocks.registry.blocks import block
 
 PairLayout = Literal["halves", "pairs"]
+FACTORS = (1e-6, 1e6)  # bounds of divisors of frequencies, within which no rotation overflows
 WHERE = {
     "share > 0": "some of the width turns",
     "share <= 1": "no more than the width turns",
@@ -42,6 +43,7 @@ class Rotary(Positional):
     """
 
     gain = 1.0  # multiplies the rotated elements
+    max_length: int | None = None
 
     def __init__(
         self, D: int, *, base: float = 10000.0, share: float = 1.0, layout: PairLayout = "halves", factor: float = 1.0
@@ -75,10 +77,10 @@ class Rotary(Positional):
         return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self.rotate(x_BND, torch.arange(x_BND.shape[1], device=x_BND.device))
+        return rotate_heads(self, x_BND, Span(0, x_BND.shape[1]))
 
     def step(self, x_R1D: Tensor, state: State) -> tuple[Tensor, State]:
-        return self.rotate(x_R1D, torch.arange(state.position, state.position + 1, device=x_R1D.device)), state
+        return rotate_heads(self, x_R1D, Span(state.position, 1)), state
 
 
 @block(
@@ -191,6 +193,7 @@ class Llama3Rotary(Rotary):
         "factor >= 1": "sequences grow by the factor",
         "trained_length >= 2": "a length in positions",
         "attention_factor > 0": "queries and keys are multiplied by a factor above 0",
+        "max_length >= 1": "there is at least one position",
     },
     source="Ding et al. 2024 (LongRoPE), section 3.2; Abdin et al. 2024 (Phi-3)",
 )
@@ -199,7 +202,8 @@ class LongRotary(Rotary):
 
     `factors` has one divisor for each pair, or a single one for all. Rotated elements are multiplied by
     `attention_factor`, by default √(1 + ln(factor) / ln(trained_length)), for sequences `factor` times longer than
-    `trained_length`. Published models have two lists: use the short one up to the trained length, else the long one.
+    `trained_length`. A sequence longer than `max_length` raises ValueError. Published models have two lists: the short
+    one up to the trained length, which is then the `max_length`, and the long one for all lengths.
 
     Also known as: LongRoPE.
     Use: weights of Phi-3 with long context.
@@ -213,15 +217,17 @@ class LongRotary(Rotary):
         factors: list[float],
         trained_length: int,
         attention_factor: float | None = None,
+        max_length: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(D, **options)
         pairs = self.rotated // 2
         if len(factors) not in (1, pairs):
             raise ValueError(f"factors must be one number or one for each of {pairs} pairs, but are {len(factors)}")
-        if min(factors) <= 0:
-            raise ValueError(f"factors must be above 0, but one is {min(factors)}")
-        self.factors = factors
+        for factor in factors:
+            if not FACTORS[0] <= factor <= FACTORS[1]:
+                raise ValueError(f"factors must be from {FACTORS[0]} to {FACTORS[1]}, but one is {factor}")
+        self.factors, self.max_length = factors, max_length
         gain = math.sqrt(1 + math.log(self.factor) / math.log(trained_length))
         self.gain = gain if attention_factor is None else attention_factor
 

@@ -19,6 +19,8 @@ def add_commands(commands: options.Commands) -> None:
     command.add("folder", "a folder as transformers saves it", type=Path, metavar="FOLDER")
     what = "a table of a family that is not shipped, next to the YAML file of its model"
     command.add("--family", what, type=Path, metavar="FILE")
+    what = "take the long factors of LongRoPE, for texts of all lengths; by default, the short ones up to their length"
+    command.add("--long", what, action="store_true")
     command.add_shared(*options.MODEL_OPTIONS)
     command.add("-o", "the new run folder", **options.OUTPUT | {"metavar": "RUN"}, required=True)
     what = "merge a run of adapters into plain weights: the weights of its base plus the adapters"
@@ -44,7 +46,7 @@ def _import(arguments: Namespace) -> None:
     if arguments.config_dir and not arguments.family:
         raise config_error("--config-dir", "belongs to --family", "leave it out, or add --family FILE")
     family = read_own_family(arguments.family, arguments.config_dir) if arguments.family else None
-    print_line(str(import_folder(arguments.folder, arguments.path, family)))
+    print_line(str(import_folder(arguments.folder, arguments.path, family, long=arguments.long)))
 
 
 def _merge(arguments: Namespace) -> None:

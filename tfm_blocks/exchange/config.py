@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ class Published:
     @property
     def rows(self) -> tuple[ConfigRow, ...]:
         """Return the rows of config.json. Raises ConfigError if no `rope_type` has the block of the positions."""
-        return (*self.family.config, *(rope_rows_of(self.knobs) if self.family.rope else ()))
+        return (*self.family.config, *(rope_rows_of(self.family.rope, self.knobs) if self.family.rope else ()))
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class _Reader:
         if WINDOW in family.fixed and not self._has_window():
             self.flat.pop(WINDOW, None)
         knobs = knob_defaults(family.model, family.config_dir)
-        self.rows = (*family.config, *(rope_rows(self.flat, knobs) if family.rope else ()))
+        self.rows = (*family.config, *(rope_rows(family.rope, self.flat, knobs) if family.rope else ()))
         self.problems: list[tuple[str, str, str]] = []
 
     def _has_window(self) -> bool:
@@ -185,7 +186,7 @@ class _Reader:
             key = next((key for key in row.keys if self.flat.get(key) is not None), None)
             try:
                 stated = None if any(name in self.flat for name in row.keys) else MISSING
-                value = row.to_knob(self.flat[key] if key else stated, knobs)
+                value = row.to_knob(self.flat[key] if key else stated, ChainMap(knobs, self.flat))
                 default = None if row.each and isinstance(value, str) else defaults[row.knob]
                 numeric = type(default) in (int, float) and not (value is None and row.missing is None)
                 if numeric and type(value) not in (int, float):
@@ -327,10 +328,11 @@ def with_knobs(config: Config, stated: Published, published: Published) -> dict[
     changed.pop("torch_dtype", None)
     changed["dtype"] = "float32"
     is_scaled = family.rope or config.get(SCALING)
-    rope = [row for row in published.rows if is_scaled and row.keys[0].startswith("rope_")]
     before, after = stated.sizes, published.sizes
+    types = [rope_rows_of(family.rope, sizes) if family.rope else () for sizes in (after, before)]
+    rope = [row for row in published.rows if row in types[0] or (is_scaled and row.keys[0].startswith("rope_"))]
     given = dict(leaves(config))
-    if any(before[row.knob] != after[row.knob] for row in (*rope, *(rope_rows_of(before) if family.rope else ()))):
+    if any(before[row.knob] != after[row.knob] for row in (*rope, *types[1])):
         for key in (SCALING, "rope_parameters", "rope_theta"):  # of any type
             changed.pop(key, None)
         for row in rope:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,7 @@ class Family:
     start: Sequence[str] = ("bos_token_id",)
     target_vocab: str = ""
     missing: Mapping[str, Any] = field(default_factory=dict)
-    rope: bool = False
+    rope: bool | Sequence[str] = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, str] = field(default_factory=dict)
     unused: Sequence[str] = ()
@@ -309,8 +309,16 @@ def _number(value: Any, knobs: Knobs) -> Any:
     if isinstance(value, str) and value.startswith(ROOT):
         return 1 / math.sqrt(knobs[value.removeprefix(ROOT)])
     if isinstance(value, str) and value.startswith("="):
-        return evaluate(value[1:], knobs.__getitem__)
+        return evaluate(value[1:], partial(_lookup, knobs))
     return value
+
+
+def _lookup(knobs: Knobs, name: str) -> int | float:
+    """Return a number in arithmetic: a knob, or a key of config.json. Raises ValueError if it is not a number."""
+    value = knobs.get(name)
+    if type(value) not in (int, float):
+        raise ValueError(f"is missing, and {name}, which would replace it, is {_written(value)}")
+    return value  # type: ignore[no-any-return]
 
 
 def _written(value: Any) -> str:

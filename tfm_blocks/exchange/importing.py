@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 import shlex
 from collections import Counter
@@ -22,7 +23,7 @@ from tfm_blocks.data.published_tokenizer import FAST, TARGET_IDS, PublishedToken
 from tfm_blocks.data.tokenizer_files import expect_usable, read_folder
 from tfm_blocks.data.tokenizer_format import refusing_damage
 from tfm_blocks.errors import ConfigError, Problem, RunError, run_error
-from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published, unstated_ids
+from tfm_blocks.exchange.config import Published, family_of, knob_defaults, read_published, to_json, unstated_ids
 from tfm_blocks.exchange.conventions import ignored_settings, read_conventions, special_ids_of
 from tfm_blocks.exchange.family import Config, Family, Knobs
 from tfm_blocks.exchange.folder import (
@@ -47,6 +48,7 @@ from tfm_blocks.exchange.published_tensors import (
     with_current_names,
     with_tied,
 )
+from tfm_blocks.exchange.rope import with_long_factors
 from tfm_blocks.exchange.weights import Conversion, format_name, wildcards
 from tfm_blocks.language.spec import Spec
 from tfm_blocks.network.build import build_network, check_model, network_without_values
@@ -66,7 +68,8 @@ class ImportReport:
     """The new run, its family and model, the overrides that build this model, and its number of weights.
 
     The overrides are empty if no command line builds the model.
-    removed: keys of the folder that name code, each with its file. ignored: settings of greedy search.
+    removed: keys of the folder that name code, each with its file. ignored: settings of greedy search. bound: the most
+    positions of the short list of LongRoPE, or None.
     """
 
     run: Path
@@ -75,26 +78,31 @@ class ImportReport:
     parameters: int
     removed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    bound: int | None = None
 
     def __str__(self) -> str:
         head = f"{self.run}: {self.family}, {self.parameters:,} parameters"
         overrides = [*self.overrides, f"init_from={self.run}", f"data.tokenizer={self.run}"]
         removed = "".join(f"\nnot kept, because it names code: {key}" for key in self.removed)
         ignored = f"\ngeneration ignores {', '.join(self.ignored)}" if self.ignored else ""
+        bound = f"\nreads at most {self.bound} tokens: the short factors of LongRoPE; --long takes the long ones"
         command = f"train it on: tfm train {shlex.join(overrides)} data=…"
         if not self.overrides:
             command = "no command line builds this model; to train it on, write a model file for it (docs/models.md), "
             command += f"and add {shlex.join(overrides)}"
-        return f"{head}{removed}{ignored}\n{command}"
+        return f"{head}{removed}{ignored}{bound if self.bound else ''}\n{command}"
 
 
-def import_folder(folder: Path, run: Path, family: Family | None = None) -> ImportReport:
+def import_folder(folder: Path, run: Path, family: Family | None = None, *, long: bool = False) -> ImportReport:
     """Write the model, the weights and the tokenizer of a folder as a run folder. Raises RunError.
 
-    `family` is the family of the folder if it is not a shipped one.
+    `family` is the family of the folder if it is not a shipped one. With `long`, a model with LongRoPE has the long
+    list of factors at all lengths; ConfigError is raised for other models.
     """
     written = open_folder(folder)
     texts, removed = _texts(folder)
+    if long:
+        texts[CONFIG] = to_json(with_long_factors(json.loads(texts[CONFIG])))
     where, record = str(folder / CONFIG), PublishedFile(texts=texts)
     config, generation = record.parsed(CONFIG), record.parsed(GENERATION) if GENERATION in texts else {}
     generated = generation or config
@@ -123,7 +131,8 @@ def import_folder(folder: Path, run: Path, family: Family | None = None) -> Impo
         if family is None:
             _write_record(record, stored, own, part, leftovers, current)
     overrides, ignored = _overrides(own, knobs, spec), tuple(ignored_settings(generated))
-    return ImportReport(run, own.name, overrides, network.parameter_count, (*removed, *keys), ignored)
+    bound = published.knobs.get("max_length") if published.knobs.get("factors") else None
+    return ImportReport(run, own.name, overrides, network.parameter_count, (*removed, *keys), ignored, bound)
 
 
 def _ids_of_tokenizer(

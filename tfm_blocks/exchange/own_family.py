@@ -12,7 +12,7 @@ from tfm_blocks.compose.model import compose_model
 from tfm_blocks.compose.resolve import Composed
 from tfm_blocks.errors import Problem, expect_none, shown, suggest
 from tfm_blocks.exchange.family import CONVERSIONS, ROOT, Family, Knobs, make_family, whole_table
-from tfm_blocks.exchange.rope import rope_knobs
+from tfm_blocks.exchange.rope import rope_knobs, rope_types
 from tfm_blocks.exchange.weights import BRACES, read_weight_table, wildcards
 from tfm_blocks.language.files import read_yaml_file
 from tfm_blocks.language.sources import Sources
@@ -20,11 +20,16 @@ from tfm_blocks.network.build import check_model, network_without_values
 from tfm_blocks.network.matching import weights_of
 from tfm_blocks.registry.expression import names_in
 
-KINDS: dict[str, type] = {
+KINDS: dict[str, Any] = {
     **dict.fromkeys(("config", "missing", "fixed", "implied", "output", "tied", "computed", "also", "weights"), dict),
     **dict.fromkeys(("start", "untied", "unused", "ignored", "zeros", "recomputed", "without"), list),
     **dict.fromkeys(("architecture", "model_type", "model", "prefix", "tokenizer", "target_vocab", "parent"), str),
-    **dict.fromkeys(("rope", "encoder"), bool),
+    "encoder": bool,
+    "rope": bool | list,
+}
+NAMES: dict[Any, str] = {
+    **{dict: "a mapping", list: "a list", str: "text", bool: "true or false"},
+    bool | list: "true, false or a list of types",
 }
 NEEDED = {
     "model": "the name of a model, or the path of its YAML file from this file: model: my_model.yaml",
@@ -84,7 +89,7 @@ class _Check:
             if key not in KINDS:
                 self.report((str(key),), "is not a key of a family", suggest(str(key), KINDS))
             elif not isinstance(value, KINDS[key]):
-                kind = {dict: "a mapping", list: "a list", str: "text", bool: "true or false"}[KINDS[key]]
+                kind = NAMES[KINDS[key]]
                 self.report((key,), f"must be {kind}, but is {shown(value)}", NEEDED.get(key, f"write {kind}"))
         for path, value in _names(self.content) if not self.problems else ():
             if not isinstance(value, str):
@@ -103,7 +108,10 @@ class _Check:
         """Check the rows of `config`, and the knobs that other keys name."""
         for name in KNOBS.keys() - knobs.keys():
             self.report(("model",), f"{self.content['model']} lacks the knob {name}", KNOBS[name])
-        if lacking := sorted(rope_knobs() - knobs.keys()) if self.content.get("rope") else []:
+        rope = self.content.get("rope", False)
+        if unknown := [name for name in rope if name not in rope_types()] if isinstance(rope, list) else []:
+            self.report(("rope",), f"has the unknown type {shown(unknown[0])}", suggest(str(unknown[0]), rope_types()))
+        elif lacking := sorted(rope_knobs(rope) - knobs.keys()):
             rule = f"{self.content['model']} lacks the knobs {', '.join(lacking)} of rotary positions"
             self.report(("rope",), rule, "add them to the model, or write rope: false and the rows that it needs")
         before: set[str] = set()

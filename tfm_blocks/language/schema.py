@@ -171,6 +171,8 @@ def _value(kind: Kind) -> Schema:
         return _ref(f"category_{kind.category}")
     if kind.options:
         return _any({"enum": [*kind.options, None]}, KNOB)
+    if kind.element and kind.element.numeric:
+        return {"type": ["array", "number", "string", "null"], "items": _value(kind.element)}
     if kind.element:
         return _any({"type": ["array", "null"], "items": _value(kind.element)}, KNOB)
     return {"type": ["string", "null"]} if kind.name == "str" else _any({"type": ["boolean", "null"]}, KNOB)

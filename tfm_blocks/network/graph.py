@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tfm_blocks.blocks.embedding import Unembed
 from tfm_blocks.blocks.layers.add_norm import Branch
-from tfm_blocks.blocks.layers.state import Bounded
+from tfm_blocks.blocks.layers.state import max_length_of
 from tfm_blocks.language.spec import TARGET, Axis, Spec, names
-from tfm_blocks.network.bounds import Longest, find_longest
+from tfm_blocks.network.bounds import Longest, bounds_of, find_longest
 from tfm_blocks.network.call import Call, PaddingMasks, Values, derive_mask
 from tfm_blocks.registry.blocks import REGISTRY
 
@@ -95,7 +95,7 @@ class Network(nn.ModuleDict):
         self.all_calls = calls = [Call(node, modules[node.owner], target_addresses, shapes) for node in spec.nodes]
         self.calls = calls[: len(calls) - spec.head]
         self.head_calls = calls[len(calls) - spec.head :]
-        self.bounded = [(call.node, call.block.max_length) for call in calls if isinstance(call.block, Bounded)]
+        self.bounds = [bound for call in calls for bound in bounds_of(call.node, shapes, max_length_of(call.block))]
         self.derived = {axis for shape in shapes.values() for axis in shape if isinstance(axis, Axis) and axis.parts}
 
     @property
@@ -259,7 +259,7 @@ class Network(nn.ModuleDict):
 
         For concatenated sequences, it depends on the `lengths` of the other inputs, which are by default as long.
         """
-        return find_longest(self.spec.inputs, self.bounded, name, lengths)
+        return find_longest(self.spec.inputs, self.bounds, name, lengths)
 
     def expect(self, inputs: Mapping[str, Tensor], expected: Iterable[str]) -> None:
         """Raise TypeError unless the names of `inputs` equal `expected`."""
@@ -308,4 +308,4 @@ def _layer(address: str) -> str:
 
 
 REGISTRY.reserve([*dir(Network), *dir(Branch), "spec", "recomputes", "by_layer", "tapped", "calls", "head_calls"])
-REGISTRY.reserve(["all_calls", "bounded", "derived", "training", "pre", "block", "post", "last"])
+REGISTRY.reserve(["all_calls", "bounds", "derived", "training", "pre", "block", "post", "last"])

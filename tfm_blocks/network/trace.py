@@ -5,17 +5,17 @@ The output must have the declared shape, and every parameter must receive a grad
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tfm_blocks.blocks.layers.state import Bounded
+from tfm_blocks.blocks.layers.state import max_length_of
 from tfm_blocks.errors import Problem, place_of
 from tfm_blocks.language.sources import Sources
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec
+from tfm_blocks.network.bounds import bounds_of
 from tfm_blocks.network.call import Call, PaddingMasks, module_of
 from tfm_blocks.registry.blocks import REGISTRY
 
@@ -110,12 +110,12 @@ class _Trace:
 
     def _lengths(self, call: Call, length: int) -> dict[str, int]:
         """Return the length of each sequence, at most `length` for the first, and within the node's `max_length`."""
-        longest = call.block.max_length if isinstance(call.block, Bounded) else math.inf
+        bounds = [*bounds_of(self.node, self.shapes, max_length_of(call.block))]
         sequences = [axis.name for axis in self.axes if axis.inputs and not axis.parts]
         for shorter in range(length + 2 * len(sequences)):
             sizes = {name: max(1, length - shorter + 2 * place) for place, name in enumerate(sequences)}
             sizes |= {axis.name: axis.length(sizes) for axis in self.axes if axis.parts}
-            if longest == math.inf or sizes[str(self.node.shape[1])] <= longest:
+            if all(sizes[str(bound.axis)] <= bound.most for bound in bounds if isinstance(bound.axis, Axis)):
                 break
         return sizes
 

@@ -286,9 +286,17 @@ class RotatesHeads(Protocol):
         """Rotate x_BHNK -> x_BHNK; a single position applies to all N."""
 
 
-def rotate_keys(position: RotatesHeads, k_BHNK: Tensor, positions_N: Tensor) -> Tensor:
-    """Rotate keys by `rotate_keys` of a position, or by `rotate` if it rotates keys like queries."""
-    rotated_BHNK: Tensor = getattr(position, "rotate_keys", position.rotate)(k_BHNK, positions_N)
+def rotate_heads(position: RotatesHeads, x_BHNK: Tensor, span_N: Span, *, keys: bool = False) -> Tensor:
+    """Rotate queries, or keys by `rotate_keys` of the position if it has that.
+
+    A span of one position applies to all N. Raises ValueError for positions beyond the `max_length` of the position.
+    """
+    most: int | None = getattr(position, "max_length", None)
+    length = span_N.first + (span_N.length - 1) * span_N.stride + 1
+    if most is not None and length > most:
+        raise ValueError(f"the rotation has max_length = {most} positions, but the sequence has {length}")
+    rotate = getattr(position, "rotate_keys", position.rotate) if keys else position.rotate
+    rotated_BHNK: Tensor = rotate(x_BHNK, span_N.on(x_BHNK.device))
     return rotated_BHNK
 
 

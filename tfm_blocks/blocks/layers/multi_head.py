@@ -24,6 +24,7 @@ from tfm_blocks.blocks.layers.dot_product import (
     merge_heads,
     one_hot_values,
     renormalised,
+    rotate_heads,
     sequence_mask,
     split_widths,
     to_heads,
@@ -235,8 +236,7 @@ class MultiHead(DotProduct):
         norm_last = self.qk_norm_kind == "post_position"
         x_BHNK = x_BHNK if norm_last else self._normalise(x_BHNK, norm, gain_HK)
         if self.rotates:
-            rotate = getattr(self.position, "rotate_keys" if keys else "rotate", self.position.rotate)
-            x_BHNK = rotate(x_BHNK, span_N.on(x_BHNK.device))
+            x_BHNK = rotate_heads(self.position, x_BHNK, span_N, keys=keys)
         return self._normalise(x_BHNK, norm, gain_HK) if norm_last else x_BHNK
 
     def _normalise(self, x_BHNK: Tensor, norm: nn.Module | None, gain_HK: Tensor | None) -> Tensor:

@@ -160,9 +160,15 @@ class HasComputedValues(Protocol):
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A block with a maximum sequence length."""
+    """A block, or a position of attention, with a maximum sequence length, or None."""
 
-    max_length: int
+    max_length: int | None
+
+
+def max_length_of(block: nn.Module) -> int | None:
+    """Return the maximum sequence length of a block and its parts, or None."""
+    bounded = (part.max_length for part in block.modules() if isinstance(part, Bounded))
+    return min((length for length in bounded if length is not None), default=None)
 
 
 class Recurrence(nn.Module, ABC):

@@ -11,7 +11,7 @@ from ctranslate2.specs import Activation
 from ctranslate2.specs import transformer_spec as ct2
 from torch import Tensor
 
-from tfm_blocks.blocks.layers.state import Bounded
+from tfm_blocks.blocks.layers.state import max_length_of
 from tfm_blocks.data.tokenizer import Tokenizer
 from tfm_blocks.exchange.ctranslate2.rules import EngineSide, norms_of, placement
 from tfm_blocks.language.spec import Node
@@ -144,7 +144,7 @@ def _positions(side: EngineSide, network: Network, D: int) -> Tensor:
     if node is None or node.block == "none":
         return torch.zeros(POSITIONS, D)
     block = _module(network, node)
-    rows = block.max_length if isinstance(block, Bounded) else POSITIONS
+    rows = max_length_of(block) or POSITIONS
     table_ND: Tensor = block.table(0, torch.empty(1, rows, D))
     return table_ND.detach()
 
