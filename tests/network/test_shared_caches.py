@@ -1,7 +1,10 @@
 """Layers that store the same keys and values share caches, and their steps equal the forward pass."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.network.examples import TESTS, inputs_of
@@ -102,21 +105,92 @@ def test_calls_of_one_module_share_caches_also_with_weights_in_norms():
     expect_steps(net, {"tgt": torch.randint(1, VOCAB, (3, LENGTH))}, (0, 3))
 
 
-@torch.no_grad()
-def test_a_subclass_that_stores_something_else_has_its_own_caches(monkeypatch):
+DECLARED = {"branch": True, "sees": {"k": "mask", "v": "mask"}, "source": "a test"}
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Declare subclasses that store something else: shifted keys, keys in another place, and keys that are doubled."""
     monkeypatch.setattr(REGISTRY, "blocks", dict(REGISTRY.blocks))
 
-    @block("shifted_attention", "x: B T D, k: B T E, v: B T F -> B T D", branch=True, sees={"k": "mask", "v": "mask"},
-           source="a test")  # fmt: skip
+    @block("shifted_attention", "x: B T D, k: B T E, v: B T F -> B T D", **DECLARED)
     class ShiftedAttention(SharedAttention):
         """Attention whose keys depend on a weight of the layer."""
 
         def keys(self, k_BGSK, span_S):
             return super().keys(k_BGSK + self.out.bias[0], span_S)
 
-    net = two_layers({"block": "shifted_attention"}, {"block": "shifted_attention"})
+    @block("exchanged_attention", "x: B T D, v: B T F, k: B T E -> B T D", **DECLARED)
+    class ExchangedAttention(SharedAttention):
+        """Attention whose ports have another order."""
+
+        describe_caches = SharedAttention.describe_caches
+
+        def __init__(self, D: int, F: int, E: int, **options: Any) -> None:
+            super().__init__(D, E, F, **options)
+
+        def forward(self, x_BTD, v_BTF, k_BTE, *, keep_BT, right_padded_T=True):
+            return super().forward(x_BTD, k_BTE, v_BTF, keep_BT=keep_BT, right_padded_T=right_padded_T)
+
+    @block("plain_attention", "x: B T D, k: B T E, v: B T F -> B T D", **DECLARED)
+    class PlainAttention(SharedAttention):
+        """Attention with a shorter text."""
+
+        def describe_caches(self) -> str:
+            return str(self.widths)
+
+    @block("doubled_attention", "x: B T D, k: B T E, v: B T F -> B T D", **DECLARED)
+    class DoubledAttention(SharedAttention):
+        """Attention with the same text and doubled keys."""
+
+        def keys(self, k_BGSK, span_S):
+            return 2 * super().keys(k_BGSK, span_S)
+
+        def describe_caches(self) -> str:
+            return str(self.widths)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        ({"block": "shifted_attention"}, {"block": "shifted_attention"}),
+        ({}, {"block": "exchanged_attention", "k": "value", "v": "key"}),
+        ({"block": "plain_attention", "position": None}, {"block": "doubled_attention", "position": None}),
+    ],
+    ids=["no text", "ports in another order", "equal texts of two classes"],
+)
+@torch.no_grad()
+def test_classes_that_store_something_else_have_separate_caches(others, layers):
+    net = two_layers(*layers)
     assert len(caches_of(incremental.start(net, {}, LENGTH, sentences=3))) == 4
     expect_steps(net, {"tgt": torch.randint(1, VOCAB, (3, LENGTH))}, (0, 3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda attention: setattr(attention.k_norm, "eps", 0.5),
+        lambda attention: setattr(attention.position, "base", 100.0),
+        lambda attention: setattr(attention, "k_norm", nn.Identity()),
+    ],
+    ids=["an argument of a norm", "the base of a position", "another norm"],
+)
+@torch.no_grad()
+def test_a_layer_that_is_changed_after_it_is_built_has_separate_caches(change):
+    net = two_layers(FIXED_NORM, FIXED_NORM)
+    change(next(call.block for call in net.output_calls if call.address == "two"))
+    assert len(caches_of(incremental.start(net, {}, LENGTH, sentences=3))) == 4
+    expect_steps(net, {"tgt": torch.randint(1, VOCAB, (3, LENGTH))}, (0, 3))
+
+
+@torch.no_grad()
+def test_caches_are_started_without_a_hook_on_the_weights_which_fsdp2_uses_to_shard_again():
+    net = two_layers(NORM, NORM)
+    called = []
+    for module in net.modules():
+        module.register_state_dict_pre_hook(lambda *_: called.append(1))
+    incremental.start(net, {}, LENGTH, sentences=3)
+    assert not called
 
 
 class Allocations(TorchDispatchMode):

@@ -62,13 +62,19 @@ def test_two_sizes_of_equal_compute_and_sizes_of_other_models_make_no_profile():
     assert find_profiles(fit_ladder(points, ["a", "b"])) == {}
 
 
+def test_two_sizes_that_a_law_takes_for_one_make_no_profile_with_a_third():
+    points = points_of([5, 10, 20]) + points_of([5, 10, 20], sizes=[10_000])
+    assert equal_computes(points)
+    assert find_profiles(fit_ladder(points, ["a"])) == {}
+
+
 def test_curves_are_parabolas_in_log_size_through_the_means_of_seeds():
     points = points_of([2.5, 10, 40], "a") + points_of([2.5, 10, 40], "b") + points_of([5, 10, 20], "c")
     fit = fit_ladder(points, ["a", "b", "c"])
     drawn = draw_isoflops(Ladder(fit, None, []))
     assert [panel.get_title() for panel in drawn.axes] == ["a", "b"]
     for panel in drawn.axes:
-        assert len(panel.lines) == len(panel.collections) == len(panel.texts) == 3
+        assert len(panel.lines) == len(panel.collections) == len(panel.get_legend().texts) == 3
         for level, (curve, marked) in enumerate(zip(panel.lines, panel.collections, strict=True)):
             known = {}
             for size, loss in marked.get_offsets():
@@ -85,7 +91,7 @@ def test_curves_are_parabolas_in_log_size_through_the_means_of_seeds():
             operations = fmean(
                 6 * p.parameters * p.tokens for p in points if p.model == "a" and p.loss in _losses(known)
             )
-            assert panel.texts[level].get_text() == f"{operations:.2g}"
+            assert panel.get_legend().texts[level].get_text() == f"{operations:.2g}"
 
 
 def _losses(known):

@@ -13,7 +13,7 @@ from tfm_blocks.blocks.layers.dot_product import AttentionMask, Span, Widths, se
 from tfm_blocks.blocks.layers.linear import Linear
 from tfm_blocks.blocks.layers.multi_head import Bias, Heads, MultiHead
 from tfm_blocks.blocks.layers.state import CacheShape, State
-from tfm_blocks.registry.blocks import REGISTRY, block
+from tfm_blocks.registry.blocks import block
 from tfm_blocks.registry.values import Position
 
 
@@ -104,16 +104,17 @@ class SharedAttention(ReadsHeads):
     ) -> None:
         groups = heads if kv_heads is None else kv_heads
         super().__init__(D, None, Widths(heads, groups, E // groups, F // groups), mask, position, **options)
-        self.parts = {"position": position, **options}
 
     def describe_caches(self) -> str:
         """Return a text of all that acts on cached keys and values: widths, arguments, and identities of weights."""
-        used = {"position": self.position if self.rotates else None, "qk_norm": self.k_norm, "v_norm": self.v_norm}
-        modules = {name: module for name, module in used.items() if module is not None}
-        weights = [weight for module in modules.values() for weight in module.state_dict(keep_vars=True).values()]
-        parts = {name: REGISTRY.complete(self.parts[name]) for name in modules}
-        kind = self.qk_norm_kind if "qk_norm" in modules else None
-        return str((self.widths, self.clip_qkv, kind, parts, [id(weight) for weight in (self.k_gain, *weights)]))
+        parts = [part for part in (self.position if self.rotates else None, self.k_norm, self.v_norm) if part]
+        modules = [module for part in parts for module in part.modules()]
+        settings = [{key: value for key, value in vars(module).items() if key[0] != "_"} for module in modules]
+        weights = [weight for module in modules for weight in (*module.parameters(False), *module.buffers(False))]
+        order = self.qk_norm_kind if self.k_norm else None
+        kinds = [(name, type(part)) for name, part in self.named_modules() if part in modules]
+        identities = [id(weight) for weight in (self.k_gain, *weights)]
+        return str((self.widths, self.clip_qkv, order, kinds, settings, identities))
 
     def _make_projections(self, D: int, E: int | None, bias: Bias) -> None:
         self.q = Linear(D, self.widths.maps[0], bias=bias not in (False, "out"), heads=(self.widths.heads,))

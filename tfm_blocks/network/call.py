@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tfm_blocks.blocks.layers import rounding
 from tfm_blocks.blocks.layers.add_norm import Add, Branch, DropPath, Gain, Scale, Steps
 from tfm_blocks.blocks.layers.linear import Dropout, StackedMaps
-from tfm_blocks.blocks.layers.state import SharesCaches, Stepping, apply_order, reading_order, restore_order
+from tfm_blocks.blocks.layers.state import Stepping, apply_order, reading_order, restore_order
 from tfm_blocks.language.spec import Axis, Node, Shape, Spec, Step
 from tfm_blocks.registry.blocks import REGISTRY, BlockInfo
 from tfm_blocks.registry.signature import KEEP, RIGHT_PADDED
@@ -95,10 +95,16 @@ class Call:
 
     @property
     def cache_key(self) -> str:
-        """Return a text that is equal for calls whose caches have equal contents; or the address."""
-        if "describe_caches" not in vars(type(self.block)):  # a subclass may store something else
+        """Return a text that is equal for calls whose caches have equal contents; or the address.
+
+        The method `describe_caches` of a block says that it has no state except caches, whose contents depend only on
+        its ports after the first and on the constants in the text that it returns.
+        """
+        describe = vars(type(self.block)).get("describe_caches")  # not inherited: a subclass may store something else
+        if describe is None:
             return self.address
-        return str(([port.addresses for port in self.ports[1:]], cast(SharesCaches, self.block).describe_caches()))
+        read = [(port.parameter, port.addresses) for port in self.ports[1:]]
+        return str((describe, read, describe(self.block)))
 
     @property
     def own_parameters(self) -> list[nn.Parameter]:

@@ -6,6 +6,7 @@ sizes that were trained with the same compute.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -33,7 +34,7 @@ def find_profiles(fit: LadderFit) -> dict[str, list[list[Rung]]]:
         own, start = _rungs_by_compute(fit, model), 0
         while start < len(own):
             level = [rung for rung in own[start:] if _compute(rung) < ALIKE * _compute(own[start])]
-            is_profile = len({rung[0].parameters for rung in level}) >= FEWEST
+            is_profile = len({_size(rung) for rung in level}) >= FEWEST
             if is_profile:
                 profiles.setdefault(model, []).append(level)
             start += len(level) if is_profile else 1
@@ -48,10 +49,16 @@ def _compute(rung: Rung) -> float:
     return fmean(point.compute for point in rung)
 
 
+def _size(rung: Rung) -> float:
+    """Return log N; sizes are equal to the law if these are equal."""
+    return round(math.log(rung[0].parameters), 2)
+
+
 def profile_notes(fit: LadderFit) -> Iterator[str]:
     """Yield for each model without a profile the numbers of tokens that would give it one."""
+    profiles = find_profiles(fit)
     for model in fit.models:
-        if model not in find_profiles(fit):
+        if model not in profiles:
             compute, lengths = _missing_lengths(_rungs_by_compute(fit, model))
             runs = " and ".join(
                 f"{parameters:,.0f} parameters for {tokens:,.0f} tokens" for parameters, tokens in lengths
@@ -68,13 +75,14 @@ def _missing_lengths(own: Sequence[Rung]) -> tuple[float, list[tuple[float, floa
     The profile has FEWEST neighbouring sizes and the compute of a run. It needs the fewest further runs. Of several
     such profiles, it is one whose runs are not shorter than all others, in tokens per parameter, and the cheapest.
     """
-    sizes = sorted({rung[0].parameters for rung in own})
+    sizes = sorted({_size(rung): rung[0].parameters for rung in own}.items())
     shortest = min(point.tokens / point.parameters for rung in own for point in rung)
     choices = []
     for compute in map(_compute, own):
-        reached = {rung[0].parameters for rung in own if compute <= _compute(rung) < ALIKE * compute}
+        reached = {_size(rung) for rung in own if compute <= _compute(rung) < ALIKE * compute}
         for start in range(len(sizes) - FEWEST + 1):
-            missing = [(size, compute / 6 / size) for size in sizes[start : start + FEWEST] if size not in reached]
+            needed = sizes[start : start + FEWEST]
+            missing = [(size, compute / 6 / size) for logarithm, size in needed if logarithm not in reached]
             is_short = any(ALIKE * tokens / size < shortest for size, tokens in missing)
             choices.append((len(missing), is_short, compute, missing))
     *_, compute, missing = min(choices)
@@ -93,7 +101,7 @@ def draw_isoflops(ladder: Ladder) -> Figure:
     for panel, (model, levels) in zip(axes, profiles.items(), strict=True):
         _draw_panel(panel, levels)
         panel.set_title(model)
-    drawn.supxlabel("parameters without embeddings\n(next to each curve: its operations, 6 N D)", fontsize=7)
+    drawn.supxlabel("parameters without embeddings", fontsize=7)
     drawn.supylabel(ladder.axis_label, fontsize=7)
     return drawn
 
@@ -107,9 +115,8 @@ def _draw_panel(panel: Axes, levels: Sequence[Sequence[Rung]]) -> None:
         parabola = np.polynomial.Polynomial.fit(np.log(sizes), losses, 2)
         curve = np.geomspace(min(sizes), max(sizes), 60)
         panel.scatter(sizes, losses, s=6, color=style["color"], marker=marker)
-        panel.plot(curve, parabola(np.log(curve)), **style)
-        end, label = (curve[-1], parabola(np.log(curve[-1]))), f"{fmean(map(_compute, level)):.2g}"
-        panel.annotate(label, end, (4, 0), textcoords="offset points", va="center", annotation_clip=False)
+        panel.plot(curve, parabola(np.log(curve)), label=f"{fmean(map(_compute, level)):.2g}", **style)
+    panel.legend(title="operations, 6 N D")
     shown = sorted({rung[0].parameters for level in levels for rung in level})
     panel.set_xscale("log")
     panel.minorticks_off()

@@ -131,17 +131,6 @@ class Prefilling(Protocol):
         """Return the outputs of P steps, and the state after them."""
 
 
-class SharesCaches(Protocol):
-    """A block without state except caches, whose contents depend only on its ports after the first and on constants.
-
-    Calls with equal contents share their caches, and each of them writes. Subclasses do not inherit this, because they
-    may store something else.
-    """
-
-    def describe_caches(self) -> str:
-        """Return a text of the constants: arguments, and identities of weights."""
-
-
 @runtime_checkable
 class HasAttentionWeights(Protocol):
     """A block with attention weights."""
