@@ -21,6 +21,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Work
+from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _DummyBackendModule, _DummyDeviceGuard, _DummyPrivateUse1Hook
 
 NAME = "pretend"
@@ -292,6 +293,7 @@ def register() -> torch.device:
         kernels.impl(overload, _arange, "PrivateUse1")
     for name in CAST:
         kernels.impl(name, _under_autocast(getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
+    _device_constructors()  # its cache has the functions of torch, which read the device of a `with` statement
     torch.tensor, torch.as_tensor = _from_numbers(torch.tensor), _from_numbers(torch.as_tensor)
     LIBRARIES.extend((fallbacks, kernels))
     return torch.device(NAME, 0)

@@ -191,6 +191,11 @@ def test_each_tensor_from_the_host_is_recorded(fault: str) -> None:
     assert traffic.sends and not traffic.reads
 
 
+def test_numbers_are_on_the_device_of_a_with_statement() -> None:
+    with torch.device("meta"):
+        assert torch.tensor([1, 2]).is_meta and torch.as_tensor([1, 2]).is_meta
+
+
 @pytest.mark.parametrize("other", [torch.ones(3, 4), torch.tensor([True, False, True])], ids=["values", "a mask"])
 def test_tensors_of_two_devices_do_not_mix(other: Tensor) -> None:
     x_BN = pretend.there(torch.ones(3, 4))

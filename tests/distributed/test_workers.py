@@ -31,6 +31,7 @@ class Inside(IterableDataset[Facts]):
 @pytest.mark.grid
 def test_workers_come_from_a_fork_server_that_ends_with_the_run() -> None:
     server: Any = forkserver._forkserver
+    server._stop()  # an earlier sweep in this process may have started it, with other modules
     with fork_server_restored():
         pid = server._forkserver_pid
     assert pid == server._forkserver_pid

@@ -313,6 +313,6 @@ def hash_to_experts(vocab: int, experts: int, top_k: int, seed: int) -> Tensor:
     for shift, factor in ((16, 2246822507), (13, 3266489909), (16, 1)):
         hash_V = ((hash_V ^ (hash_V >> shift)) * factor) & low
     # a stride that has no divisor in common with the number of experts visits every expert once
-    strides = hash_V.new_tensor([stride for stride in range(1, experts + 1) if math.gcd(stride, experts) == 1])
+    strides = torch.tensor([stride for stride in range(1, experts + 1) if math.gcd(stride, experts) == 1])
     stride_V = strides[hash_V // experts % len(strides)]
     return (hash_V[:, None] + torch.arange(top_k) * stride_V[:, None]) % experts
