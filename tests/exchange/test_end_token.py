@@ -37,6 +37,14 @@ def test_a_decoder_without_an_end_takes_the_one_of_its_tokenizer(eos, tmp_path):
     expect_restored(tmp_path)
 
 
+def test_a_setting_without_a_value_hides_no_token_of_the_older_file(tmp_path):
+    unended(tmp_path / "theirs", {"eos_token": None})
+    (tmp_path / "theirs" / "special_tokens_map.json").write_text('{"eos_token": "w35"}')
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    expected = AutoTokenizer.from_pretrained(tmp_path / "theirs").eos_token_id
+    assert tfm.load(tmp_path / "run").tokenizer.vocabulary.eos == expected == 35
+
+
 def test_the_end_of_the_settings_of_generation_comes_before_that_of_the_tokenizer(tmp_path):
     unended(tmp_path / "theirs", {"eos_token": "w36"}, {"eos_token_id": 5})
     import_folder(tmp_path / "theirs", tmp_path / "run")

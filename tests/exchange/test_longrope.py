@@ -158,6 +158,10 @@ def config_of(**changes):
         ({"eps": 1e-3}, ROPE),
         ({"base": 50.0}, {**ROPE, "rope_theta": 50.0, "long_factor": LISTS["short_factor"]}),
         ({"max_length": None}, {**ROPE, "long_factor": LISTS["short_factor"]}),
+        *(
+            ({"factors": numbers}, {**ROPE, **{key: [1.0, 1.5, 2.0] for key in LISTS}})
+            for numbers in ("1 3/2 2", [1, 1.5, 2])
+        ),
         ({"rope": "rotary", "factor": 1.0}, {"rope_type": "default", "rope_theta": 100.0}),
     ],
 )
@@ -167,6 +171,14 @@ def test_a_further_trained_model_keeps_both_lists_unless_its_positions_change(kn
     changed = with_knobs(config, stated, replace(stated, knobs={**stated.sizes, **knobs}))
     theirs = Phi3Config.from_dict(changed)
     assert theirs.rope_parameters.items() >= expected.items()
+
+
+@pytest.mark.parametrize("value", ["x", [1], 5])
+def test_a_key_with_the_name_of_a_knob_is_unknown_and_not_the_knob(value):
+    with pytest.raises(RunError) as error:
+        read_published(families()["phi3"], config_of(d_head=value), {}, 10**6, "config.json")
+    (problem,) = error.value.problems
+    assert problem.address == "config.json: d_head" and problem.rule.startswith("has no counterpart")
 
 
 def test_equal_lists_have_no_bound():

@@ -182,11 +182,12 @@ class _Reader:
     def knobs(self, tensors: int) -> dict[str, Any]:
         defaults = knob_defaults(self.family.model, self.family.config_dir)
         knobs: dict[str, Any] = {}
+        keys = {key: value for key, value in self.flat.items() if key not in defaults}  # a knob's name is no key
         for row in self.rows:
             key = next((key for key in row.keys if self.flat.get(key) is not None), None)
             try:
                 stated = None if any(name in self.flat for name in row.keys) else MISSING
-                value = row.to_knob(self.flat[key] if key else stated, ChainMap(knobs, self.flat))
+                value = row.to_knob(self.flat[key] if key else stated, ChainMap(knobs, keys))
                 default = None if row.each and isinstance(value, str) else defaults[row.knob]
                 numeric = type(default) in (int, float) and not (value is None and row.missing is None)
                 if numeric and type(value) not in (int, float):

@@ -123,6 +123,7 @@ def _named_tokens(files: Mapping[str, bytes]) -> dict[str, Any]:
         key: value
         for name in ("special_tokens_map.json", "tokenizer_config.json")
         for key, value in json.loads(files.get(name, b"{}")).items()
+        if value is not None
     }
 
 

@@ -12,6 +12,7 @@ import yaml
 from tfm_blocks.blocks.rotary import FACTORS
 from tfm_blocks.errors import config_error, shown
 from tfm_blocks.exchange.family import MISSING, SEPARATOR, Config, ConfigRow, Knobs, config_row
+from tfm_blocks.registry.expression import evaluate
 
 TYPE = ("rope_parameters.rope_type", "rope_scaling.rope_type", "rope_scaling.type")
 OUTER = ("rope_parameters", "rope_scaling")
@@ -36,7 +37,9 @@ class FactorsRow(ConfigRow):
         return " ".join(repr(float(factor)) for factor in value)
 
     def to_published(self, knobs: Knobs) -> list[float]:
-        numbers = [float(number) for number in str(knobs["factors"]).split()]
+        factors = knobs["factors"]
+        texts = factors if isinstance(factors, list) else str(factors).split()
+        numbers = [float(evaluate(str(text), knobs.__getitem__)) for text in texts]
         return numbers if len(numbers) > 1 else numbers * int(_pairs(knobs))
 
 
@@ -61,10 +64,11 @@ def with_long_factors(config: Config) -> dict[str, Any]:
 
 def _pairs(knobs: Knobs) -> float:
     """Return the number of pairs of a head that are rotated."""
-    width, heads = knobs.get("d_model"), knobs.get("heads")
-    d_head = knobs.get("d_head") or (width // heads if width and heads else None)
-    if d_head is None:
-        raise ValueError("has no counterpart in a model without the knobs d_model and heads, or d_head")
+    width, heads, d_head = (knobs.get(name) for name in ("d_model", "heads", "d_head"))
+    if d_head is None and type(width) is int and type(heads) is int:
+        d_head = width // heads
+    if type(d_head) is not int:
+        raise ValueError("has no counterpart in a model without numbers for the knobs d_model and heads, or d_head")
     return float(d_head * knobs.get("share", 1) // 2)
 
 

@@ -130,7 +130,7 @@ class Args:
         try:
             if kind.numeric and (isinstance(value, str) or type(value) is int):
                 value = self.evaluate(value)
-            if kind.element and kind.element.numeric and type(value) in (str, int, float):  # a knob holds no list
+            if kind.element and kind.element.numeric and type(value) in (str, int, float):  # a text
                 value = [self.evaluate(number) for number in str(value).split()]
             return convert(value, kind)
         except ArgumentError:
