@@ -316,9 +316,9 @@ def _number(value: Any, knobs: Knobs) -> Any:
 def _lookup(knobs: Knobs, name: str) -> int | float:
     """Return a number in arithmetic: a knob, or a key of config.json. Raises ValueError if it is not a number."""
     value = knobs.get(name)
-    if type(value) not in (int, float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"is missing, and {name}, which would replace it, is {_written(value)}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _written(value: Any) -> str:
