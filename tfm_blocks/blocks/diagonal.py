@@ -207,4 +207,5 @@ class RGLRU(Recurrence):
     def _gate(self, x_BTD: Tensor, weight_HKK: Tensor, bias_D: Tensor) -> Tensor:
         """Return σ(x W + b), where W maps each part of the width to itself."""
         x_BTHK = torch.unflatten(x_BTD, 2, (len(weight_HKK), -1))
-        return torch.sigmoid((x_BTHK[..., None, :] @ weight_HKK.to(x_BTD.dtype)).flatten(2) + bias_D.to(x_BTD.dtype))
+        gate_BTHK = torch.einsum("bthk,hkl->bthl", x_BTHK, weight_HKK.to(x_BTD.dtype))
+        return torch.sigmoid(gate_BTHK.flatten(2) + bias_D.to(x_BTD.dtype))
