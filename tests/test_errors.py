@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfm_blocks.errors import ConfigError, Place, Problem, cut, printable, shown
+from tfm_blocks.errors import ConfigError, Place, Problem, cut, printable, shown, suggest
 
 LONG = ["x" * 5000, list(range(5000)), {"a": "\n" * 5000}, 10**5000, [10**5000], 2**300]
 
@@ -56,3 +56,11 @@ def test_a_control_character_is_printed_as_an_escape(letter):
 
 def test_letters_of_any_script_line_breaks_and_tabs_are_printed_as_they_are():
     assert printable("größe →\t日本\n\xa0»") == "größe →\t日本\n\xa0»"
+
+
+def test_a_suggested_name_with_a_comma_is_in_quotes():
+    names = ["attention", "attention, rotary", "lstm"]
+    assert (
+        suggest("attention, rotay", names)
+        == 'did you mean "attention, rotary"? one of: attention, "attention, rotary", lstm'
+    )

@@ -225,12 +225,16 @@ def file_error(error: OSError, place: str) -> RunError | None:
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """Return `did you mean heads?` if an option is similar, followed by the first twenty options."""
+    """Return `did you mean heads?` if an option is similar, followed by the first twenty options.
+
+    An option that contains a comma is in quotes.
+    """
     known = sorted(set(options))
     matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     matches.sort(key=lambda option: option[:1] != name[:1])  # typing errors rarely affect the first letter
-    listed = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
-    hint = f"did you mean {matches[0]}? " if matches else ""
+    quoted = {option: f'"{option}"' if "," in option else option for option in known}
+    listed = ", ".join(list(quoted.values())[:20]) + (", …" if len(known) > 20 else "")
+    hint = f"did you mean {quoted[matches[0]]}? " if matches else ""
     return f"{hint}one of: {listed}" if known else hint.strip()
 
 
